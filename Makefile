@@ -1,0 +1,50 @@
+# Every chore, the same for people and for CI. Needs only Python 3.11+ and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+JOBS ?= auto
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all check format bench clean
+
+help:            ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## ?/\t/' | expand -t 12
+
+demo: $(VENV)/.core   ## a mixed 16-GPU cluster under a preempted link: the main job, on bundled files
+	$(BIN)/argosy demo
+
+test: $(VENV)/.test   ## the test suite
+	$(BIN)/python -m pytest -n $(JOBS) -m "not exhaustive"
+
+test-all: $(VENV)/.test   ## the test suite with the exhaustive matrices
+	$(BIN)/python -m pytest -n $(JOBS)
+
+check: $(VENV)/.check $(VENV)/.test   ## ruff and strict mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.check   ## rewrite the sources in the one style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.bench   ## every benchmark, printed as ratios against a baseline of the same run
+	$(BIN)/python -m benchmarks
+
+clean:           ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "argosy needs Python 3.11 or newer; found $$($(PYTHON) --version). Set PYTHON=python3.11"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: $(VENV)/bin/python pyproject.toml
+	@echo "installing argosy into $(VENV)"
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.test $(VENV)/.check $(VENV)/.bench: $(VENV)/.%: $(VENV)/.core
+	@echo "installing what '$*' needs into $(VENV)"
+	$(PIP) -e '.[$*]'
+	@touch $@

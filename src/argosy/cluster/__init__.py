@@ -1,0 +1,1 @@
+"""On what it is computed: devices, multi-edge links, and how both change over time."""

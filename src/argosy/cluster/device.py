@@ -1,0 +1,58 @@
+"""Device kinds (what a datasheet says) and devices (one of them in a node of a cluster)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from argosy.cluster.trace import Trace
+from argosy.dtype import Dtype
+from argosy.errors import bad_input
+from argosy.units import SIZE
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceKind:
+    """A model of accelerator, as its maker describes it."""
+
+    name: str
+    vendor: str
+    memory: float
+    """Bytes."""
+    memory_bandwidth: float
+    """Bytes/s."""
+    flops: tuple[tuple[Dtype, float], ...]
+    """Dense matrix FLOP/s per dtype, without structured sparsity; a dtype that is missing is not supported."""
+    source: str
+    """Where the figures come from."""
+
+    def peak(self, dtype: Dtype) -> float:
+        """Dense FLOP/s for ``dtype``. A kind without tf32 multiplies tf32 at its fp32 rate."""
+        rates = dict(self.flops)
+        if dtype is Dtype.TF32 and dtype not in rates:
+            dtype = Dtype.FP32
+        if dtype not in rates:
+            known = ", ".join(sorted(rates))
+            raise bad_input(f"a dtype that {self.name} has ({known})", str(dtype), where="dtype")
+        return rates[dtype]
+
+    def __repr__(self) -> str:
+        return f"{self.name} ({self.vendor}, {SIZE.format(self.memory, digits=3)})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One accelerator of a cluster."""
+
+    name: str
+    """Node and index: ``v1.2``."""
+    node: str
+    kind: DeviceKind
+    efficiency: float = 1.0
+    """This device's own share of what its kind usually reaches."""
+    price_per_hour: float = 0.0
+    """Currency units, whatever the user counts in."""
+    speed: Trace = Trace.constant(1.0)
+    """Over time, relative to full speed; 0 = lost."""
+
+    def __repr__(self) -> str:
+        return f"{self.name} ({self.kind.name})"

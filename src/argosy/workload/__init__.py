@@ -1,0 +1,1 @@
+"""What is to be computed: layer chains from configs, presets and measured profiles."""

@@ -1,0 +1,95 @@
+"""A model as a chain of layers: what each computes, keeps, and hands to the next.
+
+All amounts are for one sample (one sequence, one image) at the chain's own sequence length and dtype, so a micro-batch of
+n samples costs n times as much. Parameters do not depend on the batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import cached_property
+
+from argosy.dtype import Dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One layer of a chain: the smallest piece that a pipeline stage may begin or end with."""
+
+    name: str
+    kind: str
+    """What it is: ``embedding``, ``block``, ``head``, ``conv``, ... Layers of one kind and shape cost the same."""
+    forward_flop: float
+    """Per sample; 0 where only measured times are known."""
+    backward_flop: float
+    """Per sample, both gradients; 2x forward for matrix products."""
+    parameters: int
+    """Number of weights this layer holds, tied ones not counted (see ``tied_to``)."""
+    activation_bytes: float
+    """Per sample: kept from this layer's forward to its backward, its input included."""
+    output_bytes: float
+    """Per sample: handed to the next layer; crosses the network where a stage ends here."""
+    selective_bytes: float = 0.0
+    """Per sample: the part of ``activation_bytes`` that selective recomputation drops."""
+    selective_flop: float = 0.0
+    """Per sample: what selective recomputation computes again."""
+    reduced_bytes: float = 0.0
+    """Per sample: payload that a tensor-parallel group all-reduces in one forward (and again in one backward)."""
+    active_parameters: int | None = None
+    """Weights that one token meets; fewer than ``parameters`` in a mixture of experts. None: all of them."""
+    expert_parameters: int = 0
+    """The part of ``parameters`` that sits in experts."""
+    num_experts: int = 0
+    max_tensor_width: int = 1
+    """Largest number of devices that tensor parallelism can split this layer over (its attention heads)."""
+    tied_to: int | None = None
+    """Index of the layer whose weights this one shares."""
+    tied_parameters: int = 0
+    """Number of weights shared with ``tied_to``."""
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.parameters / 1e6:.4g} M parameters, {self.forward_flop / 1e9:.4g} GFLOP forward"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """A model, layer by layer, at one sequence length and dtype."""
+
+    name: str
+    layers: tuple[Layer, ...]
+    sequence_length: int
+    """Tokens per sample; 1 where a sample is not a sequence."""
+    dtype: Dtype
+    optimizer: str = "adamw"
+    source: str = ""
+    """Where the figures come from."""
+
+    @cached_property
+    def parameters(self) -> int:
+        """Number of weights; tied ones counted once."""
+        return sum(layer.parameters for layer in self.layers)
+
+    @cached_property
+    def forward_flop(self) -> float:
+        """Per sample."""
+        return sum(layer.forward_flop for layer in self.layers)
+
+    def runs(self) -> list[tuple[Layer, int]]:
+        """Consecutive layers that differ only in name, with how many there are.
+
+        A 32-layer transformer is [(embedding, 1), (block, 32), (head, 1)].
+        """
+        keyed = itertools.groupby(self.layers, key=lambda layer: (layer.kind, _shape(layer)))
+        groups = [list(group) for _, group in keyed]
+        return [(group[0], len(group)) for group in groups]
+
+    def __repr__(self) -> str:
+        return (
+            f"{self.name}: {len(self.layers)} layers, {self.parameters / 1e9:.4g} B parameters, "
+            f"sequence {self.sequence_length}, {self.dtype}"
+        )
+
+
+def _shape(layer: Layer) -> tuple[object, ...]:
+    return tuple(value for name, value in vars(layer).items() if name not in ("name", "tied_to"))
