@@ -1,36 +1,37 @@
 """Text with a unit to SI floats, and back: ``"25 Gbit/s"`` is 3.125e9 bytes/s.
 
-Inside Argosy a size is in bytes, a rate in bytes/s, a time in seconds and a compute rate in FLOP/s. Units exist only
-while parsing and printing. Four kinds of quantity, one ``Quantity`` each:
+Inside Argosy a size is in bytes, a rate in bytes/s, a time in seconds and a compute rate in FLOP/s. Units
+exist only while parsing and printing. Four kinds of quantity, one ``Quantity`` each:
 
-    SIZE      B kB MB GB TB PB (powers of 1000), KiB MiB GiB TiB PiB (powers of 1024), bit kbit Mbit Gbit Tbit
+    SIZE      B kB MB GB TB PB (powers of 1000), KiB MiB GiB TiB PiB (powers of 1024),
+              bit kbit Mbit Gbit Tbit, Kibit Mibit Gibit Tibit
     RATE      any size per second: GB/s, GiB/s, Gbit/s
     TIME      ns us ms s min h d
     COMPUTE   FLOP/s with k M G T P E
 
-What is ambiguous is refused with a suggestion instead of guessed: a lone ``b`` ("25 Gb/s") may mean bits or bytes,
-``Gbps`` likewise, a bare number has no unit at all.
+What is ambiguous is refused with a suggestion instead of guessed: a lone ``b`` ("25 Gb/s") may mean bits or
+bytes, ``Gbps`` likewise, a bare number has no unit at all.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Context, Decimal, localcontext
 
 from argosy.errors import Mismatch
 
-_NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*$")
+_NUMBER = re.compile(r"\s*([+-]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(.*?)\s*$")
 
 _DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 
-_SIZES = (
-    {f"{prefix}B": Decimal(factor) for prefix, factor in (_DECIMAL | _BINARY).items() if prefix != "E"}
-    | {f"{prefix}bit": Decimal(factor) / 8 for prefix, factor in (_DECIMAL | _BINARY).items() if prefix not in "EP"}
-    | {"bit": Decimal(1) / 8}
-)
+_PREFIXES = {prefix: Decimal(factor) for prefix, factor in (_DECIMAL | _BINARY).items()}
+_BYTES = {f"{prefix}B": factor for prefix, factor in _PREFIXES.items() if prefix != "E"}
+_BITS = {f"{prefix}bit": factor / 8 for prefix, factor in _PREFIXES.items() if prefix not in ("P", "E", "Pi")}
+_SIZES = _BYTES | _BITS
 _TIMES = {
     "ns": Decimal("1e-9"),
     "us": Decimal("1e-6"),
@@ -40,6 +41,35 @@ _TIMES = {
     "h": Decimal(3600),
     "d": Decimal(86400),
 }
+
+_WRONG_SPELLINGS = {
+    "B": ("B",),
+    "b": ("bit", "B"),
+    "bit": ("bit",),
+    "bits": ("bit",),
+    "byte": ("B",),
+    "bytes": ("B",),
+    "flop": ("FLOP",),
+    "flops": ("FLOP",),
+    "s": ("s",),
+    "sec": ("s",),
+    "secs": ("s",),
+    "second": ("s",),
+    "seconds": ("s",),
+    "m": ("min", "ms"),
+    "mins": ("min",),
+    "minute": ("min",),
+    "minutes": ("min",),
+    "hr": ("h",),
+    "hrs": ("h",),
+    "hour": ("h",),
+    "hours": ("h",),
+    "day": ("d",),
+    "days": ("d",),
+}
+"""What people write after a prefix, and what they may mean; looked up as written, then in lower case."""
+
+_PER_SECOND = ("", "/s", "ps", "/sec", "/second", " per second")
 
 
 @dataclass(frozen=True)
@@ -63,73 +93,89 @@ class Quantity:
         >>> RATE.parse("25 Gbit/s"), SIZE.parse("80 GiB"), TIME.parse("30 us"), COMPUTE.parse("312 TFLOP/s")
         (3125000000.0, 85899345920.0, 3e-05, 312000000000000.0)
         """
-        if not isinstance(text, str):
-            raise Mismatch(text, self.expected, self._suggest_for_bare(text))
-        match = _NUMBER.match(text)
+        match = _NUMBER.match(text) if isinstance(text, str) else None
         if match is None:
-            raise Mismatch(text, self.expected)
-        number, unit = Decimal(match[1].replace("_", "")), match[2].replace("µ", "u").replace("μ", "u")
+            raise Mismatch(text, self.expected, self._suggest_unit(text))
+        digits, unit = match[1].replace("_", ""), match[2].replace("µ", "u").replace("μ", "u")
         if unit == "":
-            raise Mismatch(text, self.expected, self._suggest_for_bare(match[1]))
+            raise Mismatch(text, self.expected, self._suggest_unit(match[1]))
         factor = self.units.get(unit)
         if factor is None:
-            raise Mismatch(text, self.expected, self._suggest(match[1], unit))
-        value = float(number * factor)
-        if value < 0:
+            raise Mismatch(text, self.expected, self._suggest_spelling(match[1], unit))
+        if digits.startswith("-"):
             raise Mismatch(text, f"{self.expected}, not negative")
+        value = _product(digits, factor)
         if not math.isfinite(value):
-            raise Mismatch(text, f"{self.expected}, finite")
+            raise Mismatch(text, f"{self.expected}, within the range of a float")
         return value
 
     def format(self, value: float, *, digits: int | None = 4) -> str:
-        """Text for people with ``digits`` significant digits; ``digits=None`` writes a text that parses back exactly.
+        """Text for people with ``digits`` significant digits; with ``None`` one that parses back exactly.
 
         >>> RATE.format(3.125e9), TIME.format(0.0215), SIZE.format(2**33), COMPUTE.format(9.89e14)
         ('3.125 GB/s', '21.5 ms', '8 GiB', '989 TFLOP/s')
         >>> TIME.format(1 / 3, digits=None)
         '0.3333333333333333 s'
         """
+        value = float(value) + 0.0  # -0.0 is 0
         if digits is None:
             base = next(unit for unit, factor in self.units.items() if factor == 1)
             return f"{value!r} {base}"
         if not math.isfinite(value):
-            return "never" if self.name == "time" else str(value)
+            return "never" if self.name == "time" and value > 0 else str(value)
         unit = self.printed[0]
         for candidate in self.printed:
             if abs(value) >= float(self.units[candidate]) * (1 - 0.5 * 10.0**-digits):
                 unit = candidate
         return f"{_plain(value / float(self.units[unit]), digits)} {unit}"
 
-    def _suggest_for_bare(self, number: object) -> str | None:
-        if isinstance(number, bool):
-            return None
-        try:
-            float(str(number))
-        except ValueError:
+    def _suggest_unit(self, number: object) -> str | None:
+        """For a bare number, which has no unit at all."""
+        if isinstance(number, bool) or not _is_number(number):
             return None
         unit = self.example.split(" ", 1)[1]
         return f'a number needs its unit: did you mean "{number} {unit}"?'
 
-    def _suggest(self, number: str, unit: str) -> str | None:
-        meant = [known for known in self.units if known.lower() == unit.lower()]
-        per_second = "/s" if self.name in ("rate", "compute rate") else ""
-        bare = re.sub(r"(ps|/s|/sec|/second|s)$", "", unit)
-        prefix_b = re.fullmatch(r"([kKmMgGtTpP]i?)?([bB])", bare)
-        if self.name in ("size", "rate") and prefix_b:
-            prefix = (prefix_b[1] or "").replace("K", "k") if "i" not in (prefix_b[1] or "") else prefix_b[1]
-            prefix = prefix if prefix in ("k", "Ki") else prefix[:1].upper() + prefix[1:]
-            meant = [f"{prefix}bit{per_second}", f"{prefix}B{per_second}"]
-            if prefix_b[2] == "B" and self.name == "rate":
-                return f'write a rate per second: "{number} {meant[1]}"'
-            if prefix_b[2] == "B":
-                return f'did you mean "{number} {meant[1]}"?'
-            return f'"{unit}" could be bits or bytes: write "{number} {meant[0]}" or "{number} {meant[1]}"'
-        if self.name == "compute rate" and re.fullmatch(r"[kKmMgGtTpPeE]?flops?", bare + "s", re.IGNORECASE):
-            prefix = "" if bare.lower().startswith("flop") else bare[0].upper().replace("K", "k")
-            meant = [f"{prefix}FLOP/s"]
-        if meant:
-            return "did you mean " + " or ".join(f'"{number} {known}"' for known in meant) + "?"
-        return None
+    def _suggest_spelling(self, number: str, unit: str) -> str | None:
+        """For a unit that this quantity does not have."""
+        meant = [known for known in dict.fromkeys(_respelt(unit)) if known in self.units]
+        if not meant:
+            return None
+        choice = " or ".join(f'"{number} {known}"' for known in meant)
+        if len(meant) == 2 and self.name in ("size", "rate"):
+            return f'"{unit}" could be bits or bytes: write {choice}'
+        return f"did you mean {choice}?"
+
+
+def _respelt(unit: str) -> Iterator[str]:
+    """Everything that a wrongly spelt unit may stand for, whether or not it is a unit.
+
+    >>> sorted(RATE.units.keys() & set(_respelt("Gbps")))
+    ['GB/s', 'Gbit/s']
+    """
+    for ending in _PER_SECOND:
+        stem = unit.removesuffix(ending)
+        for cut in range(len(stem)):
+            prefix, word = stem[:cut], stem[cut:]
+            for symbol in _WRONG_SPELLINGS.get(word) or _WRONG_SPELLINGS.get(word.lower(), ()):
+                for known in (prefix + symbol, prefix.lower() + symbol, prefix.capitalize() + symbol):
+                    yield known
+                    yield f"{known}/s"
+
+
+def _product(digits: str, factor: Decimal) -> float:
+    """``digits`` times ``factor``, rounded once; infinity where that is out of range, zero apart."""
+    with localcontext(Context(traps=[])):
+        number = Decimal(digits)
+        value = float(number * factor)
+    return math.inf if value == 0 and number != 0 else value
+
+
+def _is_number(value: object) -> bool:
+    try:
+        return math.isfinite(float(str(value)))
+    except ValueError:
+        return False
 
 
 def _plain(value: float, digits: int) -> str:

@@ -1,7 +1,7 @@
 """A quantity that changes over time, as an exact step function: link bandwidth, link latency, device speed.
 
-A ``Trace`` v has knots 0 = T[0] < T[1] < ... and holds ``values[i]`` on [T[i], T[i+1]), the last one for ever. Work done
-since time 0 is the continuous, piecewise linear
+A ``Trace`` v has knots 0 = T[0] < T[1] < ... and holds ``values[i]`` on [T[i], T[i+1]), the last for ever.
+Work done since time 0 is the continuous, piecewise linear
 
     (1)  C(t) = integral of v from 0 to t,
 
@@ -9,8 +9,8 @@ so an amount x that starts at t0 is done at
 
     (2)  advance(t0, x) = the earliest t with C(t) = C(t0) + x,
 
-infinity if there is none. No time step is involved anywhere. For a link x is bytes and v bytes/s; for a device x is
-seconds of work at full speed and v its speed, 0 while it is lost.
+infinity if there is none. No time step is involved anywhere. For a link x is bytes and v bytes/s; for a
+device x is seconds of work at full speed and v its speed, 0 while it is lost.
 """
 
 from __future__ import annotations
@@ -42,11 +42,15 @@ class Trace:
 
     def __post_init__(self) -> None:
         if not self.times or len(self.times) != len(self.values):
-            raise bad_input("as many times as values, at least one", f"{len(self.times)} and {len(self.values)}")
+            raise bad_input(
+                "as many times as values, at least one", f"{len(self.times)} and {len(self.values)}"
+            )
         if self.times[0] != 0:
             raise bad_input("a trace that starts at 0 s", f"{self.times[0]} s")
-        if any(b <= a for a, b in itertools.pairwise(self.times)):
+        if any(not a < b for a, b in itertools.pairwise(self.times)):
             raise bad_input("strictly increasing times", "times that do not increase")
+        if self.times[-1] >= _FOREVER:
+            raise bad_input(f"times below {_FOREVER:g} s", f"{self.times[-1]} s")
         if any(not 0 <= value < math.inf for value in self.values):
             raise bad_input("finite values of at least 0", min(self.values))
 
@@ -110,6 +114,8 @@ class Trace:
             amount -= value * (end - now)
             now = end
             index += 1
+            if amount <= 0:  # by rounding: done at the knot, not after the outage that may begin there
+                return now
 
     def mean(self, start: float, end: float) -> float:
         """Average over an interval; the value itself where the interval is empty."""
@@ -131,13 +137,16 @@ class Trace:
 
     def _cumulative_at(self, time: float) -> float:
         index = max(bisect.bisect_right(self.times, time) - 1, 0)
-        return float(self.knots[1][index]) + self.values[index] * (time - self.times[index])
+        value = self.values[index]
+        return float(self.knots[1][index]) + (value * (time - self.times[index]) if value else 0.0)
 
     def __repr__(self) -> str:
         parts = [f"{v:g} until {t:g} s" for v, t in zip(self.values, self.times[1:], strict=False)]
         if len(parts) > 4:
             parts = [*parts[:2], f"... {len(parts) - 3} more", parts[-1]]
-        return f"Trace({', '.join([*parts, f'then {self.values[-1]:g}' if parts else f'{self.values[-1]:g}'])})"
+        return (
+            f"Trace({', '.join([*parts, f'then {self.values[-1]:g}' if parts else f'{self.values[-1]:g}'])})"
+        )
 
 
 def minimum(traces: Iterable[Trace]) -> Trace:

@@ -1,7 +1,7 @@
 """A model as a chain of layers: what each computes, keeps, and hands to the next.
 
-All amounts are for one sample (one sequence, one image) at the chain's own sequence length and dtype, so a micro-batch of
-n samples costs n times as much. Parameters do not depend on the batch.
+All amounts are for one sample (one sequence, one image) at the chain's own sequence length and dtype, so a
+micro-batch of n samples costs n times as much. Parameters do not depend on the batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Layer:
 
     name: str
     kind: str
-    """What it is: ``embedding``, ``block``, ``head``, ``conv``, ... Layers of one kind and shape cost the same."""
+    """What it is: ``embedding``, ``block``, ``head``, ... Layers of one kind and shape cost the same."""
     forward_flop: float
     """Per sample; 0 where only measured times are known."""
     backward_flop: float
@@ -35,7 +35,7 @@ class Layer:
     selective_flop: float = 0.0
     """Per sample: what selective recomputation computes again."""
     reduced_bytes: float = 0.0
-    """Per sample: payload that a tensor-parallel group all-reduces in one forward (and again in one backward)."""
+    """Per sample: what a tensor-parallel group all-reduces in one forward, and again in one backward."""
     active_parameters: int | None = None
     """Weights that one token meets; fewer than ``parameters`` in a mixture of experts. None: all of them."""
     expert_parameters: int = 0
@@ -49,7 +49,8 @@ class Layer:
     """Number of weights shared with ``tied_to``."""
 
     def __repr__(self) -> str:
-        return f"{self.name}: {self.parameters / 1e6:.4g} M parameters, {self.forward_flop / 1e9:.4g} GFLOP forward"
+        parameters, flop = self.parameters / 1e6, self.forward_flop / 1e9
+        return f"{self.name}: {parameters:.4g} M parameters, {flop:.4g} GFLOP forward"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,263 @@
+"""From the fields of a cluster file to a ``Cluster``: names expanded, references resolved, every wrong one reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from argosy.cluster.catalogue import device_kind
+from argosy.cluster.device import Device, DeviceKind
+from argosy.cluster.schema import ClusterSchema, NodeSchema
+from argosy.cluster.topology import Cluster, Link, Medium, Node, Wire
+from argosy.cluster.trace import Trace
+from argosy.document import Document, Location
+from argosy.errors import InputError, Mismatch, Problem, closest
+
+
+class Builder:
+    """Collects nodes, links and problems while walking a cluster file from top to bottom."""
+
+    def __init__(self, schema: ClusterSchema, document: Document) -> None:
+        self.schema = schema
+        self.document = document
+        self.problems: list[Problem] = []
+        self.nodes: list[Node] = []
+        self.devices: list[Device] = []
+        self.links: list[Link] = []
+        self.edges: dict[str, list[int]] = {}
+        self.kinds = {
+            kind.name: DeviceKind(
+                name=kind.name,
+                vendor=kind.vendor,
+                memory=kind.memory,
+                memory_bandwidth=kind.memory_bandwidth,
+                flops=tuple(sorted(kind.flops.items())),
+                source=kind.source,
+            )
+            for kind in schema.kinds
+        }
+
+    def build(self) -> Cluster:
+        conflicts: list[tuple[frozenset[int], ...]] = []
+        for index, node in enumerate(self.schema.nodes):
+            conflicts += self._add_nodes(node, ("nodes", index))
+        self._add_switches()
+        wires = self._add_wires()
+        shared = self._add_shared()
+        for index, names in enumerate(self.schema.conflicts):
+            place: Location = ("conflicts", index)
+            sides = [frozenset(self._edge(name, (*place, position))) for position, name in enumerate(names)]
+            if len(sides) < 2:
+                self._report(place, "at least two edges that conflict", names)
+            conflicts.append(tuple(sides))
+        self.raise_problems()
+        return Cluster(
+            name=self.schema.name,
+            nodes=tuple(self.nodes),
+            devices=tuple(self.devices),
+            links=tuple(self.links),
+            wires=tuple(wires),
+            conflicts=tuple(conflicts),
+            shared=tuple(shared),
+        )
+
+    def raise_problems(self) -> None:
+        if self.problems:
+            raise InputError(sorted(self.problems, key=lambda problem: problem.line or 0))
+
+    def _add_nodes(self, schema: NodeSchema, place: Location) -> list[tuple[frozenset[int], ...]]:
+        num_devices = sum(group.count for group in schema.devices)
+        if num_devices > 1 and not schema.intra:
+            self._report(
+                (*place, "intra"), f"at least one medium between the {num_devices} devices of a node"
+            )
+        media = [medium.medium for medium in schema.intra]
+        for position, medium in enumerate(media):
+            if medium in media[:position] or medium == "nic":
+                self._report(
+                    (*place, "intra", position, "medium"), "a name used once per node, not nic", medium
+                )
+        for position, names in enumerate(schema.conflicts):
+            unknown = next((name for name in names if name not in media), None)
+            if unknown is not None or len(names) < 2:
+                expected = f"at least two of the media {', '.join(media) or '(none)'}"
+                self._report((*place, "conflicts", position), expected, unknown or names)
+        conflicts = []
+        for index in range(schema.count):
+            node = self._add_node(schema, f"{schema.name}{index}", place)
+            by_medium = {medium.name: medium for medium in node.media}
+            for names in schema.conflicts:
+                if all(name in by_medium for name in names):
+                    conflicts += [
+                        _sides([by_medium[name] for name in names], at) for at in range(len(node.devices))
+                    ]
+        return conflicts
+
+    def _add_node(self, schema: NodeSchema, name: str, place: Location) -> Node:
+        if any(node.name == name for node in self.nodes):
+            self._report((*place, "name"), "nodes that differ in name plus index", name)
+        devices: list[str] = []
+        for position, group in enumerate(schema.devices):
+            try:
+                kind = self.kinds.get(group.kind) or device_kind(group.kind)
+            except Mismatch as error:
+                where = (*place, "devices", position, "kind")
+                if schema.name + "0" == name:
+                    self._report(where, error.expected, group.kind, error.suggestion)
+                continue
+            for _ in range(group.count):
+                device = Device(
+                    name=f"{name}.{len(devices)}",
+                    node=name,
+                    kind=kind,
+                    efficiency=group.efficiency,
+                    price_per_hour=group.price_per_hour,
+                )
+                self.devices.append(device)
+                devices.append(device.name)
+        media = tuple(
+            self._add_medium(name, devices, medium.medium, medium.bandwidth, medium.latency, medium.shared)
+            for medium in schema.intra
+        )
+        nic = None
+        if schema.nic is not None:
+            nic = self._add_edge(
+                f"{name}.nic", ("out", "in"), schema.nic.bandwidth * schema.nic.count, schema.nic.latency
+            )
+        node = Node(name=name, devices=tuple(devices), media=media, nic=nic)
+        self.nodes.append(node)
+        return node
+
+    def _add_medium(
+        self, node: str, devices: list[str], medium: str, bandwidth: float, latency: float, is_shared: bool
+    ) -> Medium:
+        edge = f"{node}.{medium}"
+        if is_shared:
+            link = self._add_link(edge, edge, bandwidth, latency)
+            return Medium(name=medium, outward=(link,) * len(devices), inward=(link,) * len(devices))
+        # Out and in are crossed one after the other, so each carries half of the medium's latency.
+        pairs = [
+            [
+                self._add_link(f"{device}.{medium}.{way}", edge, bandwidth, latency / 2)
+                for way in ("out", "in")
+            ]
+            for device in devices
+        ]
+        return Medium(
+            name=medium, outward=tuple(out for out, _ in pairs), inward=tuple(into for _, into in pairs)
+        )
+
+    def _add_switches(self) -> None:
+        names = {switch.name: switch for switch in self.schema.switches}
+        uplinks: dict[str, tuple[int, int]] = {}
+        home: dict[str, str] = {}
+        for index, switch in enumerate(self.schema.switches):
+            place: Location = ("switches", index)
+            uplink = switch.uplink
+            uplinks[switch.name] = self._add_edge(
+                f"{switch.name}.uplink", ("out", "in"), uplink.bandwidth, uplink.latency
+            )
+            if switch.parent is not None and switch.parent not in names:
+                expected = f"one of the switches {', '.join(sorted(names))}"
+                self._report((*place, "parent"), expected, switch.parent, closest(switch.parent, names))
+            for position, pattern in enumerate(switch.nodes):
+                for node in self._nodes(pattern, (*place, "nodes", position)):
+                    if node in home:
+                        self._report(
+                            (*place, "nodes", position), f"{node} under one switch, not also {home[node]}"
+                        )
+                    home[node] = switch.name
+        for index, node_value in enumerate(self.nodes):
+            chain: list[str] = []
+            above: str | None = home.get(node_value.name)
+            while above is not None and above in names and above not in chain:
+                chain.append(above)
+                above = names[above].parent
+            if above in chain:
+                self._report(("switches",), "switches whose parents form a tree", above)
+            self.nodes[index] = replace(node_value, uplinks=tuple(uplinks[name] for name in chain))
+
+    def _add_wires(self) -> list[Wire]:
+        wires = []
+        for index, link in enumerate(self.schema.links):
+            place: Location = ("links", index)
+            one, other = (
+                self._nodes(pattern, (*place, "between", at)) for at, pattern in enumerate(link.between)
+            )
+            if set(one) & set(other) and link.between[0] != link.between[1]:
+                self._report((*place, "between"), "two groups without a node in common", link.between)
+            name = link.name or (link.medium if link.medium not in self.edges else f"{link.medium}-{index}")
+            if name in self.edges:
+                self._report((*place, "name"), "a name that no other edge has", name)
+            forward, back = self._add_edge(name, ("forward", "back"), link.bandwidth, link.latency)
+            for added in (forward, back):
+                self.links[added] = replace(self.links[added], price_per_byte=link.price_per_gb / 1e9)
+            wires.append(
+                Wire(
+                    name=name,
+                    one=frozenset(one),
+                    other=frozenset(other),
+                    forward=forward,
+                    back=back,
+                    bypasses_nic=link.bypasses_nic,
+                )
+            )
+        return wires
+
+    def _add_shared(self) -> list[tuple[frozenset[int], int]]:
+        shared = []
+        for index, group in enumerate(self.schema.shared):
+            members = [
+                link
+                for position, edge in enumerate(group.edges)
+                for link in self._edge(edge, ("shared", index, "edges", position))
+            ]
+            if group.name in self.edges:
+                self._report(("shared", index, "name"), "a name that no other edge has", group.name)
+            shared.append((frozenset(members), self._add_link(group.name, group.name, group.bandwidth, 0.0)))
+        return shared
+
+    def _add_edge(
+        self, edge: str, ways: tuple[str, str], bandwidth: float, latency: float
+    ) -> tuple[int, int]:
+        one, other = (self._add_link(f"{edge}.{way}", edge, bandwidth, latency) for way in ways)
+        return one, other
+
+    def _add_link(self, name: str, edge: str, bandwidth: float, latency: float) -> int:
+        index = len(self.links)
+        self.links.append(
+            Link(name=name, edge=edge, bandwidth=Trace.constant(bandwidth), latency=Trace.constant(latency))
+        )
+        self.edges.setdefault(edge, []).append(index)
+        return index
+
+    def _nodes(self, pattern: str, place: Location) -> list[str]:
+        names = [node.name for node in self.nodes]
+        found = [name for name in names if fnmatchcase(name, pattern)]
+        if not found:
+            self._report(
+                place, f'a node ({_some(names)}) or a pattern such as "a*"', pattern, closest(pattern, names)
+            )
+        return found
+
+    def _edge(self, pattern: str, place: Location) -> list[int]:
+        found = [link for edge, links in self.edges.items() if fnmatchcase(edge, pattern) for link in links]
+        if not found:
+            self._report(place, f"an edge such as {_some(self.edges)}", pattern, closest(pattern, self.edges))
+        return found
+
+    def _report(
+        self, place: Location, expected: str, found: object = None, suggestion: str | None = None
+    ) -> None:
+        self.problems.append(self.document.problem(place, expected, found, suggestion=suggestion))
+
+
+def _sides(media: list[Medium], device: int) -> tuple[frozenset[int], ...]:
+    """For one device, its links of each medium that conflicts with the others."""
+    return tuple(frozenset((medium.outward[device], medium.inward[device])) for medium in media)
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:4]) + (", ..." if len(listed) > 4 else "")

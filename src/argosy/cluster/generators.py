@@ -1,0 +1,310 @@
+"""Seeded traces: links that are preempted, sway, wander, burst or flap, and devices that lag behind.
+
+A generator is a function of a random source and its parameters that yields *steps* for ever: time in seconds
+and the share of the nominal value from then on, in time order, the first at 0. ``generate`` reads the
+parameters, cuts the steps at a horizon and scales them:
+
+    (1)  value(t) = nominal * share(t)  for t < horizon,  value(t) = nominal  from the horizon on.
+
+The nominal value returns at the horizon so that no trace ends in an outage that lasts for ever. Same
+parameters and seed, same trace. ``GENERATORS`` lists all; ``docs/traces.md`` shows the same table.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from argosy.cluster.trace import Trace
+from argosy.errors import Mismatch, closest
+from argosy.units import TIME
+
+Step = tuple[float, float]
+"""Seconds, and the share of the nominal value that holds from then on."""
+Random = np.random.Generator
+
+_MOST_STEPS = 1_000_000
+
+
+class BadParameter(Mismatch):
+    """A parameter of a generator that is not what it needs; ``parameter`` is its name."""
+
+    def __init__(self, parameter: str, mismatch: Mismatch) -> None:
+        ValueError.__init__(self, f"{parameter}: {mismatch}")
+        self.parameter = parameter
+        self.found, self.expected, self.suggestion = mismatch.found, mismatch.expected, mismatch.suggestion
+
+
+def on_off(random: Random, *, on: float, off: float, low: float, durations: str) -> Iterator[Step]:
+    """Full, then ``low``, in turns: a link or device that others take away for a while."""
+    draw = random.exponential if durations == "exponential" else float
+    return _alternate(lambda: draw(on), lambda: draw(off), low)
+
+
+def periodic(
+    _: Random, *, period: float, depth: float, phase: float, shape: str, samples: int
+) -> Iterator[Step]:
+    """Full at the start of a period, ``1 - depth`` half a period later; a sample holds its middle value."""
+    steps = 2 if shape == "square" else samples
+    for index in itertools.count(math.floor(phase * steps)):
+        position = (index % steps + 0.5) / steps
+        drop = float(position > 0.5) if shape == "square" else (1 - math.cos(2 * math.pi * position)) / 2
+        yield max((index / steps - phase) * period, 0.0), 1 - depth * drop
+
+
+def random_walk(random: Random, *, step: float, volatility: float, low: float, high: float) -> Iterator[Step]:
+    """From 1, times exp(volatility * a standard normal number) every ``step``, kept within [low, high]."""
+    if low > high:
+        raise BadParameter("low", Mismatch(low, f"at most high = {high}"))
+    share = min(max(1.0, low), high)
+    for index in itertools.count():
+        yield index * step, share
+        share = min(max(share * math.exp(volatility * random.standard_normal()), low), high)
+
+
+def markov(
+    random: Random, *, levels: Sequence[float], dwell: float, transitions: Sequence[Sequence[float]] | None
+) -> Iterator[Step]:
+    """Exponential stays of mean ``dwell``, first at the first level; after each a jump by ``transitions``."""
+    rows = _uniform_jumps(len(levels)) if transitions is None else transitions
+    if len(rows) != len(levels) or any(len(row) != len(levels) for row in rows):
+        expected = f"{len(levels)} rows of {len(levels)}, one for each level"
+        raise BadParameter("transitions", Mismatch(rows, expected))
+    state, time = 0, 0.0
+    while True:
+        yield time, levels[state]
+        time += random.exponential(dwell)
+        state = int(random.choice(len(levels), p=rows[state]))
+
+
+def token_bucket(
+    _: Random, *, burst: float, baseline: float, demand: float, busy: float, idle: float
+) -> Iterator[Step]:
+    """Burst credits of a cloud: full while credits last, ``baseline`` once they are spent.
+
+    The bucket starts full, with ``burst`` seconds of full-rate traffic in it, and refills at ``baseline``. It
+    is used at ``demand`` for ``busy`` seconds, then left alone for ``idle`` seconds, in turns: it lasts for
+    level / (demand - baseline) of a busy spell. Once it is empty, ``baseline`` holds until the next spell.
+    """
+    time, level = 0.0, burst
+    while True:
+        yield time, 1.0
+        lasts = level / (demand - baseline) if demand > baseline else math.inf
+        if lasts < busy:
+            yield time + lasts, baseline
+        level = max(level - busy * (demand - baseline), 0.0) + idle * baseline
+        level, time = min(level, burst), time + busy + idle
+
+
+def flap(random: Random, *, every: float, outage: float) -> Iterator[Step]:
+    """A link that is down for about ``outage``, about ``every`` so often; both are exponential."""
+    return _alternate(lambda: random.exponential(every), lambda: random.exponential(outage), 0.0)
+
+
+def straggler(random: Random, *, every: float, duration: float, slowdown: float) -> Iterator[Step]:
+    """A device that is ``slowdown`` times slower for about ``duration``, about ``every`` so often."""
+    return _alternate(lambda: random.exponential(every), lambda: random.exponential(duration), 1 / slowdown)
+
+
+def _alternate(full: Callable[[], float], reduced: Callable[[], float], low: float) -> Iterator[Step]:
+    time = 0.0
+    while True:
+        yield time, 1.0
+        time += full()
+        yield time, low
+        time += reduced()
+
+
+def _uniform_jumps(count: int) -> list[list[float]]:
+    """To every other state with equal chance; a single state stays."""
+    if count == 1:
+        return [[1.0]]
+    return [[0.0 if to == state else 1 / (count - 1) for to in range(count)] for state in range(count)]
+
+
+def _duration(value: object) -> float:
+    seconds = TIME.parse(value)
+    if seconds <= 0:
+        raise Mismatch(value, f"{TIME.expected}, more than 0")
+    return seconds
+
+
+def _number(low: float, high: float, expected: str) -> Callable[[object], float]:
+    def read(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise Mismatch(value, expected)
+        return float(value)
+
+    return read
+
+
+_share = _number(0, 1, "a share from 0 to 1")
+_level = _number(0, 1e6, "a share of at least 0")
+_volatility = _number(0, 10, "a number from 0 to 10")
+_slowdown = _number(1, 1e6, "a factor of at least 1")
+
+
+def _samples(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 2 <= value <= 1000:
+        raise Mismatch(value, "a whole number from 2 to 1000")
+    return value
+
+
+def _levels(value: object) -> tuple[float, ...]:
+    if not isinstance(value, list | tuple) or not value:
+        raise Mismatch(value, "a list of shares such as [1.0, 0.5]")
+    return tuple(_level(item) for item in value)
+
+
+def _transitions(value: object) -> tuple[tuple[float, ...], ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple):
+        raise Mismatch(value, "a list of rows of chances")
+    rows = tuple(_levels(row) for row in value)
+    for row in rows:
+        if abs(sum(row) - 1) > 1e-9:
+            raise Mismatch(sum(row), "rows of chances that sum to 1")
+    return rows
+
+
+def _word(*known: str) -> Callable[[object], str]:
+    def read(value: object) -> str:
+        if not isinstance(value, str) or value not in known:
+            suggestion = closest(value, known) if isinstance(value, str) else None
+            raise Mismatch(value, " or ".join(f'"{word}"' for word in known), suggestion)
+        return value
+
+    return read
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One keyword of a generator, as a cluster file writes it."""
+
+    read: Callable[[object], Any]
+    """From what the file says to what the function takes; raises ``Mismatch``."""
+    default: object
+    """As a file would write it; ``None`` is a default that has no text."""
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Generator:
+    """A kind of trace: its function, and the parameters that a file may give."""
+
+    steps: Callable[..., Iterator[Step]]
+    parameters: Mapping[str, Parameter]
+
+
+GENERATORS: Mapping[str, Generator] = {
+    "on-off": Generator(
+        on_off,
+        {
+            "on": Parameter(_duration, "20 s", "mean time at full"),
+            "off": Parameter(_duration, "10 s", "mean time at low"),
+            "low": Parameter(_share, 0.1, "share that is left at low"),
+            "durations": Parameter(
+                _word("exponential", "fixed"), "exponential", "how times vary: exponential or fixed"
+            ),
+        },
+    ),
+    "periodic": Generator(
+        periodic,
+        {
+            "period": Parameter(_duration, "60 s", "time from one high to the next"),
+            "depth": Parameter(_share, 0.5, "share that is missing at the lowest point"),
+            "phase": Parameter(_share, 0.0, "share of a period by which the start is moved on"),
+            "shape": Parameter(_word("square", "sine"), "square", "square (two levels) or sine"),
+            "samples": Parameter(_samples, 16, "steps in a period of a sine"),
+        },
+    ),
+    "random-walk": Generator(
+        random_walk,
+        {
+            "step": Parameter(_duration, "1 s", "time between changes"),
+            "volatility": Parameter(_volatility, 0.1, "standard deviation of the logarithm of one change"),
+            "low": Parameter(_level, 0.1, "lowest share"),
+            "high": Parameter(_level, 1.0, "highest share"),
+        },
+    ),
+    "markov": Generator(
+        markov,
+        {
+            "levels": Parameter(_levels, [1.0, 0.5, 0.1], "shares to move between, from the first one"),
+            "dwell": Parameter(_duration, "10 s", "mean time before a jump"),
+            "transitions": Parameter(
+                _transitions, None, "chance of a jump, row by row; else to any other level alike"
+            ),
+        },
+    ),
+    "token-bucket": Generator(
+        token_bucket,
+        {
+            "burst": Parameter(_duration, "60 s", "time of full-rate traffic that a full bucket holds"),
+            "baseline": Parameter(_share, 0.2, "share without credits, and rate of refill"),
+            "demand": Parameter(_share, 1.0, "share that is used while busy"),
+            "busy": Parameter(_duration, "120 s", "time in use"),
+            "idle": Parameter(_duration, "60 s", "time out of use, after each time in use"),
+        },
+    ),
+    "flap": Generator(
+        flap,
+        {
+            "every": Parameter(_duration, "120 s", "mean time between outages"),
+            "outage": Parameter(_duration, "2 s", "mean time at 0"),
+        },
+    ),
+    "straggler": Generator(
+        straggler,
+        {
+            "every": Parameter(_duration, "120 s", "mean time at full speed"),
+            "duration": Parameter(_duration, "30 s", "mean time at reduced speed"),
+            "slowdown": Parameter(_slowdown, 2.0, "how many times slower"),
+        },
+    ),
+}
+
+
+def generate(
+    name: str, parameters: Mapping[str, object], *, nominal: float, seed: int, horizon: float
+) -> Trace:
+    """The trace (1) of the generator ``name``; ``nominal`` in the unit of the trace, ``horizon`` in seconds.
+
+    Raises ``Mismatch`` for an unknown name and ``BadParameter`` for a parameter that is unknown or wrong.
+
+    >>> generate("on-off", {"on": "4 s", "off": "1 s", "durations": "fixed"}, nominal=10, seed=0, horizon=10)
+    Trace(10 until 4 s, 1 until 5 s, 10 until 9 s, 1 until 10 s, then 10)
+    """
+    generator = GENERATORS.get(name)
+    if generator is None:
+        raise Mismatch(name, f"one of the generators {', '.join(GENERATORS)}", closest(name, GENERATORS))
+    arguments = _read(generator.parameters, parameters)
+    shares = generator.steps(np.random.default_rng(seed), **arguments)
+    steps: list[Step] = []
+    for time, share in itertools.takewhile(lambda step: step[0] < horizon, shares):
+        if len(steps) == _MOST_STEPS:
+            raise Mismatch(
+                name, f"at most {_MOST_STEPS:,} changes before the horizon", "make durations longer"
+            )
+        steps.append((time, nominal * share))
+    return Trace.from_steps([*steps, (horizon, nominal)], initial=nominal)
+
+
+def _read(known: Mapping[str, Parameter], given: Mapping[str, object]) -> dict[str, Any]:
+    for name in given:
+        if name not in known:
+            expected = f"one of the parameters {', '.join(known)}"
+            raise BadParameter(name, Mismatch(name, expected, closest(name, known)))
+    arguments = {}
+    for name, parameter in known.items():
+        try:
+            arguments[name] = parameter.read(given.get(name, parameter.default))
+        except Mismatch as error:
+            raise BadParameter(name, error) from None
+    return arguments

@@ -1,0 +1,1 @@
+"""What a plan takes: seconds of compute, bytes of memory, bytes on the network."""

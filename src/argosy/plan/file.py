@@ -1,0 +1,245 @@
+"""``plan.json``, version 1: the contract between planning, simulating and running. Its fields: ``docs/formats.md``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from argosy.cluster.topology import canonical
+from argosy.document import Document, Schema, parse_json, read_json, validate
+from argosy.dtype import Dtype
+from argosy.plan.plan import (
+    Certificate,
+    ClusterRef,
+    CollectiveChoice,
+    LeftOut,
+    ModelRef,
+    Plan,
+    PolicyRule,
+    Predicted,
+    Recompute,
+    Replica,
+    RunnerUp,
+    Search,
+    Stage,
+)
+from argosy.schedule import ScheduleKind, ScheduleSpec
+
+Real = Annotated[float, Field(strict=False)]
+"""JSON writes 1.0 and 1 alike."""
+
+
+class ModelSchema(Schema):
+    name: str
+    sequence_length: int = Field(ge=1)
+    dtype: Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+    optimizer: str = "adamw"
+
+
+class ClusterRefSchema(Schema):
+    name: str
+    hash: str
+    content: dict[str, Any]
+
+
+class ScheduleSchema(Schema):
+    kind: Literal["gpipe", "1f1b", "eager-1f1b", "kfkb", "interleaved", "zero-bubble"]
+    k: int = Field(default=1, ge=1)
+    depth: list[int] | None = None
+    chunks: int = Field(default=1, ge=1)
+
+    def value(self) -> ScheduleSpec:
+        depth = None if self.depth is None else tuple(self.depth)
+        return ScheduleSpec(kind=ScheduleKind(self.kind), k=self.k, depth=depth, chunks=self.chunks)
+
+
+class ReplicaSchema(Schema):
+    devices: list[str] = Field(min_length=1)
+    samples: int = Field(ge=1)
+    ratios: list[Real] = []
+
+    def value(self) -> Replica:
+        return Replica(devices=tuple(self.devices), samples=self.samples, ratios=tuple(self.ratios))
+
+
+class StageSchema(Schema):
+    layers: Annotated[list[int], Field(min_length=2, max_length=2)]
+    replicas: list[ReplicaSchema] = Field(min_length=1)
+    recompute: Literal["none", "selective", "full"] = "none"
+    zero: int = Field(default=0, ge=0, le=3)
+    context: int = Field(default=1, ge=1)
+    expert: int = Field(default=1, ge=1)
+
+    def value(self) -> Stage:
+        return Stage(
+            first=self.layers[0],
+            end=self.layers[1],
+            replicas=tuple(replica.value() for replica in self.replicas),
+            recompute=Recompute(self.recompute),
+            zero=self.zero,
+            context=self.context,
+            expert=self.expert,
+        )
+
+
+class CollectiveSchema(Schema):
+    collective: str
+    stage: int = Field(ge=0)
+    algorithm: str
+
+
+class PolicySchema(Schema):
+    edge: str
+    below: Real
+    schedule: ScheduleSchema
+
+
+class PredictedSchema(Schema):
+    iteration_seconds: Real
+    samples_per_second: Real
+    peak_memory_bytes: dict[str, Real]
+    bottleneck: str
+
+
+class CertificateSchema(Schema):
+    lower_bound_seconds: Real
+    gap: Real
+    granularity: int
+    scope: str
+
+
+class SearchSchema(Schema):
+    cpu_seconds: Real
+    candidates: int
+    pruned: dict[str, int]
+
+
+class RunnerUpSchema(Schema):
+    description: str
+    iteration_seconds: Real
+    reason: str
+
+
+class LeftOutSchema(Schema):
+    device: str
+    reason: str
+
+
+class PlanSchema(Schema):
+    version: Literal[1]
+    model: ModelSchema
+    cluster: ClusterRefSchema
+    global_batch: int = Field(ge=1)
+    micro_batch_size: int = Field(ge=1)
+    num_micro_batches: int = Field(ge=1)
+    schedule: ScheduleSchema
+    stages: list[StageSchema] = Field(min_length=1)
+    collectives: list[CollectiveSchema] = []
+    policy: list[PolicySchema] = []
+    predicted: PredictedSchema | None = None
+    certificate: CertificateSchema | None = None
+    search: SearchSchema | None = None
+    runner_ups: list[RunnerUpSchema] = []
+    left_out: list[LeftOutSchema] = []
+
+
+def load_plan(path: Path | str) -> Plan:
+    return plan_from_document(read_json(path))
+
+
+def loads_plan(text: str, *, file: str = "plan.json") -> Plan:
+    return plan_from_document(parse_json(text, file=file))
+
+
+def plan_from_document(document: Document) -> Plan:
+    """A plan, or one ``InputError`` with everything that is wrong with the file."""
+    schema = validate(document, PlanSchema)
+    model, cluster = schema.model, schema.cluster
+    return Plan(
+        model=ModelRef(**{**model.model_dump(), "dtype": Dtype(model.dtype)}),
+        cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=canonical(cluster.content)),
+        global_batch=schema.global_batch,
+        micro_batch_size=schema.micro_batch_size,
+        num_micro_batches=schema.num_micro_batches,
+        schedule=schema.schedule.value(),
+        stages=tuple(stage.value() for stage in schema.stages),
+        collectives=tuple(CollectiveChoice(**choice.model_dump()) for choice in schema.collectives),
+        policy=tuple(
+            PolicyRule(edge=rule.edge, below=rule.below, schedule=rule.schedule.value()) for rule in schema.policy
+        ),
+        predicted=schema.predicted and _predicted(schema.predicted),
+        certificate=schema.certificate and Certificate(**schema.certificate.model_dump()),
+        search=schema.search and _search(schema.search),
+        runner_ups=tuple(RunnerUp(**runner_up.model_dump()) for runner_up in schema.runner_ups),
+        left_out=tuple(LeftOut(**device.model_dump()) for device in schema.left_out),
+    )
+
+
+def _predicted(schema: PredictedSchema) -> Predicted:
+    memory = tuple(schema.peak_memory_bytes.items())
+    return Predicted(**{**schema.model_dump(), "peak_memory_bytes": memory})
+
+
+def _search(schema: SearchSchema) -> Search:
+    return Search(**{**schema.model_dump(), "pruned": tuple(schema.pruned.items())})
+
+
+def dumps_plan(plan: Plan) -> str:
+    """JSON text; equal plans give equal bytes."""
+    return json.dumps(plan_to_dict(plan), indent=1, sort_keys=True) + "\n"
+
+
+def plan_to_dict(plan: Plan) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "version": 1,
+        "model": _fields(plan.model),
+        "cluster": {**_fields(plan.cluster), "content": json.loads(plan.cluster.content)},
+        "global_batch": plan.global_batch,
+        "micro_batch_size": plan.micro_batch_size,
+        "num_micro_batches": plan.num_micro_batches,
+        "schedule": schedule_to_dict(plan.schedule),
+        "stages": [_stage_to_dict(stage) for stage in plan.stages],
+        "collectives": [_fields(choice) for choice in plan.collectives],
+        "policy": [{**_fields(rule), "schedule": schedule_to_dict(rule.schedule)} for rule in plan.policy],
+        "runner_ups": [_fields(runner_up) for runner_up in plan.runner_ups],
+        "left_out": [_fields(device) for device in plan.left_out],
+    }
+    if plan.predicted is not None:
+        memory = dict(plan.predicted.peak_memory_bytes)
+        result["predicted"] = {**_fields(plan.predicted), "peak_memory_bytes": memory}
+    if plan.certificate is not None:
+        result["certificate"] = _fields(plan.certificate)
+    if plan.search is not None:
+        result["search"] = {**_fields(plan.search), "pruned": dict(plan.search.pruned)}
+    return result
+
+
+def schedule_to_dict(spec: ScheduleSpec) -> dict[str, Any]:
+    result: dict[str, Any] = {"kind": str(spec.kind), "k": spec.k}
+    if spec.depth is not None:
+        result["depth"] = list(spec.depth)
+    if spec.chunks != 1:
+        result["chunks"] = spec.chunks
+    return result
+
+
+def _stage_to_dict(stage: Stage) -> dict[str, Any]:
+    replicas = [
+        {"devices": list(r.devices), "samples": r.samples} | ({"ratios": list(r.ratios)} if r.ratios else {})
+        for r in stage.replicas
+    ]
+    return {
+        "layers": [stage.first, stage.end],
+        "replicas": replicas,
+        "recompute": str(stage.recompute),
+        "zero": stage.zero,
+        "context": stage.context,
+        "expert": stage.expert,
+    }
+
+
+def _fields(value: object) -> dict[str, Any]:
+    return dict(vars(value))

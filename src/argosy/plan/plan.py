@@ -1,0 +1,198 @@
+"""The plan: which layers run where, split how, in which order. A value; ``file`` reads and writes it as JSON."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from enum import StrEnum
+
+from argosy.dtype import Dtype
+from argosy.schedule import ScheduleSpec
+
+
+class Recompute(StrEnum):
+    """What is computed again in the backward instead of being kept from the forward."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    """The cheap, large part of each layer: attention."""
+    FULL = "full"
+    """Everything but each layer's input."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRef:
+    """Which model, at which size; ``load_model(name, ...)`` gives its chain."""
+
+    name: str
+    sequence_length: int
+    dtype: Dtype
+    optimizer: str = "adamw"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterRef:
+    """Which cluster the plan was made for."""
+
+    name: str
+    hash: str
+    content: str
+    """The cluster file as canonical JSON, so that a plan is whole on its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replica:
+    """A tensor-parallel group of devices that holds a stage's weights once."""
+
+    devices: tuple[str, ...]
+    samples: int
+    """Its share of every micro-batch."""
+    ratios: tuple[float, ...] = ()
+    """How tensors are split inside the group; sums to 1. Empty: evenly."""
+
+    @property
+    def width(self) -> int:
+        return len(self.devices)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """``ratios``, or equal ones."""
+        return self.ratios or (1 / self.width,) * self.width
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A range of layers and the replicas that run it."""
+
+    first: int
+    end: int
+    """One past the last layer."""
+    replicas: tuple[Replica, ...]
+    recompute: Recompute = Recompute.NONE
+    zero: int = 0
+    """What the replicas keep only a part of: 0 nothing, 1 optimizer state, 2 and gradients, 3 and weights."""
+    context: int = 1
+    """Devices of a replica over which the sequence is split."""
+    expert: int = 1
+    """Devices of a replica over which experts are split."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(itertools.chain.from_iterable(replica.devices for replica in self.replicas))
+
+    def describe(self, index: int, kinds: dict[str, str]) -> str:
+        """For people: ``Stage 1: layers 8..15 on 4x V100-32GB, 2 replicas of 2``."""
+        counts: dict[str, int] = {}
+        for device in self.devices:
+            counts[kinds[device]] = counts.get(kinds[device], 0) + 1
+        on = " + ".join(f"{count}x {kind}" for kind, count in counts.items())
+        widths = sorted({replica.width for replica in self.replicas})
+        groups = f"{len(self.replicas)} replica{'s' if len(self.replicas) > 1 else ''}"
+        groups += f" of {'/'.join(map(str, widths))}" if widths != [1] else ""
+        shares = sorted({replica.samples for replica in self.replicas})
+        uneven = f", samples {'/'.join(str(r.samples) for r in self.replicas)}" if len(shares) > 1 else ""
+        extras = [f"zero {self.zero}"] if self.zero else []
+        extras += [f"recompute {self.recompute}"] if self.recompute is not Recompute.NONE else []
+        tail = "".join(f", {extra}" for extra in extras)
+        return f"Stage {index}: layers {self.first}..{self.end - 1} on {on}, {groups}{uneven}{tail}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """What the simulator says the plan will do."""
+
+    iteration_seconds: float
+    samples_per_second: float
+    peak_memory_bytes: tuple[tuple[str, float], ...]
+    """Per device."""
+    bottleneck: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """How much better any other plan could be at most."""
+
+    lower_bound_seconds: float
+    gap: float
+    """Predicted time over lower bound, minus 1."""
+    granularity: int
+    scope: str
+    """For which plans the bound holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What finding the plan took."""
+
+    cpu_seconds: float
+    candidates: int
+    pruned: tuple[tuple[str, int], ...]
+    """Candidates removed per rule."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerUp:
+    """A plan that lost, and why."""
+
+    description: str
+    iteration_seconds: float
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """A device that the plan does not use, and why."""
+
+    device: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyRule:
+    """Which schedule to switch to while an edge's bandwidth is below a threshold; the lowest threshold that holds wins."""
+
+    edge: str
+    below: float
+    """Bytes/s."""
+    schedule: ScheduleSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveChoice:
+    """Which algorithm a group of devices uses for which collective."""
+
+    collective: str
+    stage: int
+    algorithm: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How a model runs on a cluster."""
+
+    model: ModelRef
+    cluster: ClusterRef
+    global_batch: int
+    """Samples per iteration: ``micro_batch_size * num_micro_batches``."""
+    micro_batch_size: int
+    num_micro_batches: int
+    schedule: ScheduleSpec
+    stages: tuple[Stage, ...]
+    collectives: tuple[CollectiveChoice, ...] = ()
+    policy: tuple[PolicyRule, ...] = ()
+    predicted: Predicted | None = None
+    certificate: Certificate | None = None
+    search: Search | None = None
+    runner_ups: tuple[RunnerUp, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Every device in use, once, in stage order."""
+        return tuple(dict.fromkeys(device for stage in self.stages for device in stage.devices))
+
+    def __repr__(self) -> str:
+        return (
+            f"Plan: {self.model.name} on {self.cluster.name}, {len(self.stages)} stages, "
+            f"{self.num_micro_batches} micro-batches of {self.micro_batch_size}, {self.schedule!r}"
+        )

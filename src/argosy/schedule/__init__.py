@@ -1,0 +1,18 @@
+"""In which order the stages of a pipeline work: actions, schedules, and what can be checked about them before a run."""
+
+from argosy.schedule.action import Action, ActionKind, Schedule, ScheduleKind
+from argosy.schedule.check import check_schedule, in_flight
+from argosy.schedule.communicate import with_communication
+from argosy.schedule.generate import ScheduleSpec, build_schedule
+
+__all__ = [
+    "Action",
+    "ActionKind",
+    "Schedule",
+    "ScheduleKind",
+    "ScheduleSpec",
+    "build_schedule",
+    "check_schedule",
+    "in_flight",
+    "with_communication",
+]

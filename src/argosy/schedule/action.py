@@ -1,0 +1,119 @@
+"""The words of a schedule: one ``Action`` of one stage on one micro-batch, and a ``Schedule`` as rows of actions.
+
+The text form of an action is stage, kind, micro-batch, and parses back: ``2F0`` is stage 2's forward of micro-batch 0.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from argosy.errors import Mismatch
+
+
+class ActionKind(StrEnum):
+    """What is done. Computation first, then the communication that a pass inserts."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    """Both gradients at once."""
+    INPUT_GRADIENT = "I"
+    """The half of a backward that the previous stage waits for."""
+    WEIGHT_GRADIENT = "W"
+    """The other half, which nobody waits for until the optimizer runs."""
+    SEND_FORWARD = "SF"
+    RECEIVE_FORWARD = "RF"
+    SEND_BACKWARD = "SB"
+    RECEIVE_BACKWARD = "RB"
+
+    @property
+    def is_computation(self) -> bool:
+        return self in _COMPUTATION
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether it yields the gradient that the previous stage waits for."""
+        return self in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
+
+    @property
+    def frees_activations(self) -> bool:
+        """Whether the micro-batch's activations can go once it is done."""
+        return self in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT)
+
+
+_COMPUTATION = frozenset(
+    (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)
+)
+_TEXT = re.compile(r"(\d+)([A-Z]+)(\d+)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Action:
+    """One thing a stage does with one micro-batch."""
+
+    stage: int
+    kind: ActionKind
+    micro_batch: int
+
+    @classmethod
+    def parse(cls, text: str) -> Action:
+        """
+        >>> Action.parse("2F0"), Action.parse("11RB3")
+        (2F0, 11RB3)
+        """
+        match = _TEXT.fullmatch(text)
+        if match is None or match[2] not in list(ActionKind):
+            kinds = ", ".join(ActionKind)
+            raise Mismatch(text, f'an action such as "2F0": stage, one of {kinds}, micro-batch')
+        return cls(int(match[1]), ActionKind(match[2]), int(match[3]))
+
+    def __repr__(self) -> str:
+        return f"{self.stage}{self.kind}{self.micro_batch}"
+
+    __str__ = __repr__
+
+
+class ScheduleKind(StrEnum):
+    """Families of schedules; all but the last two are corners of one (``generate.family``)."""
+
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    EAGER = "eager-1f1b"
+    KFKB = "kfkb"
+    INTERLEAVED = "interleaved"
+    ZERO_BUBBLE = "zero-bubble"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Per worker, the order of its actions. A worker is a group of devices that hosts stage ``row``, and under an
+    interleaved schedule also stages ``row + num_workers``, ``row + 2 num_workers``, ..."""
+
+    kind: ScheduleKind
+    num_stages: int
+    num_micro_batches: int
+    rows: tuple[tuple[Action, ...], ...]
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.rows)
+
+    def worker_of(self, stage: int) -> int:
+        return stage % self.num_workers
+
+    def __repr__(self) -> str:
+        return f"{self.kind}: {self.num_stages} stages, {self.num_micro_batches} micro-batches"
+
+    def text(self) -> str:
+        """One line per worker, actions separated by spaces; ``parse_rows`` reads it back.
+
+        >>> print(Schedule(ScheduleKind.GPIPE, 1, 1, ((Action(0, ActionKind.FORWARD, 0),),)).text())
+        0F0
+        """
+        return "\n".join(" ".join(map(str, row)) for row in self.rows)
+
+
+def parse_rows(text: str) -> tuple[tuple[Action, ...], ...]:
+    """Rows from the text form of a schedule."""
+    return tuple(tuple(Action.parse(word) for word in line.split()) for line in text.splitlines() if line.strip())

@@ -1,0 +1,115 @@
+"""What can be known about a schedule before anything runs: is it complete, does it deadlock, how much is in flight.
+
+Dependencies between actions, for stage s and micro-batch m:
+
+    (1)  sF m  needs  (s-1)F m
+    (2)  sB m, sI m  need  sF m, and (s+1)B m or (s+1)I m
+    (3)  sW m  needs  sI m
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from argosy.errors import InputError, Problem
+from argosy.schedule.action import Action, ActionKind, Schedule
+
+
+def needs(action: Action, num_stages: int) -> tuple[tuple[Action, ...], ...]:
+    """(1) to (3): for each need, the actions any one of which satisfies it."""
+    stage, micro_batch = action.stage, action.micro_batch
+    if action.kind is ActionKind.FORWARD:
+        return ((Action(stage - 1, ActionKind.FORWARD, micro_batch),),) if stage > 0 else ()
+    if action.kind is ActionKind.WEIGHT_GRADIENT:
+        return ((Action(stage, ActionKind.INPUT_GRADIENT, micro_batch),),)
+    own: tuple[tuple[Action, ...], ...] = ((Action(stage, ActionKind.FORWARD, micro_batch),),)
+    if stage + 1 == num_stages:
+        return own
+    gradients = (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
+    return (*own, tuple(Action(stage + 1, kind, micro_batch) for kind in gradients))
+
+
+def check_schedule(schedule: Schedule, *, limit: tuple[int, ...] | None = None) -> None:
+    """Raise an ``InputError`` unless the schedule is complete, free of deadlock and within ``limit`` micro-batches in
+    flight per stage."""
+    problems = [*_incomplete(schedule)]
+    if not problems:
+        problems += _deadlock(schedule)
+    if not problems and limit is not None:
+        problems += [
+            Problem(path=f"stage {stage}", found=f"{held} micro-batches in flight", expected=f"at most {allowed}")
+            for stage, (held, allowed) in enumerate(zip(in_flight(schedule), limit, strict=True))
+            if held > allowed
+        ]
+    if problems:
+        raise InputError(problems)
+
+
+def in_flight(schedule: Schedule) -> tuple[int, ...]:
+    """Most micro-batches whose activations each stage holds at once.
+
+    >>> from argosy.schedule import ScheduleKind, ScheduleSpec, build_schedule
+    >>> in_flight(build_schedule(ScheduleSpec(kind=ScheduleKind.KFKB, k=2), 4, 16))
+    (8, 6, 4, 2)
+    """
+    held = [0] * schedule.num_stages
+    peak = [0] * schedule.num_stages
+    for row in schedule.rows:
+        for action in row:
+            if action.kind is ActionKind.FORWARD:
+                held[action.stage] += 1
+                peak[action.stage] = max(peak[action.stage], held[action.stage])
+            elif action.kind.frees_activations:
+                held[action.stage] -= 1
+    return tuple(peak)
+
+
+def _incomplete(schedule: Schedule) -> list[Problem]:
+    """Every stage runs every micro-batch forward once and backward once, on its own worker."""
+    problems = []
+    seen = Counter(action for row in schedule.rows for action in row if action.kind.is_computation)
+    for worker, row in enumerate(schedule.rows):
+        foreign = next((a for a in row if schedule.worker_of(a.stage) != worker), None)
+        if foreign is not None:
+            found, expected = str(foreign), f"only stages of worker {worker}"
+            problems.append(Problem(path=f"worker {worker}", found=found, expected=expected))
+    for stage in range(schedule.num_stages):
+        for micro_batch in range(schedule.num_micro_batches):
+            counts = [seen[Action(stage, kind, micro_batch)] for kind in "FBIW"]  # type: ignore[arg-type]
+            if counts not in ([1, 1, 0, 0], [1, 0, 1, 1]):
+                found = ", ".join(f"{count} {kind}" for count, kind in zip(counts, "FBIW", strict=True) if count)
+                expected = "1 F and 1 B, or 1 F, 1 I and 1 W"
+                path = f"stage {stage} micro-batch {micro_batch}"
+                problems.append(Problem(path=path, found=found or "nothing", expected=expected))
+    return problems
+
+
+def _deadlock(schedule: Schedule) -> list[Problem]:
+    """Run the rows with no durations; if they stop early, say what each worker waits for."""
+    done: set[Action] = set()
+    position = [0] * schedule.num_workers
+    rows = [[action for action in row if action.kind.is_computation] for row in schedule.rows]
+    moved = True
+    while moved:
+        moved = False
+        for worker, row in enumerate(rows):
+            while position[worker] < len(row) and not _waits_for(row[position[worker]], schedule, done):
+                done.add(row[position[worker]])
+                position[worker] += 1
+                moved = True
+    return [
+        Problem(
+            path=f"worker {worker}",
+            found=f"{row[position[worker]]} waiting for {_waits_for(row[position[worker]], schedule, done)} for ever",
+            expected="an order without deadlock",
+        )
+        for worker, row in enumerate(rows)
+        if position[worker] < len(row)
+    ]
+
+
+def _waits_for(action: Action, schedule: Schedule, done: set[Action]) -> Action | None:
+    for choices in needs(action, schedule.num_stages):
+        if done.isdisjoint(choices):
+            return choices[0]
+    return None

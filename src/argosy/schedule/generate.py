@@ -1,0 +1,162 @@
+"""Schedules as pure functions of the number of stages S and micro-batches M.
+
+One family covers four of the six kinds. Stage s first runs d_s forwards (its *depth*: that many micro-batches are in
+flight), then alternates g backwards with g forwards until the forwards run out, then drains:
+
+    (1)  gpipe        d_s = M                        g = M
+    (2)  1f1b         d_s = min(M, S - s)            g = 1
+    (3)  eager-1f1b   d_s = min(M, S - s + extra)    g = 1     extra = S - s - 1 unless the depth is given
+    (4)  kfkb         d_s = min(M, k (S - s))        g = k     the last group may be ragged
+
+so k = 1 is 1f1b and k = M is gpipe. Backwards are always in micro-batch order. Outside the family:
+
+    (5)  interleaved  each worker hosts several stages (chunks) and takes micro-batches in groups of the worker count
+    (6)  zero-bubble  ZB-H1: the backward is split in two, and the weight gradients fill the drain
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from argosy.errors import bad_input
+from argosy.schedule.action import Action, ActionKind, Schedule, ScheduleKind
+
+FORWARD, BACKWARD = ActionKind.FORWARD, ActionKind.BACKWARD
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleSpec:
+    """What a plan says about its schedule; ``build_schedule`` turns it into actions."""
+
+    kind: ScheduleKind = ScheduleKind.ONE_F_ONE_B
+    k: int = 1
+    """Group size; used by kfkb only."""
+    depth: tuple[int, ...] | None = None
+    """Warm-up forwards per stage, in place of the kind's own; for the kinds of the family."""
+    chunks: int = 1
+    """Stages per worker; used by interleaved only."""
+
+    def __repr__(self) -> str:
+        extras = [f"k={self.k}"] if self.kind is ScheduleKind.KFKB else []
+        extras += [f"{self.chunks} chunks"] if self.kind is ScheduleKind.INTERLEAVED else []
+        extras += [f"depth {'/'.join(map(str, self.depth))}"] if self.depth else []
+        return f"{self.kind} ({', '.join(extras)})" if extras else str(self.kind)
+
+
+def build_schedule(spec: ScheduleSpec, num_stages: int, num_micro_batches: int) -> Schedule:
+    """The actions of every worker."""
+    if num_stages < 1:
+        raise bad_input("at least 1 stage", num_stages, where="num_stages")
+    if num_micro_batches < 1:
+        raise bad_input("at least 1 micro-batch", num_micro_batches, where="num_micro_batches")
+    match spec.kind:
+        case ScheduleKind.INTERLEAVED:
+            return interleaved(num_stages, num_micro_batches, spec.chunks)
+        case ScheduleKind.ZERO_BUBBLE:
+            return zero_bubble(num_stages, num_micro_batches)
+    depth = spec.depth or default_depth(spec, num_stages, num_micro_batches)
+    group = {ScheduleKind.GPIPE: num_micro_batches, ScheduleKind.KFKB: spec.k}.get(spec.kind, 1)
+    return family(spec.kind, depth, group, num_micro_batches)
+
+
+def default_depth(spec: ScheduleSpec, num_stages: int, num_micro_batches: int) -> tuple[int, ...]:
+    """(1) to (4): warm-up forwards per stage.
+
+    >>> default_depth(ScheduleSpec(kind=ScheduleKind.KFKB, k=2), 3, 16)
+    (6, 4, 2)
+    """
+    if spec.k < 1:
+        raise bad_input("k of at least 1", spec.k, where="schedule.k")
+    from_end = range(num_stages, 0, -1)
+    wanted = {
+        ScheduleKind.GPIPE: [num_micro_batches] * num_stages,
+        ScheduleKind.EAGER: [2 * left - 1 for left in from_end],
+        ScheduleKind.KFKB: [spec.k * left for left in from_end],
+    }.get(spec.kind, list(from_end))
+    return tuple(min(num_micro_batches, depth) for depth in wanted)
+
+
+def family(kind: ScheduleKind, depth: Sequence[int], group: int, num_micro_batches: int) -> Schedule:
+    """(1) to (4), for any depth per stage and any group size.
+
+    >>> print(family(ScheduleKind.KFKB, (4, 2), 2, 5).text())
+    0F0 0F1 0F2 0F3 0B0 0B1 0F4 0B2 0B3 0B4
+    1F0 1F1 1B0 1B1 1F2 1F3 1B2 1B3 1F4 1B4
+    """
+    if group < 1:
+        raise bad_input("k of at least 1", group, where="schedule.k")
+    for stage, ahead in enumerate(depth):
+        if not 1 <= ahead <= num_micro_batches:
+            expected = f"a depth between 1 and the {num_micro_batches} micro-batches"
+            raise bad_input(expected, ahead, where=f"schedule.depth[{stage}]")
+    rows = tuple(_family_row(stage, ahead, group, num_micro_batches) for stage, ahead in enumerate(depth))
+    return Schedule(kind, len(rows), num_micro_batches, rows)
+
+
+def _family_row(stage: int, depth: int, group: int, num_micro_batches: int) -> tuple[Action, ...]:
+    forwards = [Action(stage, FORWARD, index) for index in range(num_micro_batches)]
+    backwards = [Action(stage, BACKWARD, index) for index in range(num_micro_batches)]
+    row, next_forward, next_backward = forwards[:depth], depth, 0
+    while next_forward < num_micro_batches:
+        row += backwards[next_backward : next_backward + group]
+        row += forwards[next_forward : next_forward + group]
+        next_forward, next_backward = next_forward + group, next_backward + group
+    return tuple(row + backwards[next_backward:])
+
+
+def interleaved(num_stages: int, num_micro_batches: int, chunks: int) -> Schedule:
+    """(5): ``num_stages`` counts all chunks. Micro-batches go in groups of the worker count W through chunk 0, then
+    the same group through chunk 1, and so on; worker w runs 2 (W - w - 1) + (chunks - 1) W forwards ahead.
+
+    >>> print(interleaved(4, 2, 2).text())
+    0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1
+    1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1
+    """
+    if chunks < 1 or num_stages % chunks:
+        raise bad_input(f"a number of chunks that divides the {num_stages} stages", chunks, where="schedule.chunks")
+    workers = num_stages // chunks
+    if num_micro_batches % workers:
+        expected = f"a multiple of the {workers} workers for an interleaved schedule"
+        below = num_micro_batches - num_micro_batches % workers
+        near = [str(count) for count in (below, below + workers) if count]
+        nearest = f"the nearest are {' and '.join(near)}"
+        raise bad_input(expected, num_micro_batches, where="num_micro_batches", suggestion=nearest)
+    rows = []
+    for worker in range(workers):
+        order = [
+            (chunk, group * workers + index)
+            for group in range(num_micro_batches // workers)
+            for chunk in range(chunks)
+            for index in range(workers)
+        ]
+        forwards = [Action(chunk * workers + worker, FORWARD, index) for chunk, index in order]
+        backwards = [Action((chunks - 1 - chunk) * workers + worker, BACKWARD, index) for chunk, index in order]
+        ahead = min(2 * (workers - worker - 1) + (chunks - 1) * workers, len(order))
+        row = forwards[:ahead]
+        for forward, backward in zip(forwards[ahead:], backwards, strict=False):
+            row += [forward, backward]
+        rows.append(tuple(row + backwards[len(order) - ahead :]))
+    return Schedule(ScheduleKind.INTERLEAVED, num_stages, num_micro_batches, tuple(rows))
+
+
+def zero_bubble(num_stages: int, num_micro_batches: int) -> Schedule:
+    """(6): stage s keeps its weight gradients s micro-batches late, so that every stage holds at most S in flight,
+    the most that 1f1b holds anywhere, and the late ones fill the time in which 1f1b drains.
+
+    >>> print(zero_bubble(2, 3).text())
+    0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2
+    1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2
+    """
+    rows = []
+    for stage in range(num_stages):
+        row = [Action(stage, FORWARD, index) for index in range(min(num_stages - stage, num_micro_batches))]
+        for index in range(num_micro_batches):
+            row.append(Action(stage, ActionKind.INPUT_GRADIENT, index))
+            if index >= stage:
+                row.append(Action(stage, ActionKind.WEIGHT_GRADIENT, index - stage))
+            if index + num_stages - stage < num_micro_batches:
+                row.append(Action(stage, FORWARD, index + num_stages - stage))
+        late = range(max(0, num_micro_batches - stage), num_micro_batches)
+        rows.append((*row, *(Action(stage, ActionKind.WEIGHT_GRADIENT, index) for index in late)))
+    return Schedule(ScheduleKind.ZERO_BUBBLE, num_stages, num_micro_batches, tuple(rows))

@@ -1,0 +1,1 @@
+"""What would happen: schedules on devices and links under traces."""

@@ -1,0 +1,314 @@
+"""From a plan to the tasks of one iteration.
+
+For every action of the schedule, every device of every replica computes; a tensor-parallel group then reduces together; the
+result goes to the replicas of the next stage that hold the same samples (split and concatenated where the replica counts
+differ). At the end of the iteration each stage's replicas sum their gradients, and every device updates its weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from argosy.cluster.topology import Cluster
+from argosy.cost.compute import ComputeModel, stage_seconds, update_seconds
+from argosy.cost.memory import activation_bytes, stage_parameters, state_bytes
+from argosy.plan.plan import Plan, Replica, Stage
+from argosy.schedule import Action, ActionKind, Schedule, build_schedule
+from argosy.schedule.check import needs
+from argosy.sim.graph import Flow, Task, TaskGraph
+from argosy.timeline import SpanKind
+from argosy.workload.chain import Chain
+
+SPAN_KIND = {
+    ActionKind.FORWARD: SpanKind.FORWARD,
+    ActionKind.BACKWARD: SpanKind.BACKWARD,
+    ActionKind.INPUT_GRADIENT: SpanKind.INPUT_GRADIENT,
+    ActionKind.WEIGHT_GRADIENT: SpanKind.WEIGHT_GRADIENT,
+}
+
+
+def compile_plan(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None) -> TaskGraph:
+    """The task graph of one iteration of a plan that ``check_plan`` has passed."""
+    schedule = build_schedule(plan.schedule, len(plan.stages), plan.num_micro_batches)
+    compiler = _Compiler(plan, chain, cluster, model or ComputeModel())
+    for action in in_dependency_order(schedule):
+        compiler.add_action(action)
+    compiler.add_synchronisation()
+    return compiler.graph()
+
+
+def in_dependency_order(schedule: Schedule) -> Iterator[Action]:
+    """All computation of a schedule so that everything an action needs comes before it, rows kept in order."""
+    done: set[Action] = set()
+    rows = [[action for action in row if action.kind.is_computation] for row in schedule.rows]
+    position = [0] * len(rows)
+    remaining = sum(map(len, rows))
+    while remaining:
+        before = remaining
+        for worker, row in enumerate(rows):
+            if position[worker] == len(row):
+                continue
+            action = row[position[worker]]
+            if all(not done.isdisjoint(choices) for choices in needs(action, schedule.num_stages)):
+                done.add(action)
+                position[worker] += 1
+                remaining -= 1
+                yield action
+        assert remaining < before, "check_schedule finds deadlocks before this"
+
+
+class _Compiler:
+    def __init__(self, plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> None:
+        self.plan = plan
+        self.chain = chain
+        self.cluster = cluster
+        self.model = model
+        self.names = plan.devices
+        self.index = {name: position for position, name in enumerate(self.names)}
+        self.tasks: list[Task] = []
+        self.last: dict[int, int] = {}
+        """Per device, the task that occupies it last."""
+        self.before_last: dict[int, int] = {}
+        self.first: dict[int, int] = {}
+        self.arriving: dict[tuple[Action, int], list[int]] = defaultdict(list)
+        """Per action and device, the transfers it waits for."""
+        self.channel_last: dict[tuple[int, int, bool], int] = {}
+        self.channel_first: dict[tuple[int, int, bool], int] = {}
+        self.unanchored: list[tuple[int, list[int]]] = []
+        """Tasks that wait for nothing in their own iteration, and the devices whose updates they follow."""
+        self.gradients_done: dict[tuple[int, int], int] = {}
+        """Per stage and device, the last task that adds to its gradients."""
+        self.seconds = {
+            (stage_index, replica_index, member): self._member_seconds(stage, replica, member)
+            for stage_index, stage in enumerate(plan.stages)
+            for replica_index, replica in enumerate(stage.replicas)
+            for member in range(replica.width)
+        }
+
+    def _member_seconds(self, stage: Stage, replica: Replica, member: int) -> tuple[float, float]:
+        device = self.cluster.device(replica.devices[member])
+        share = replica.shares[member]
+        return stage_seconds(self.model, self.chain, stage, device, replica.samples, share, replica.width)
+
+    def add_action(self, action: Action) -> None:
+        stage = self.plan.stages[action.stage]
+        gathered = self._gather_weights(stage, action) if stage.zero == 3 else None
+        for position, replica in enumerate(stage.replicas):
+            members = [self._compute(action, stage, position, member, gathered) for member in range(replica.width)]
+            if replica.width > 1 and action.kind is not ActionKind.WEIGHT_GRADIENT:
+                payload = replica.samples * sum(l.reduced_bytes for l in self.chain.layers[stage.first : stage.end])
+                devices = [self.index[name] for name in replica.devices]
+                reduced = self._add(
+                    Task(
+                        kind=SpanKind.COLLECTIVE,
+                        flows=ring_flows(devices, 2 * payload),
+                        rounds=2 * (replica.width - 1),
+                        after=tuple(members),
+                        stage=action.stage,
+                        micro_batch=action.micro_batch,
+                    )
+                )
+                self._occupy(devices, reduced)
+            for name in replica.devices:
+                if action.kind.frees_activations:
+                    self.gradients_done[action.stage, self.index[name]] = self.last[self.index[name]]
+        if action.kind is ActionKind.FORWARD and action.stage + 1 < len(self.plan.stages):
+            self._send(action, action.stage + 1, stage.end - 1)
+        if action.kind.is_gradient and action.stage > 0:
+            self._send(action, action.stage - 1, stage.first - 1)
+
+    def _compute(self, action: Action, stage: Stage, position: int, member: int, gathered: int | None) -> int:
+        replica = stage.replicas[position]
+        device = self.index[replica.devices[member]]
+        forward, backward = self.seconds[action.stage, position, member]
+        seconds = {ActionKind.FORWARD: forward, ActionKind.BACKWARD: backward}.get(action.kind, backward / 2)
+        kept = activation_bytes(self.chain, stage, replica.samples, replica.shares[member])
+        arrived = self.arriving[action, device]
+        buffers = sum(flow.bytes for task in arrived for flow in self.tasks[task].flows)
+        after = [*arrived, *([self.last[device]] if device in self.last else [])]
+        if gathered is not None:
+            after.append(gathered)
+        freed = (kept if action.kind.frees_activations else 0.0) + buffers
+        task = self._add(
+            Task(
+                kind=SPAN_KIND[action.kind],
+                device=device,
+                seconds=seconds,
+                after=tuple(dict.fromkeys(after)),
+                stage=action.stage,
+                micro_batch=action.micro_batch,
+                takes=((device, kept),) if action.kind is ActionKind.FORWARD else (),
+                frees=((device, freed),) if freed else (),
+            )
+        )
+        self._occupy([device], task)
+        return task
+
+    def _send(self, action: Action, target_stage: int, layer: int) -> None:
+        """Hand the micro-batch to a neighbouring stage: replica to replica, the samples that both hold."""
+        stage, target = self.plan.stages[action.stage], self.plan.stages[target_stage]
+        per_sample = self.chain.layers[layer].output_bytes
+        is_gradient = target_stage < action.stage
+        for source_replica, target_replica, samples in overlaps(stage.replicas, target.replicas):
+            for member, name in enumerate(target_replica.devices):
+                partner = source_replica.devices[member * source_replica.width // target_replica.width]
+                source, destination = self.index[partner], self.index[name]
+                if source == destination:
+                    continue
+                channel = (source, destination, is_gradient)
+                num_bytes = samples * per_sample
+                transfer = self._add(
+                    Task(
+                        kind=SpanKind.TRANSFER,
+                        flows=(Flow(source, destination, num_bytes),),
+                        after=(self.last[source],),
+                        behind=self.channel_last.get(channel),
+                        stage=action.stage,
+                        micro_batch=action.micro_batch,
+                        takes=((destination, num_bytes),),
+                    )
+                )
+                self.channel_last[channel] = transfer
+                self.channel_first.setdefault(channel, transfer)
+                for consumer in self._consumers(target_stage, action, is_gradient):
+                    self.arriving[consumer, destination].append(transfer)
+
+    def _consumers(self, stage: int, action: Action, is_gradient: bool) -> tuple[Action, ...]:
+        if not is_gradient:
+            return (Action(stage, ActionKind.FORWARD, action.micro_batch),)
+        return (Action(stage, action.kind, action.micro_batch),)
+
+    def _gather_weights(self, stage: Stage, action: Action) -> int | None:
+        """ZeRO 3: collect the stage's weights while the action before is still computing."""
+        if len(stage.replicas) == 1 or action.kind is ActionKind.WEIGHT_GRADIENT:
+            return None
+        weights = stage_parameters(self.chain, stage) * self.chain.dtype.bytes
+        devices = [self.index[name] for name in stage.devices]
+        gathered = self._add(
+            Task(
+                kind=SpanKind.COLLECTIVE,
+                flows=self._rings([stage], weights),
+                rounds=len(stage.replicas) - 1,
+                after=tuple(sorted({self.before_last[d] for d in devices if d in self.before_last})),
+                stage=action.stage,
+                micro_batch=action.micro_batch,
+            )
+        )
+        if not self.tasks[gathered].after:
+            self.unanchored.append((gathered, devices))
+        return gathered
+
+    def add_synchronisation(self) -> None:
+        """Sum the gradients of every stage's replicas and of tied layers, then update."""
+        waits: dict[int, list[int]] = defaultdict(list)
+        for stages, parameters in self._gradient_groups():
+            devices = [self.index[name] for stage in stages for name in self.plan.stages[stage].devices]
+            payload = 2 * parameters * self.chain.dtype.bytes
+            flows = self._rings([self.plan.stages[stage] for stage in stages], payload)
+            ready = {self.gradients_done[stage, d] for stage in stages for d in devices if (stage, d) in self.gradients_done}
+            num_replicas = sum(len(self.plan.stages[stage].replicas) for stage in stages)
+            task = self._add(
+                Task(
+                    kind=SpanKind.COLLECTIVE,
+                    flows=flows,
+                    rounds=2 * (num_replicas - 1),
+                    after=tuple(sorted(ready)),
+                    stage=stages[0],
+                )
+            )
+            for device in devices:
+                waits[device].append(task)
+        for device in range(len(self.names)):
+            self._add_update(device, waits[device])
+
+    def _gradient_groups(self) -> Iterator[tuple[tuple[int, ...], int]]:
+        """(stages, parameters) whose gradients are summed over all replicas of these stages."""
+        for index, stage in enumerate(self.plan.stages):
+            if len(stage.replicas) > 1:
+                yield (index,), stage_parameters(self.chain, stage)
+        for index, layer in enumerate(self.chain.layers):
+            if layer.tied_to is None:
+                continue
+            homes = {stage for stage, s in enumerate(self.plan.stages) for l in (index, layer.tied_to) if s.first <= l < s.end}
+            if len(homes) > 1:
+                yield tuple(sorted(homes)), layer.tied_parameters
+
+    def _rings(self, stages: Sequence[Stage], payload: float) -> tuple[Flow, ...]:
+        """Ring flows over all replicas of ``stages``; replicas of width w hold w slices, each slice has its own ring."""
+        replicas = [replica for stage in stages for replica in stage.replicas]
+        slices = math.lcm(*(replica.width for replica in replicas))
+        flows: dict[tuple[int, int], float] = defaultdict(float)
+        for piece in range(slices):
+            ring = sorted({self.index[r.devices[piece * r.width // slices]] for r in replicas})
+            for flow in ring_flows(ring, payload / slices):
+                flows[flow.source, flow.target] += flow.bytes
+        return tuple(Flow(source, target, num_bytes) for (source, target), num_bytes in flows.items())
+
+    def _add_update(self, device: int, waits: list[int]) -> None:
+        seconds = 0.0
+        for stage in self.plan.stages:
+            for replica in stage.replicas:
+                for member, name in enumerate(replica.devices):
+                    if self.index[name] == device:
+                        share = replica.shares[member]
+                        seconds += update_seconds(self.chain, stage, self.cluster.device(name), share)
+        after = tuple(sorted({self.last[device], *waits}))
+        task = self._add(Task(kind=SpanKind.UPDATE, device=device, seconds=seconds, after=after))
+        self._occupy([device], task)
+
+    def graph(self) -> TaskGraph:
+        resident = [0.0] * len(self.names)
+        for stage in self.plan.stages:
+            for replica in stage.replicas:
+                for name, share in zip(replica.devices, replica.shares, strict=True):
+                    resident[self.index[name]] += state_bytes(self.chain, stage, share).total
+        carry = [(self.last[device], self.first[device]) for device in range(len(self.names))]
+        carry += [(self.last[device], task) for task, devices in self.unanchored for device in devices]
+        carry += [(self.channel_last[channel], self.channel_first[channel]) for channel in self.channel_last]
+        return TaskGraph(devices=self.names, tasks=tuple(self.tasks), carry=tuple(carry), resident=tuple(resident))
+
+    def _add(self, task: Task) -> int:
+        self.tasks.append(task)
+        return len(self.tasks) - 1
+
+    def _occupy(self, devices: Sequence[int], task: int) -> None:
+        for device in devices:
+            if device in self.last:
+                self.before_last[device] = self.last[device]
+            self.last[device] = task
+            self.first.setdefault(device, task)
+
+
+def ring_flows(devices: Sequence[int], payload: float) -> tuple[Flow, ...]:
+    """Each device sends (n-1)/n of ``payload`` to the next: once around for a gather or a scatter; double the payload for
+    an all-reduce, which is both.
+
+    >>> ring_flows([0, 1, 2], 300.0)
+    (Flow(source=0, target=1, bytes=200.0), Flow(source=1, target=2, bytes=200.0), Flow(source=2, target=0, bytes=200.0))
+    """
+    count = len(devices)
+    if count < 2:
+        return ()
+    each = payload * (count - 1) / count
+    return tuple(Flow(devices[i], devices[(i + 1) % count], each) for i in range(count))
+
+
+def overlaps(sources: Sequence[Replica], targets: Sequence[Replica]) -> Iterator[tuple[Replica, Replica, int]]:
+    """Pairs of replicas that hold the same samples of a micro-batch, and how many.
+
+    >>> one, two = Replica(devices=("a",), samples=3), Replica(devices=("b",), samples=1)
+    >>> whole = Replica(devices=("c",), samples=4)
+    >>> [count for *_, count in overlaps([one, two], [whole])]
+    [3, 1]
+    """
+    start = 0
+    for source in sources:
+        begin = 0
+        for target in targets:
+            common = min(start + source.samples, begin + target.samples) - max(start, begin)
+            if common > 0:
+                yield source, target, common
+            begin += target.samples
+        start += source.samples

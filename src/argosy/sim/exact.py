@@ -1,0 +1,251 @@
+"""The exact engine: a discrete-event simulation of a task graph on a cluster whose links and devices change.
+
+Two things take time. A computation that starts at t on a device with speed trace v ends where the integral of v reaches
+its seconds (``Trace.advance``), so slow-downs and losses in mid-task need no events. Bytes drain at max-min fair rates
+(``Network``); the last byte of a task leaves, and after its latency the task is over.
+
+The event heap holds (time, number, what); the number breaks ties, so equal inputs give equal outputs to the last bit. Rates
+are computed once per instant, after everything that happens at it. Iterations follow one another without a barrier: each
+device starts the next one as soon as its own work allows.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+
+from argosy.cluster.topology import Cluster
+from argosy.sim.graph import Task, TaskGraph
+from argosy.sim.network import ActiveFlow, Network
+from argosy.timeline import LinkUse, Span, Timeline
+from argosy.units import TIME
+
+
+def simulate_exact(
+    graph: TaskGraph, cluster: Cluster, *, iterations: int = 1, record: int | None = None, until: float = math.inf
+) -> Timeline:
+    """Play ``iterations`` of the graph from time 0. Spans and memory are kept for the first ``record`` of them (default:
+    all); no iteration begins after ``until``."""
+    engine = _Engine(graph, cluster, iterations, iterations if record is None else record, until)
+    engine.run()
+    return engine.timeline()
+
+
+class _Engine:
+    def __init__(self, graph: TaskGraph, cluster: Cluster, iterations: int, record: int, until: float) -> None:
+        self.graph = graph
+        self.cluster = cluster
+        self.iterations = iterations
+        self.record = record
+        self.until = until
+        self.size = len(graph.tasks)
+        self.now = 0.0
+        self.heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
+        self.events = 0
+        self.network = Network(cluster, self._foresee_end, self._foresee_change)
+        self.speeds = [cluster.device(name).speed for name in graph.devices]
+        self.next_tasks: list[list[int]] = [[] for _ in graph.tasks]
+        self.next_on_channel: list[list[int]] = [[] for _ in graph.tasks]
+        self.in_next_iteration: list[list[int]] = [[] for _ in graph.tasks]
+        self.needs = [len(task.after) + (task.behind is not None) for task in graph.tasks]
+        self.carried_needs = [0] * self.size
+        self._link_tasks()
+        self.waiting: dict[int, int] = {}
+        """Per task instance (iteration * size + task), how many it still waits for."""
+        self.left: dict[int, int] = {}
+        """Per iteration, tasks that are not over."""
+        self.flows_left: dict[int, int] = {}
+        self.started: dict[int, float] = {}
+        self.cause: dict[int, int] = {}
+        """Per instance, the span that let it start."""
+        self.span_of: dict[int, int] = {}
+        self.flow_latency: dict[int, float] = {}
+        self.spans: list[Span] = []
+        self.busy = [0.0] * len(graph.devices)
+        self.memory: list[list[tuple[float, float]]] = [[] for _ in graph.devices]
+        self.iteration_ends: list[float] = []
+
+    def _link_tasks(self) -> None:
+        for index, task in enumerate(self.graph.tasks):
+            for earlier in task.after:
+                self.next_tasks[earlier].append(index)
+            if task.behind is not None:
+                self.next_on_channel[task.behind].append(index)
+        for earlier, later in self.graph.carry:
+            self.in_next_iteration[earlier].append(later)
+            self.carried_needs[later] += 1
+
+    def run(self) -> None:
+        self._open_iteration(0)
+        while self.heap:
+            time, _, act, arguments = heapq.heappop(self.heap)
+            self.now = time
+            act(*arguments)
+            if self.network.dirty and (not self.heap or self.heap[0][0] > time):
+                self.network.refresh(time)
+
+    def _open_iteration(self, iteration: int) -> None:
+        if iteration >= self.iterations or self.now > self.until:
+            return
+        base = iteration * self.size
+        self.left[iteration] = self.size
+        ready = []
+        for index in range(self.size):
+            count = self.needs[index] + (self.carried_needs[index] if iteration else 0)
+            if count:
+                self.waiting[base + index] = count
+            else:
+                ready.append(base + index)
+        for instance in ready:
+            self._start(instance)
+
+    def _start(self, instance: int) -> None:
+        task = self.graph.tasks[instance % self.size]
+        self.started[instance] = self.now
+        if instance < self.record * self.size:
+            for device, amount in task.takes:
+                self.memory[device].append((self.now, amount))
+        if task.kind.is_communication:
+            self._start_flows(instance, task)
+            return
+        end = self.speeds[task.device].advance(self.now, task.seconds)
+        if end < math.inf:
+            self._at(end, self._computed, instance)
+
+    def _start_flows(self, instance: int, task: Task) -> None:
+        moving = [flow for flow in task.flows if flow.bytes > 0]
+        self.flows_left[instance] = len(moving)
+        for flow in moving:
+            source, target = self.graph.devices[flow.source], self.graph.devices[flow.target]
+            where = f"{source}>{target}"
+            self.network.request(self.cluster.routes(source, target), flow.bytes, self.now, (instance, where))
+        if not moving:
+            self._last_byte_left(instance, task, 0.0)
+
+    def _computed(self, instance: int) -> None:
+        task = self.graph.tasks[instance % self.size]
+        start = self.started[instance]
+        self.busy[task.device] += self.now - start
+        self._keep(instance, self.graph.devices[task.device], start, self.now)
+        self._over(instance)
+
+    def _flow_ended(self, flow: ActiveFlow, version: int) -> None:
+        if version != flow.version:
+            return
+        flow.version = -1
+        self.network.finish(flow, self.now)
+        instance, where = flow.owner  # type: ignore[misc]
+        task = self.graph.tasks[instance % self.size]
+        assert flow.route is not None
+        latency = task.rounds * self.cluster.latency(flow.route, self.now)
+        via = tuple(self.cluster.links[link].name for link in flow.route.links)
+        self._keep(instance, where, flow.started, self.now + latency, flow.bytes, via)
+        self.flow_latency[instance] = max(self.flow_latency.get(instance, 0.0), latency)
+        self.flows_left[instance] -= 1
+        if not self.flows_left[instance]:
+            self._last_byte_left(instance, task, self.flow_latency.pop(instance))
+
+    def _last_byte_left(self, instance: int, task: Task, latency: float) -> None:
+        del self.flows_left[instance]
+        base = instance - instance % self.size
+        for later in self.next_on_channel[instance % self.size]:
+            self._release(base + later, instance)
+        if latency:
+            self._at(self.now + latency, self._over, instance)
+        else:
+            self._over(instance)
+
+    def _over(self, instance: int) -> None:
+        iteration, index = divmod(instance, self.size)
+        task = self.graph.tasks[index]
+        base = iteration * self.size
+        if iteration < self.record:
+            for device, amount in task.frees:
+                self.memory[device].append((self.now, -amount))
+        self.left[iteration] -= 1
+        if iteration + 1 not in self.left and self.in_next_iteration[index]:
+            self._open_iteration(iteration + 1)
+        for later in self.next_tasks[index]:
+            self._release(base + later, instance)
+        if iteration + 1 in self.left:
+            for later in self.in_next_iteration[index]:
+                self._release(base + self.size + later, instance)
+        self.started.pop(instance, None)
+        if not self.left[iteration]:
+            self.iteration_ends.append(self.now)
+
+    def _release(self, instance: int, by: int) -> None:
+        self.waiting[instance] -= 1
+        if not self.waiting[instance]:
+            del self.waiting[instance]
+            if by in self.span_of:
+                self.cause[instance] = self.span_of[by]
+            self._start(instance)
+
+    def _keep(
+        self, instance: int, where: str, start: float, end: float, num_bytes: float = 0.0, via: tuple[str, ...] = ()
+    ) -> None:
+        iteration, index = divmod(instance, self.size)
+        if iteration >= self.record:
+            return
+        task = self.graph.tasks[index]
+        self.span_of[instance] = len(self.spans)
+        cause = self.cause.get(instance)
+        span = Span(where, task.kind, start, end, task.stage, task.micro_batch, iteration, num_bytes, via, cause)
+        self.spans.append(span)
+
+    def _at(self, time: float, act: Callable[..., None], *arguments: object) -> None:
+        self.events += 1
+        heapq.heappush(self.heap, (time, self.events, act, arguments))
+
+    def _foresee_end(self, time: float, flow: ActiveFlow, version: int) -> None:
+        self._at(time, self._flow_ended, flow, version)
+
+    def _foresee_change(self, time: float, link: int) -> None:
+        self._at(time, self.network.change, link, time)
+
+    def timeline(self) -> Timeline:
+        end = max([*self.iteration_ends, *(span.end for span in self.spans)], default=0.0)
+        uses = []
+        for link, carried in zip(self.cluster.links, self.network.carried, strict=True):
+            if carried > 0:
+                possible = link.bandwidth.integral(0.0, end)
+                uses.append(LinkUse(link=link.name, bytes=carried, utilisation=carried / possible if possible else 0.0))
+        return Timeline(
+            clock="simulated",
+            devices=self.graph.devices,
+            spans=tuple(self.spans),
+            iteration_ends=tuple(self.iteration_ends),
+            busy=tuple(self.busy),
+            links=tuple(uses),
+            memory=tuple(self._memory_steps(index) for index in range(len(self.graph.devices))),
+            stalled=self._why_stalled(),
+        )
+
+    def _memory_steps(self, device: int) -> tuple[str, tuple[tuple[float, float], ...]]:
+        resident = self.graph.resident[device] if self.graph.resident else 0.0
+        steps = [(0.0, resident)]
+        # At one moment, memory is given back before it is taken again.
+        for time, amount in sorted(self.memory[device]):
+            held = steps[-1][1] + amount
+            if time == steps[-1][0]:
+                steps[-1] = (time, held)
+            else:
+                steps.append((time, held))
+        return self.graph.devices[device], tuple(steps)
+
+    def _why_stalled(self) -> str | None:
+        unfinished = sorted(instance for instance in self.started)
+        if not unfinished:
+            return None
+        instance = unfinished[0]
+        task = self.graph.tasks[instance % self.size]
+        what = str(task.kind) if task.micro_batch is None else f"{task.kind} {task.micro_batch}"
+        what += f" of stage {task.stage}" if task.stage is not None else ""
+        since = TIME.format(self.started[instance])
+        if task.kind.is_communication:
+            flow = task.flows[0]
+            source, target = self.graph.devices[flow.source], self.graph.devices[flow.target]
+            return f"no link from {source} to {target} comes back: {what}, begun at {since}, never ends"
+        return f"{self.graph.devices[task.device]} is lost: {what}, begun at {since}, never ends"

@@ -1,0 +1,195 @@
+"""The network in mid-simulation: which flows are under way, at which rate, over which route.
+
+Rates are max-min fair over all links and hold until a flow starts or ends or a link's bandwidth changes; between such
+moments every flow drains linearly, so its end is known exactly. Only the part of the network that a change can reach is
+computed again. Edges in conflict never carry bytes together: a flow that would break this waits, and nothing that needs the
+same edges overtakes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from argosy.cluster.topology import Cluster, Route
+from argosy.sim.fairshare import max_min_rates
+
+
+@dataclass(slots=True, eq=False)
+class ActiveFlow:
+    """A flow that has been asked for and is not done."""
+
+    number: int
+    routes: tuple[Route, ...]
+    bytes: float
+    owner: object
+    """Whom to tell when it is done."""
+    started: float = math.inf
+    """When its first byte left; infinity while it waits for a conflicting edge."""
+    route: Route | None = None
+    remaining: float = 0.0
+    rate: float = 0.0
+    settled: float = 0.0
+    """The moment for which ``remaining`` holds."""
+    version: int = 0
+    """Counts changes of the rate, so that an end foreseen earlier is recognised as stale."""
+
+
+Schedule = Callable[[float, ActiveFlow, int], None]
+"""Told that a flow of a version will end at a time."""
+
+
+class Network:
+    """All flows under way on a cluster."""
+
+    def __init__(self, cluster: Cluster, foresee_end: Schedule, foresee_change: Callable[[float, int], None]) -> None:
+        self.cluster = cluster
+        self.foresee_end = foresee_end
+        self.foresee_change = foresee_change
+        self.on_link: dict[int, dict[int, ActiveFlow]] = {}
+        """Per link in use, its flows by number."""
+        self.waiting: list[ActiveFlow] = []
+        self.dirty: set[int] = set()
+        self.next_knot: dict[int, float] = {}
+        self.carried = [0.0] * len(cluster.links)
+        """Bytes that crossed each link, integrated from the rates."""
+        self.started = 0
+        self.sides: dict[int, list[tuple[int, int]]] = {}
+        """Per link, the (conflict, side) pairs that it belongs to."""
+        self.active = [[0] * len(conflict) for conflict in cluster.conflicts]
+        for conflict_index, conflict in enumerate(cluster.conflicts):
+            for side_index, side in enumerate(conflict):
+                for link in side:
+                    self.sides.setdefault(link, []).append((conflict_index, side_index))
+
+    def request(self, routes: tuple[Route, ...], num_bytes: float, now: float, owner: object) -> ActiveFlow:
+        """Start a flow as soon as no conflict forbids it."""
+        flow = ActiveFlow(self.started, routes, num_bytes, owner)
+        self.started += 1
+        reserved = {conflict for other in self.waiting for conflict in self._conflicts_of(other.routes)}
+        if not reserved.isdisjoint(self._conflicts_of(routes)) or not self._start(flow, now):
+            self.waiting.append(flow)
+        return flow
+
+    def finish(self, flow: ActiveFlow, now: float) -> None:
+        """Take a flow off the network, and let those start that waited for it."""
+        assert flow.route is not None
+        self._settle(flow, now)
+        for link in flow.route.links:
+            del self.on_link[link][flow.number]
+            for conflict, side in self.sides.get(link, ()):
+                self.active[conflict][side] -= 1
+        self.dirty.update(flow.route.links)
+        if self.waiting:
+            self._start_waiting(now)
+
+    def change(self, link: int, now: float) -> None:
+        """A link's bandwidth has changed."""
+        self.next_knot.pop(link, None)
+        if self.on_link.get(link):
+            self.dirty.add(link)
+
+    def refresh(self, now: float) -> None:
+        """Compute the rates again where something has changed."""
+        links, flows = self._component(self.dirty)
+        self.dirty.clear()
+        capacity = {link: self.cluster.links[link].bandwidth.at(now) for link in links}
+        for link in links:
+            self._watch(link, now)
+        rates = max_min_rates([_links(flow) for flow in flows], capacity) if flows else []
+        for flow, rate in zip(flows, rates, strict=True):
+            if rate == flow.rate and flow.version:
+                continue
+            self._settle(flow, now)
+            flow.rate = rate
+            flow.version += 1
+            if rate > 0:
+                self.foresee_end(now + flow.remaining / rate, flow, flow.version)
+
+    def _start(self, flow: ActiveFlow, now: float) -> bool:
+        route = self._choose(flow, now)
+        if route is None:
+            return False
+        flow.route, flow.started, flow.settled, flow.remaining = route, now, now, flow.bytes
+        for link in route.links:
+            self.on_link.setdefault(link, {})[flow.number] = flow
+            for conflict, side in self.sides.get(link, ()):
+                self.active[conflict][side] += 1
+        self.dirty.update(route.links)
+        return True
+
+    def _choose(self, flow: ActiveFlow, now: float) -> Route | None:
+        """Of the routes that no conflict forbids now, the one with the earliest end at today's load."""
+        free = [route for route in flow.routes if not self._is_blocked(route)]
+        if len(free) < 2:
+            return free[0] if free else None
+
+        def foreseen(route: Route) -> float:
+            share = min(
+                self.cluster.links[link].bandwidth.at(now) / (len(self.on_link.get(link, ())) + 1)
+                for link in route.links
+            )
+            return flow.bytes / share + self.cluster.latency(route, now) if share else math.inf
+
+        return min(free, key=foreseen)
+
+    def _is_blocked(self, route: Route) -> bool:
+        mine = {place for link in route.links for place in self.sides.get(link, ())}
+        return any(
+            count and side != own
+            for conflict, own in mine
+            for side, count in enumerate(self.active[conflict])
+        )
+
+    def _conflicts_of(self, routes: Iterable[Route]) -> set[int]:
+        if not self.sides:
+            return set()
+        return {conflict for route in routes for link in route.links for conflict, _ in self.sides.get(link, ())}
+
+    def _start_waiting(self, now: float) -> None:
+        still: list[ActiveFlow] = []
+        reserved: set[int] = set()
+        for flow in self.waiting:
+            wanted = self._conflicts_of(flow.routes)
+            if not reserved.isdisjoint(wanted) or not self._start(flow, now):
+                reserved |= wanted
+                still.append(flow)
+        self.waiting = still
+
+    def _settle(self, flow: ActiveFlow, now: float) -> None:
+        moved = min(flow.rate * (now - flow.settled), flow.remaining)
+        flow.remaining -= moved
+        flow.settled = now
+        for link in _links(flow):
+            self.carried[link] += moved
+
+    def _component(self, seeds: Iterable[int]) -> tuple[list[int], list[ActiveFlow]]:
+        """The links and flows that a change of ``seeds`` can reach, in a reproducible order."""
+        links: dict[int, None] = {}
+        flows: dict[int, ActiveFlow] = {}
+        stack = sorted(link for link in seeds if self.on_link.get(link))
+        while stack:
+            link = stack.pop()
+            if link in links:
+                continue
+            links[link] = None
+            for number, flow in self.on_link[link].items():
+                if number not in flows:
+                    flows[number] = flow
+                    stack.extend(other for other in _links(flow) if other not in links)
+        return sorted(links), [flows[number] for number in sorted(flows)]
+
+    def _watch(self, link: int, now: float) -> None:
+        trace = self.cluster.links[link].bandwidth
+        if trace.is_constant or link in self.next_knot:
+            return
+        knot = trace.next_change(now)
+        if knot < math.inf:
+            self.next_knot[link] = knot
+            self.foresee_change(knot, link)
+
+
+def _links(flow: ActiveFlow) -> tuple[int, ...]:
+    assert flow.route is not None
+    return flow.route.links

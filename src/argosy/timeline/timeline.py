@@ -1,0 +1,155 @@
+"""The timeline: spans (where, from when to when, what), and what they add up to.
+
+The simulator and the runtime return the same type, so predicted against measured is a subtraction. With T the time from
+the first start to the last end and D the devices in use:
+
+    (1)  utilisation of a device = time it computes / T
+    (2)  bubble fraction         = 1 - mean utilisation over D
+    (3)  critical path           = from the last span to end, always to the span that it waited for
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import NamedTuple
+
+from argosy.units import TIME
+
+
+class SpanKind(StrEnum):
+    """What a device or the network is busy with."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    INPUT_GRADIENT = "input-gradient"
+    WEIGHT_GRADIENT = "weight-gradient"
+    UPDATE = "update"
+    TRANSFER = "transfer"
+    COLLECTIVE = "collective"
+
+    @property
+    def is_communication(self) -> bool:
+        return self in (SpanKind.TRANSFER, SpanKind.COLLECTIVE)
+
+
+class Span(NamedTuple):
+    """One thing on one device, or between devices."""
+
+    where: str
+    """A device, or ``a0.0>v0.1`` for what crosses the network between two."""
+    kind: SpanKind
+    start: float
+    """Seconds."""
+    end: float
+    stage: int | None = None
+    micro_batch: int | None = None
+    iteration: int = 0
+    bytes: float = 0.0
+    """Moved by a transfer or one flow of a collective."""
+    via: tuple[str, ...] = ()
+    """The links that these bytes crossed."""
+    waited_for: int | None = None
+    """Index of the span whose end let this one start."""
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+    @property
+    def label(self) -> str:
+        """``forward 3`` for micro-batch 3."""
+        return str(self.kind) if self.micro_batch is None else f"{self.kind} {self.micro_batch}"
+
+    def __repr__(self) -> str:
+        return f"{self.label} on {self.where}, {self.start:.6g}..{self.end:.6g} s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkUse:
+    """What a link carried from the first start to the last end."""
+
+    link: str
+    bytes: float
+    utilisation: float
+    """Bytes over what the link could have carried in that time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """One or more iterations of a plan."""
+
+    clock: str
+    """``simulated`` or ``measured``."""
+    devices: tuple[str, ...]
+    """The devices in use."""
+    spans: tuple[Span, ...] = field(repr=False)
+    iteration_ends: tuple[float, ...]
+    """When each finished iteration was done on every device, seconds."""
+    busy: tuple[float, ...]
+    """Seconds each device computed, over all iterations, also those whose spans were not kept."""
+    links: tuple[LinkUse, ...] = ()
+    memory: tuple[tuple[str, tuple[tuple[float, float], ...]], ...] = ()
+    """Per device, (seconds, bytes held from then on)."""
+    stalled: str | None = None
+    """Why it stopped before the last iteration, if it did."""
+
+    @cached_property
+    def end(self) -> float:
+        """Seconds from 0 to the last end that is known."""
+        last_span = max((span.end for span in self.spans if math.isfinite(span.end)), default=0.0)
+        return max([last_span, *self.iteration_ends])
+
+    @cached_property
+    def iteration_seconds(self) -> tuple[float, ...]:
+        """How long each iteration took, from the end of the one before."""
+        starts = (0.0, *self.iteration_ends[:-1])
+        return tuple(end - start for start, end in zip(starts, self.iteration_ends, strict=True))
+
+    def utilisation(self) -> dict[str, float]:
+        """(1) for every device."""
+        return {
+            device: seconds / self.end if self.end else 0.0
+            for device, seconds in zip(self.devices, self.busy, strict=True)
+        }
+
+    @property
+    def bubble_fraction(self) -> float:
+        """(2)."""
+        shares = self.utilisation().values()
+        return 1 - sum(shares) / len(shares) if shares else 0.0
+
+    def peak_memory(self) -> dict[str, float]:
+        """Most bytes each device held."""
+        return {device: max((held for _, held in steps), default=0.0) for device, steps in self.memory}
+
+    def critical_path(self) -> tuple[Span, ...]:
+        """(3), first to last; empty without spans."""
+        finished = [index for index, span in enumerate(self.spans) if math.isfinite(span.end)]
+        if not finished:
+            return ()
+        at: int | None = max(finished, key=lambda index: (self.spans[index].end, -index))
+        path = []
+        while at is not None:
+            path.append(self.spans[at])
+            at = self.spans[at].waited_for
+        return tuple(reversed(path))
+
+    def critical_shares(self) -> dict[str, float]:
+        """Seconds of the critical path by what they were spent on, waiting included, largest first."""
+        shares: dict[str, float] = defaultdict(float)
+        clock = 0.0
+        for span in self.critical_path():
+            shares["waiting"] += max(span.start - clock, 0.0)
+            shares[f"{span.kind} on {span.where}"] += span.end - max(span.start, min(clock, span.end))
+            clock = span.end
+        return dict(sorted(((k, v) for k, v in shares.items() if v > 0), key=lambda item: -item[1]))
+
+    def __repr__(self) -> str:
+        count = len(self.iteration_ends)
+        mean = TIME.format(self.iteration_ends[-1] / count) if count else "none finished"
+        text = f"Timeline ({self.clock}): {count} iterations of {mean} on {len(self.devices)} devices"
+        return f"{text}, stalled: {self.stalled}" if self.stalled else text

@@ -1,0 +1,262 @@
+"""The shape of a transformer, and exactly how many weights it has.
+
+h hidden width, a heads, g key-value heads, d head dim, f inner width, E experts, v vocabulary, e table width:
+
+    (1) Attention        h a d + 2 h g d + a d h; biases (a + 2 g) d and h; query and key norms 2 d or
+                         (a + g) d; a table of relative positions, buckets x a
+    (2) FeedForward      m h f with m = 3 gated, 2 not; biases (m - 1) f + h
+    (3) Experts          E times (2); router h E; shared expert (2) and its gate h
+    (4) NormKind         h (root mean square), 2 h (layer norm) or 0 (nothing learned)
+    (5) Block            (1), once more for cross attention; (2) or (3); its norms (4)
+    (6) TokenEmbedding   v e; e h where e differs from h; h per position and per token type; (4)
+    (7) PatchEmbedding   h per value of a patch; h bias; h class token; h per position
+    (8) Head             (4); h e where e differs from h; v e unless tied; v bias. BERT adds a transform
+                         h h + h + (4), a pooler h h + h and a classifier c h + c
+
+*Matrix weights* multiply every token that meets them: weights without biases, norms and tables. What a shape
+computes and keeps is in ``transformer.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+
+class NormKind(StrEnum):
+    """How activations are normalised."""
+
+    RMS = "rms"
+    LAYER = "layer"
+    PLAIN = "plain"
+    """A layer norm that learns nothing."""
+
+    def parameters(self, width: int) -> int:
+        """(4)"""
+        return {"rms": 1, "layer": 2, "plain": 0}[self.value] * width
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """Multi-head attention, with keys and values shared by groups of heads where ``kv_heads < heads``."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: Literal["none", "head", "all"] = "none"
+    """Root-mean-square norm of queries and keys: a weight per element of one head, or of all heads."""
+    relative_buckets: int = 0
+    """Rows of a learned table of relative positions; T5 keeps one in the first block of each side."""
+    window: int | None = None
+    """Keys that a query looks at; None: all."""
+    dropout: bool = False
+    """On the attention weights."""
+
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def key_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    def query_weights(self, hidden: int) -> int:
+        """Matrix weights met by every query: the query and output projections."""
+        return 2 * hidden * self.query_width
+
+    def key_weights(self, hidden: int) -> int:
+        """Matrix weights met by every key: the key and value projections."""
+        return 2 * hidden * self.key_width
+
+    def parameters(self, hidden: int) -> int:
+        """(1)
+
+        >>> Attention(heads=32, kv_heads=8, head_dim=128).parameters(4096)
+        41943040
+        """
+        biases = self.qkv_bias * (self.query_width + 2 * self.key_width) + self.output_bias * hidden
+        norms = {"none": 0, "head": 2 * self.head_dim, "all": self.query_width + self.key_width}[self.qk_norm]
+        tables = self.relative_buckets * self.heads
+        return self.query_weights(hidden) + self.key_weights(hidden) + biases + norms + tables
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedForward:
+    """Up projection, activation function, down projection; gated: a second up projection is multiplied in."""
+
+    inner: int
+    gated: bool = False
+    bias: bool = False
+
+    def matrix_weights(self, hidden: int) -> int:
+        return (3 if self.gated else 2) * hidden * self.inner
+
+    def parameters(self, hidden: int) -> int:
+        """(2)"""
+        biases = (2 if self.gated else 1) * self.inner + hidden
+        return self.matrix_weights(hidden) + self.bias * biases
+
+    def active_parameters(self, hidden: int) -> int:
+        return self.parameters(hidden)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """A mixture of experts: a router sends each token to ``active`` of ``count`` experts."""
+
+    expert: FeedForward
+    count: int
+    active: int
+    shared: FeedForward | None = None
+    """An expert that every token meets, its result scaled by a learned gate."""
+
+    def _common(self, hidden: int) -> int:
+        shared = 0 if self.shared is None else self.shared.parameters(hidden) + hidden
+        return hidden * self.count + shared
+
+    def matrix_weights(self, hidden: int) -> int:
+        """Those that one token meets."""
+        shared = 0 if self.shared is None else self.shared.matrix_weights(hidden) + hidden
+        return self.active * self.expert.matrix_weights(hidden) + hidden * self.count + shared
+
+    def parameters(self, hidden: int) -> int:
+        """(3)"""
+        return self.count * self.expert.parameters(hidden) + self._common(hidden)
+
+    def active_parameters(self, hidden: int) -> int:
+        return self.active * self.expert.parameters(hidden) + self._common(hidden)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One transformer block: attention, cross attention where a decoder reads an encoder, feed-forward."""
+
+    attention: Attention
+    feed_forward: FeedForward | Experts
+    norm: NormKind
+    cross: Attention | None = None
+    num_norms: int = 2
+    pre_norm: bool = True
+    """Norms stand before attention and feed-forward rather than after the residual sum."""
+    parallel: bool = False
+    """Attention and feed-forward read the same input and are summed once."""
+    dropout: bool = False
+    """On the results of attention and feed-forward."""
+
+    @property
+    def num_parts(self) -> int:
+        """Attention, cross attention, feed-forward: what a residual sum closes."""
+        return 2 if self.cross is None else 3
+
+    def parameters(self, hidden: int) -> int:
+        """(5)"""
+        return self._around(hidden) + self.feed_forward.parameters(hidden)
+
+    def active_parameters(self, hidden: int) -> int:
+        return self._around(hidden) + self.feed_forward.active_parameters(hidden)
+
+    def _around(self, hidden: int) -> int:
+        attentions = [self.attention] if self.cross is None else [self.attention, self.cross]
+        norms = self.num_norms * self.norm.parameters(hidden)
+        return sum(attention.parameters(hidden) for attention in attentions) + norms
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenEmbedding:
+    """Tables of tokens and, where learned, of positions and token types."""
+
+    vocabulary: int
+    width: int
+    """Of a row of the token table; projected where it is not the hidden width (OPT-350m)."""
+    position_rows: int = 0
+    token_types: int = 0
+    norm: NormKind | None = None
+    dropout: bool = False
+
+    def parameters(self, hidden: int) -> int:
+        """(6)"""
+        projection = self.width * hidden if self.width != hidden else 0
+        norm = 0 if self.norm is None else self.norm.parameters(hidden)
+        return (
+            self.vocabulary * self.width
+            + projection
+            + (self.position_rows + self.token_types) * hidden
+            + norm
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchEmbedding:
+    """An image cut into patches, each projected to one token, after a class token."""
+
+    patches: int
+    values: int
+    """Per patch: channels x height x width."""
+    dropout: bool = False
+
+    def parameters(self, hidden: int) -> int:
+        """(7)"""
+        return (self.values + 1) * hidden + hidden + (self.patches + 1) * hidden
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """From the last block to logits: over words for every token, or over classes for the first token."""
+
+    outputs: int
+    width: int
+    """Of the rows that logits are products with."""
+    norm: NormKind | None
+    """The final norm of the model."""
+    tied: bool
+    """The rows are those of the token table."""
+    bias: bool = False
+    transform: NormKind | None = None
+    """BERT: a dense layer and this norm in front of the logits."""
+    pooled_classes: int = 0
+    """BERT: classes of the sentence-pair task, read from a pooled first token; 0: no pooler."""
+    first_token_only: bool = False
+
+    def parameters(self, hidden: int) -> int:
+        """(8)"""
+        dense = hidden * hidden + hidden
+        final = 0 if self.norm is None else self.norm.parameters(hidden)
+        transform = 0 if self.transform is None else dense + self.transform.parameters(hidden)
+        pooler = dense + self.pooled_classes * (hidden + 1) if self.pooled_classes else 0
+        projection = hidden * self.width if self.width != hidden else 0
+        rows = 0 if self.tied else self.outputs * self.width
+        return final + transform + pooler + projection + rows + self.bias * self.outputs
+
+
+class Length(StrEnum):
+    """What ``Architecture.context`` says about the sequence length."""
+
+    ANY = "any"
+    """Positions are computed: any length is possible; the context is what the model was made for."""
+    AT_MOST = "at most"
+    """Positions are learned: a longer sequence has none."""
+    EXACTLY = "exactly"
+    """The sequence is an image."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """A transformer: embedding, blocks, head; an encoder-decoder has ``encoder`` blocks before ``blocks``."""
+
+    hidden: int
+    embedding: TokenEmbedding | PatchEmbedding
+    blocks: tuple[Block, ...]
+    head: Head
+    context: int
+    """Tokens."""
+    length: Length = Length.ANY
+    encoder: tuple[Block, ...] = ()
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights; tied ones counted once."""
+        blocks = sum(block.parameters(self.hidden) for block in self.encoder + self.blocks)
+        return self.embedding.parameters(self.hidden) + blocks + self.head.parameters(self.hidden)

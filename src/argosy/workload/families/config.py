@@ -1,0 +1,98 @@
+"""What every Hugging Face config shares: field types, rules between fields, a way to an architecture.
+
+A key that the shape hangs on is required even where ``transformers`` has a default: a config without
+``hidden_size`` is a wrong file far more often than a 768-wide model. Every other absent key has the default
+of ``transformers``. Unknown keys are ignored.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, ConfigDict
+
+from argosy.document import Document, Schema
+from argosy.dtype import Dtype
+from argosy.errors import Mismatch, Problem, closest
+from argosy.workload.architecture import Architecture
+
+_DTYPES = {"float32": Dtype.FP32, "float16": Dtype.FP16, "bfloat16": Dtype.BF16}
+
+
+def _dtype_name(value: object) -> object:
+    if value is not None and value not in _DTYPES:
+        suggestion = closest(value, _DTYPES) if isinstance(value, str) else None
+        raise Mismatch(value, "one of " + ", ".join(f'"{name}"' for name in _DTYPES), suggestion)
+    return value
+
+
+DtypeName = Annotated[str | None, BeforeValidator(_dtype_name)]
+"""As torch spells it."""
+
+
+@dataclass(frozen=True)
+class Divides:
+    """Rule: ``part`` divides ``whole``, unless the key ``unless`` says what their quotient would."""
+
+    whole: str
+    part: str
+    unless: str | None = None
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """Rule: ``small`` is at most ``large``."""
+
+    small: str
+    large: str
+
+
+class Config(Schema):
+    """A Hugging Face ``config.json``; subclasses name the keys of their model types."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True, protected_namespaces=())
+
+    rules: ClassVar[tuple[Divides | AtMost, ...]] = ()
+
+    model_type: str
+    torch_dtype: DtypeName = None
+    dtype: DtypeName = None
+
+    @property
+    def declared_dtype(self) -> Dtype | None:
+        """The dtype the weights are published in, where the config says."""
+        declared = self.dtype or self.torch_dtype
+        return None if declared is None else _DTYPES[declared]
+
+    @abstractmethod
+    def architecture(self) -> Architecture: ...
+
+
+def rule_problems(document: Document, schema: type[Config]) -> list[Problem]:
+    """What the rules between fields find, also where other fields are wrong."""
+    problems = (_broken(document, schema, rule) for rule in schema.rules)
+    return [problem for problem in problems if problem is not None]
+
+
+def _broken(document: Document, schema: type[Config], rule: Divides | AtMost) -> Problem | None:
+    if isinstance(rule, AtMost):
+        small, large = _number(document, schema, rule.small), _number(document, schema, rule.large)
+        if small is None or large is None or small <= large:
+            return None
+        return document.problem((rule.small,), f"at most {rule.large} ({large})", small)
+    part, whole = _number(document, schema, rule.part), _number(document, schema, rule.whole)
+    if part is None or whole is None or whole % part == 0:
+        return None
+    if rule.unless is not None and _number(document, schema, rule.unless) is not None:
+        return None
+    nearest = min((n for n in range(1, whole + 1) if whole % n == 0), key=lambda n: (abs(n - part), n))
+    expected = f"a divisor of {rule.whole} ({whole})"
+    return document.problem((rule.part,), expected, part, suggestion=f"the nearest is {nearest}")
+
+
+def _number(document: Document, schema: type[Config], key: str) -> int | None:
+    """The value of ``key``, its default where it is absent, or None where it is no number above 0."""
+    value: Any = document.data.get(key, schema.model_fields[key].default)
+    return value if type(value) is int and value >= 1 else None

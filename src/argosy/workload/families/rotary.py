@@ -1,0 +1,247 @@
+"""Decoders with rotary positions: llama, mistral, qwen, gemma, phi3, and mixtures of experts among them."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import AliasChoices, Field
+
+from argosy.workload.architecture import (
+    Architecture,
+    Attention,
+    Block,
+    Experts,
+    FeedForward,
+    Head,
+    NormKind,
+    TokenEmbedding,
+)
+from argosy.workload.families.config import AtMost, Config, Divides
+from argosy.workload.fields import Count, Natural, Share
+
+_SHAPE = (
+    Divides("hidden_size", "num_attention_heads", unless="head_dim"),
+    Divides("num_attention_heads", "num_key_value_heads"),
+)
+
+
+class RotaryDecoder(Config):
+    """Root-mean-square norms, gated feed-forward, no biases; subclasses state what differs."""
+
+    rules: ClassVar[tuple[Divides | AtMost, ...]] = _SHAPE
+    num_norms: ClassVar[int] = 2
+    qk_norm: ClassVar[Literal["none", "head", "all"]] = "none"
+
+    vocab_size: Count
+    hidden_size: Count
+    intermediate_size: Count
+    num_hidden_layers: Count
+    num_attention_heads: Count
+    num_key_value_heads: Count | None = None
+    head_dim: Count | None = None
+    max_position_embeddings: Count = 2048
+    tie_word_embeddings: bool = False
+    attention_dropout: Share = 0.0
+    sliding_window: Natural | None = None
+    layer_types: list[str] | None = None
+
+    def slides(self, index: int) -> bool:
+        """Whether block ``index`` looks through ``sliding_window``, where ``layer_types`` does not say."""
+        return True
+
+    def biases(self) -> tuple[bool, bool, bool]:
+        """On queries, keys and values; on the attention's output; in the feed-forward."""
+        return False, False, False
+
+    def feed_forward(self, index: int) -> FeedForward | Experts:
+        return FeedForward(inner=self.intermediate_size, gated=True, bias=self.biases()[2])
+
+    def window(self, index: int) -> int | None:
+        types = self.layer_types or []
+        slides = types[index] == "sliding_attention" if index < len(types) else self.slides(index)
+        return self.sliding_window or None if slides else None
+
+    def attention(self, index: int) -> Attention:
+        qkv_bias, output_bias, _ = self.biases()
+        return Attention(
+            heads=self.num_attention_heads,
+            kv_heads=self.num_key_value_heads or self.num_attention_heads,
+            head_dim=self.head_dim or self.hidden_size // self.num_attention_heads,
+            qkv_bias=qkv_bias,
+            output_bias=output_bias,
+            qk_norm=self.qk_norm,
+            window=self.window(index),
+            dropout=self.attention_dropout > 0,
+        )
+
+    def architecture(self) -> Architecture:
+        blocks = tuple(
+            Block(
+                attention=self.attention(index),
+                feed_forward=self.feed_forward(index),
+                norm=NormKind.RMS,
+                num_norms=self.num_norms,
+            )
+            for index in range(self.num_hidden_layers)
+        )
+        head = Head(
+            outputs=self.vocab_size, width=self.hidden_size, norm=NormKind.RMS, tied=self.tie_word_embeddings
+        )
+        return Architecture(
+            hidden=self.hidden_size,
+            embedding=TokenEmbedding(vocabulary=self.vocab_size, width=self.hidden_size),
+            blocks=blocks,
+            head=head,
+            context=self.max_position_embeddings,
+        )
+
+
+class Llama(RotaryDecoder):
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+    def biases(self) -> tuple[bool, bool, bool]:
+        return self.attention_bias, self.attention_bias, self.mlp_bias
+
+
+class Mistral(RotaryDecoder):
+    num_key_value_heads: Count | None = 8
+    max_position_embeddings: Count = 131072
+    sliding_window: Natural | None = 4096
+
+
+class Phi3(RotaryDecoder):
+    max_position_embeddings: Count = 4096
+
+
+class Gemma(RotaryDecoder):
+    num_key_value_heads: Count | None = 16
+    head_dim: Count | None = 256
+    max_position_embeddings: Count = 8192
+    tie_word_embeddings: bool = True
+    attention_bias: bool = False
+
+    def biases(self) -> tuple[bool, bool, bool]:
+        return self.attention_bias, self.attention_bias, False
+
+
+class Gemma2(Gemma):
+    num_norms: ClassVar[int] = 4
+
+    num_key_value_heads: Count | None = 4
+    sliding_window: Natural | None = 4096
+
+    def slides(self, index: int) -> bool:
+        return index % 2 == 0
+
+
+class Qwen2(RotaryDecoder):
+    """Biases on queries, keys and values, which no key of the config names."""
+
+    num_key_value_heads: Count | None = 32
+    max_position_embeddings: Count = 32768
+    use_sliding_window: bool = False
+    sliding_window: Natural | None = 4096
+    max_window_layers: Natural = 28
+
+    def slides(self, index: int) -> bool:
+        return self.use_sliding_window and index >= self.max_window_layers
+
+    def biases(self) -> tuple[bool, bool, bool]:
+        return True, False, False
+
+
+class Qwen3(Qwen2):
+    """Norms on queries and keys, per head, which no key of the config names."""
+
+    qk_norm: ClassVar[Literal["none", "head", "all"]] = "head"
+
+    head_dim: Count | None = 128
+    attention_bias: bool = False
+
+    def biases(self) -> tuple[bool, bool, bool]:
+        return self.attention_bias, self.attention_bias, False
+
+
+class Mixtral(Mistral):
+    rules: ClassVar = (*_SHAPE, AtMost("num_experts_per_tok", "num_local_experts"))
+
+    sliding_window: Natural | None = None
+    num_local_experts: Count = 8
+    num_experts_per_tok: Count = 2
+
+    def feed_forward(self, index: int) -> FeedForward | Experts:
+        expert = FeedForward(inner=self.intermediate_size, gated=True)
+        return Experts(expert=expert, count=self.num_local_experts, active=self.num_experts_per_tok)
+
+
+class Olmoe(RotaryDecoder):
+    rules: ClassVar = (*_SHAPE, AtMost("num_experts_per_tok", "num_experts"))
+    qk_norm: ClassVar[Literal["none", "head", "all"]] = "all"
+
+    max_position_embeddings: Count = 4096
+    attention_bias: bool = False
+    num_experts: Count = 64
+    num_experts_per_tok: Count = 8
+
+    def biases(self) -> tuple[bool, bool, bool]:
+        return self.attention_bias, self.attention_bias, False
+
+    def feed_forward(self, index: int) -> FeedForward | Experts:
+        expert = FeedForward(inner=self.intermediate_size, gated=True)
+        return Experts(expert=expert, count=self.num_experts, active=self.num_experts_per_tok)
+
+
+class QwenMoe(RotaryDecoder):
+    """Experts in every ``decoder_sparse_step``-th block that ``mlp_only_layers`` does not name."""
+
+    rules: ClassVar = (*_SHAPE, AtMost("num_experts_per_tok", "num_experts"))
+
+    max_position_embeddings: Count = 32768
+    num_experts: Count = Field(default=128, validation_alias=AliasChoices("num_experts", "num_local_experts"))
+    num_experts_per_tok: Count = 8
+    moe_intermediate_size: Count = 768
+    decoder_sparse_step: Count = 1
+    mlp_only_layers: list[int] | None = None
+    use_sliding_window: bool = False
+
+    def slides(self, index: int) -> bool:
+        return self.use_sliding_window
+
+    def shared_expert(self) -> FeedForward | None:
+        return None
+
+    def feed_forward(self, index: int) -> FeedForward | Experts:
+        if index in (self.mlp_only_layers or ()) or (index + 1) % self.decoder_sparse_step:
+            return super().feed_forward(index)
+        return Experts(
+            expert=FeedForward(inner=self.moe_intermediate_size, gated=True),
+            count=self.num_experts,
+            active=self.num_experts_per_tok,
+            shared=self.shared_expert(),
+        )
+
+
+class Qwen2Moe(QwenMoe):
+    num_key_value_heads: Count | None = 16
+    num_experts: Count = Field(default=60, validation_alias=AliasChoices("num_experts", "num_local_experts"))
+    num_experts_per_tok: Count = 4
+    moe_intermediate_size: Count = 1408
+    shared_expert_intermediate_size: Count = 5632
+    qkv_bias: bool = True
+
+    def biases(self) -> tuple[bool, bool, bool]:
+        return self.qkv_bias, False, False
+
+    def shared_expert(self) -> FeedForward | None:
+        return FeedForward(inner=self.shared_expert_intermediate_size, gated=True)
+
+
+class Qwen3Moe(QwenMoe):
+    qk_norm: ClassVar[Literal["none", "head", "all"]] = "head"
+
+    num_key_value_heads: Count | None = 4
+    attention_bias: bool = False
+
+    def biases(self) -> tuple[bool, bool, bool]:
+        return self.attention_bias, self.attention_bias, False

@@ -1,0 +1,52 @@
+"""Field types of files about models; each says what it expects when a value is something else."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+from argosy.dtype import Dtype
+from argosy.errors import Mismatch
+from argosy.workload.settings import parse_dtype, parse_optimizer
+
+
+def _whole(smallest: int) -> BeforeValidator:
+    def check(value: object) -> object:
+        if type(value) is not int or value < smallest:
+            raise Mismatch(value, f"a whole number, at least {smallest}")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _share(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+        raise Mismatch(value, "a share of at least 0 and below 1")
+    return float(value)
+
+
+def _amount(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise Mismatch(value, "a finite number, at least 0")
+    return float(value)
+
+
+def _text(value: object) -> object:
+    if not isinstance(value, str) or not value:
+        raise Mismatch(value, "a name")
+    return value
+
+
+Count = Annotated[int, _whole(1)]
+"""A whole number, at least 1."""
+Natural = Annotated[int, _whole(0)]
+"""A whole number, at least 0."""
+Share = Annotated[float, BeforeValidator(_share)]
+"""A dropout rate."""
+Amount = Annotated[float, BeforeValidator(_amount)]
+"""Seconds, bytes or FLOP."""
+Name = Annotated[str, BeforeValidator(_text)]
+DtypeField = Annotated[Dtype, BeforeValidator(parse_dtype)]
+OptimizerField = Annotated[str, BeforeValidator(parse_optimizer)]

@@ -1,0 +1,125 @@
+"""A model from whatever a user names: a preset, a config, a preset file, or a measured profile.
+
+Where several things say the same, the caller's choice wins over the file, and the file over these defaults: the
+longest sequence the config names but at most 4096 tokens, bf16, adamw. A preset's name wins over a file of that name:
+write ``./gpt2`` for the file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from argosy.document import Document, read_json, read_toml
+from argosy.dtype import Dtype
+from argosy.errors import InputError, Problem, bad_input, closest
+from argosy.workload.architecture import Architecture, Length
+from argosy.workload.chain import Chain
+from argosy.workload.dapple import read_dapple
+from argosy.workload.huggingface import read_config
+from argosy.workload.preset import Preset, preset_names, preset_of, read_preset
+from argosy.workload.profile_file import profile_of
+from argosy.workload.settings import Settings, parse_settings
+from argosy.workload.transformer import build_chain
+
+__all__ = ["load_model", "preset_names"]
+
+_DEFAULT_LENGTH = 4096
+_DEFAULT_DTYPE = Dtype.BF16
+_DEFAULT_OPTIMIZER = "adamw"
+
+
+def load_model(
+    model: str | Path,
+    *,
+    sequence_length: int | None = None,
+    dtype: Dtype | str | None = None,
+    optimizer: str | None = None,
+    fused_attention: bool = True,
+) -> Chain:
+    """The chain of a preset's name, a ``config.json`` or its folder, a preset's TOML, a profile (JSON or DAPPLE text).
+
+    >>> load_model("gpt2", sequence_length=512)
+    gpt2: 14 layers, 0.1244 B parameters, sequence 512, bf16
+    """
+    settings = parse_settings(
+        sequence_length=sequence_length, dtype=dtype, optimizer=optimizer, fused_attention=fused_attention
+    )
+    if str(model) in preset_names():
+        return _preset_chain(read_preset(str(model)), settings)
+    path = Path(model)
+    if path.is_dir():
+        path = path / "config.json"
+    elif not path.exists():
+        raise _unknown(str(model))
+    match path.suffix:
+        case ".toml":
+            return _preset_chain(preset_of(read_toml(path)), settings)
+        case ".txt":
+            chain, _ = read_dapple(path, optimizer=settings.optimizer or _DEFAULT_OPTIMIZER)
+            return _as_measured(chain, settings)
+        case ".json":
+            return _json_chain(read_json(path), path, settings)
+    expected = "a .json, .toml or .txt file, or a folder with a config.json"
+    raise InputError([Problem(file=str(path), expected=expected)])
+
+
+def _unknown(name: str) -> InputError:
+    names = preset_names()
+    if Path(name).suffix in (".toml", ".txt", ".json") or "/" in name:
+        return InputError([Problem(file=name, expected="an existing file or folder")])
+    expected = "a file, a folder or one of the presets " + ", ".join(names)
+    return bad_input(expected, name, where="model", suggestion=closest(name, names))
+
+
+def _json_chain(document: Document, path: Path, settings: Settings) -> Chain:
+    if "rows" in document.data:
+        profile = profile_of(document)
+        optimizer = settings.optimizer or _DEFAULT_OPTIMIZER
+        return _as_measured(profile.chain(dtype=settings.dtype, optimizer=optimizer), settings)
+    if "model_type" not in document.data:
+        expected = '"model_type" of a Hugging Face config, or "rows" of a measured profile'
+        raise InputError([Problem(file=document.file, expected=expected)])
+    name = path.parent.resolve().name if path.name == "config.json" else path.stem
+    return _preset_chain(Preset(name=name, config=read_config(document), source=document.file), settings)
+
+
+def _preset_chain(preset: Preset, settings: Settings) -> Chain:
+    architecture = preset.config.architecture
+    return build_chain(
+        architecture,
+        name=preset.name,
+        sequence_length=_length(preset, architecture, settings),
+        dtype=settings.dtype or preset.dtype or preset.config.dtype or _DEFAULT_DTYPE,
+        optimizer=settings.optimizer or preset.optimizer or _DEFAULT_OPTIMIZER,
+        source=preset.source,
+        fused_attention=settings.fused_attention,
+    )
+
+
+def _length(preset: Preset, architecture: Architecture, settings: Settings) -> int:
+    """The sequence length, refused where the model has no positions for it."""
+    context = architecture.context
+    longest = context if architecture.length is Length.EXACTLY else min(context, _DEFAULT_LENGTH)
+    length = settings.sequence_length or preset.sequence_length or longest
+    if architecture.length is Length.EXACTLY and length != context:
+        expected = f"{context}: an image of {preset.name} is {context - 1} patches and a class token"
+        raise bad_input(expected, length, where="sequence_length")
+    if architecture.length is Length.AT_MOST and length > context:
+        expected = f"at most {context}: {preset.name} has learned no position beyond"
+        raise bad_input(expected, length, where="sequence_length")
+    return length
+
+
+def _as_measured(chain: Chain, settings: Settings) -> Chain:
+    """The chain, unless another length or dtype than the measured one was asked for."""
+    problems = [
+        Problem(path=name, found=str(asked), expected=f"{measured}, as {chain.name} was measured")
+        for name, asked, measured in (
+            ("sequence_length", settings.sequence_length, chain.sequence_length),
+            ("dtype", settings.dtype, chain.dtype),
+        )
+        if asked not in (None, measured)
+    ]
+    if problems:
+        raise InputError(problems)
+    return chain

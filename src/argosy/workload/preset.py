@@ -1,0 +1,90 @@
+"""Models by name: the TOML files of ``data/models``, and files like them.
+
+    name = "llama-3-8b"                 source = "where the figures come from"
+    parameters = 8_030_261_248          published count; a config with another count is refused
+    sequence_length = 8192              dtype = "bf16"             optimizer = "adamw"
+    [config]                            the keys of a Hugging Face config.json
+
+Only ``name`` and ``[config]`` are required.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any
+
+from argosy.document import Document, Schema, parse_toml, validate
+from argosy.dtype import Dtype
+from argosy.errors import InputError, Problem
+from argosy.workload.fields import Count, DtypeField, Name, OptimizerField
+from argosy.workload.huggingface import ModelConfig, read_config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A model with the settings that it is usually trained with; None: not said."""
+
+    name: str
+    config: ModelConfig
+    source: str = ""
+    sequence_length: int | None = None
+    """Tokens."""
+    dtype: Dtype | None = None
+    optimizer: str | None = None
+
+
+class _PresetFile(Schema):
+    name: Name
+    config: dict[str, Any]
+    source: str = ""
+    parameters: Count | None = None
+    sequence_length: Count | None = None
+    dtype: DtypeField | None = None
+    optimizer: OptimizerField | None = None
+
+
+def preset_names() -> list[str]:
+    """Names of the models that come with Argosy, sorted."""
+    return sorted(
+        entry.name.removesuffix(".toml") for entry in _folder().iterdir() if entry.name.endswith(".toml")
+    )
+
+
+def read_preset(name: str) -> Preset:
+    """A model that comes with Argosy."""
+    file = f"{name}.toml"
+    return preset_of(parse_toml((_folder() / file).read_text(encoding="utf-8"), file=file))
+
+
+def preset_of(document: Document) -> Preset:
+    """The preset in a document, or every problem in it and in its config."""
+    problems: list[Problem] = []
+    try:
+        content = validate(document, _PresetFile)
+    except InputError as error:
+        problems += error.problems
+    try:
+        config = read_config(document, ("config",)) if isinstance(document.data.get("config"), dict) else None
+    except InputError as error:
+        problems += error.problems
+    if problems:
+        raise InputError(sorted(problems, key=lambda problem: problem.line or 0))
+    assert config is not None, "a valid preset has a config"
+    counted = config.architecture.parameters
+    if content.parameters not in (None, counted):
+        expected = f"{counted}, the count of its config"
+        raise document.error(("parameters",), expected, content.parameters)
+    return Preset(
+        name=content.name,
+        config=config,
+        source=content.source,
+        sequence_length=content.sequence_length,
+        dtype=content.dtype,
+        optimizer=content.optimizer,
+    )
+
+
+def _folder() -> Traversable:
+    return files("argosy") / "data" / "models"

@@ -1,0 +1,144 @@
+"""Profiles as JSON files, version 1.
+
+    {version, device, model, sequence_length?,
+     rows:   [{layer, micro_batch, tensor_width, dtype, forward_seconds, backward_seconds, peak_bytes?}],
+     layers: [{name, kind, parameters, activation_bytes, output_bytes, forward_flop?, backward_flop?, ...}]?}
+
+``layers`` is the measured model itself, amounts per sample, for models that no config describes; it may hold every field of
+``Layer``. What equals its default is not written; keys are sorted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from argosy.document import Document, Schema, parse_json, read_json, validate
+from argosy.errors import InputError, Problem, closest
+from argosy.workload.chain import Layer
+from argosy.workload.fields import Amount, Count, DtypeField, Name, Natural
+from argosy.workload.profile import Profile, ProfileRow
+
+VERSION = 1
+
+
+class _Row(Schema):
+    layer: Name
+    micro_batch: Count
+    tensor_width: Count
+    dtype: DtypeField
+    forward_seconds: Amount
+    backward_seconds: Amount
+    peak_bytes: Amount | None = None
+
+
+class _Layer(Schema):
+    name: Name
+    kind: Name
+    parameters: Natural
+    activation_bytes: Amount
+    output_bytes: Amount
+    forward_flop: Amount = 0.0
+    backward_flop: Amount = 0.0
+    selective_bytes: Amount = 0.0
+    selective_flop: Amount = 0.0
+    reduced_bytes: Amount = 0.0
+    active_parameters: Natural | None = None
+    expert_parameters: Natural = 0
+    num_experts: Natural = 0
+    max_tensor_width: Count = 1
+    tied_to: Natural | None = None
+    tied_parameters: Natural = 0
+
+
+class _Profile(Schema):
+    version: Literal[1]
+    device: Name
+    model: Name
+    sequence_length: Count = 1
+    rows: list[_Row]
+    layers: list[_Layer] = []
+
+
+def read_profile(path: Path | str) -> Profile:
+    return profile_of(read_json(path))
+
+
+def parse_profile(text: str, *, file: str) -> Profile:
+    return profile_of(parse_json(text, file=file))
+
+
+def profile_of(document: Document) -> Profile:
+    """The profile in a document, or every problem in it."""
+    content = validate(document, _Profile)
+    problems = [*_layer_problems(document, content), *_row_problems(document, content)]
+    if problems:
+        raise InputError(sorted(problems, key=lambda problem: problem.line or 0))
+    return Profile(
+        device=content.device,
+        model=content.model,
+        sequence_length=content.sequence_length,
+        rows=tuple(ProfileRow(**row.model_dump()) for row in content.rows),
+        layers=tuple(Layer(**layer.model_dump()) for layer in content.layers),
+    )
+
+
+def dump_profile(profile: Profile) -> str:
+    """JSON that ``parse_profile`` reads back to an equal profile."""
+    content = {
+        "version": VERSION,
+        "device": profile.device,
+        "model": profile.model,
+        "sequence_length": profile.sequence_length,
+        "rows": [_without_defaults(row) for row in profile.rows],
+    }
+    if profile.layers:
+        content["layers"] = [_without_defaults(layer) for layer in profile.layers]
+    return json.dumps(content, indent=1, sort_keys=True) + "\n"
+
+
+def write_profile(profile: Profile, path: Path | str) -> None:
+    Path(path).write_text(dump_profile(profile), encoding="utf-8")
+
+
+def _without_defaults(value: ProfileRow | Layer) -> dict[str, Any]:
+    pairs = [(field, getattr(value, field.name)) for field in fields(value)]
+    return {
+        field.name: content
+        for field, content in pairs
+        if field.default is MISSING or content != field.default
+    }
+
+
+def _layer_problems(document: Document, content: _Profile) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for index, layer in enumerate(content.layers):
+        if layer.name in seen:
+            yield document.problem(("layers", index, "name"), "a name that no other layer has", layer.name)
+        seen.add(layer.name)
+        if layer.tied_to is not None and layer.tied_to >= len(content.layers):
+            expected = f"the index of a layer, below {len(content.layers)}"
+            yield document.problem(("layers", index, "tied_to"), expected, layer.tied_to)
+
+
+def _row_problems(document: Document, content: _Profile) -> Iterator[Problem]:
+    if not content.rows:
+        yield document.problem(("rows",), "at least one row", content.rows)
+    known = sorted({name for layer in content.layers for name in (layer.name, layer.kind)})
+    seen: dict[tuple[object, ...], int] = {}
+    for index, row in enumerate(content.rows):
+        if known and row.layer not in known:
+            suggestion = closest(row.layer, known)
+            place = ("rows", index, "layer")
+            yield document.problem(place, "the name or kind of a layer", row.layer, suggestion=suggestion)
+        key = (row.layer, row.micro_batch, row.tensor_width, row.dtype)
+        if key in seen:
+            found = (
+                f"{row.layer}, micro-batch {row.micro_batch}, tensor width {row.tensor_width}, {row.dtype}"
+            )
+            expected = f"a measurement that rows[{seen[key]}] does not hold"
+            yield document.problem(("rows", index), expected, found)
+        seen.setdefault(key, index)

@@ -1,0 +1,83 @@
+"""What a user may choose about a model that is loaded: sequence length, dtype, optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from argosy.dtype import Dtype
+from argosy.errors import InputError, Mismatch, Problem, closest
+
+Value = TypeVar("Value")
+
+OPTIMIZERS = ("adamw", "adam", "sgd-momentum", "sgd")
+"""Names of optimizers; what each keeps per weight is the memory model's business."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Choices that replace what a model file says; None: as the file says."""
+
+    sequence_length: int | None = None
+    """Tokens."""
+    dtype: Dtype | None = None
+    optimizer: str | None = None
+    fused_attention: bool = True
+    """Attention keeps nothing of size sequence x sequence."""
+
+
+def parse_dtype(value: object) -> Dtype:
+    """
+    >>> parse_dtype("bf16")
+    <Dtype.BF16: 'bf16'>
+    """
+    names = [str(dtype) for dtype in Dtype]
+    if isinstance(value, str) and value in names:
+        return Dtype(value)
+    suggestion = closest(value, names) if isinstance(value, str) else None
+    raise Mismatch(value, "one of the dtypes " + ", ".join(names), suggestion)
+
+
+def parse_optimizer(value: object) -> str:
+    if isinstance(value, str) and value in OPTIMIZERS:
+        return value
+    suggestion = closest(value, OPTIMIZERS) if isinstance(value, str) else None
+    raise Mismatch(value, "one of the optimizers " + ", ".join(OPTIMIZERS), suggestion)
+
+
+def _parse_length(value: object) -> int:
+    if type(value) is not int or value < 1:
+        raise Mismatch(value, "a whole number of tokens, at least 1")
+    return value
+
+
+def parse_settings(
+    *, sequence_length: object, dtype: object, optimizer: object, fused_attention: bool
+) -> Settings:
+    """The choices, checked; one ``InputError`` names all that are wrong."""
+    problems: list[Problem] = []
+    settings = Settings(
+        sequence_length=_checked("sequence_length", sequence_length, _parse_length, problems),
+        dtype=_checked("dtype", dtype, parse_dtype, problems),
+        optimizer=_checked("optimizer", optimizer, parse_optimizer, problems),
+        fused_attention=fused_attention,
+    )
+    if problems:
+        raise InputError(problems)
+    return settings
+
+
+def _checked(
+    name: str, value: object, parse: Callable[[object], Value], problems: list[Problem]
+) -> Value | None:
+    """The parsed value, or None and one more of ``problems``."""
+    if value is None:
+        return None
+    try:
+        return parse(value)
+    except Mismatch as error:
+        problems.append(
+            Problem(path=name, expected=error.expected, found=error.found, suggestion=error.suggestion)
+        )
+        return None
