@@ -1,15 +1,16 @@
 """Reading a TOML or JSON document, and saying exactly what is wrong with it.
 
-``read_toml`` and ``read_json`` keep the line of every value; ``validate`` checks a document against a pydantic model
-and turns every complaint into a ``Problem`` with file, line, path, found, expected and a suggestion, all at once.
+``read_toml`` and ``read_json`` keep the line of every value; ``validate`` checks a document against a
+pydantic model and turns every complaint into a ``Problem`` with file, line, path, found, expected and a
+suggestion, all at once.
 """
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -83,7 +84,9 @@ def read_text(path: Path | str) -> str:
     except UnicodeDecodeError:
         raise InputError([Problem(file=str(path), expected="UTF-8 text", found="other bytes")]) from None
     except OSError as error:
-        raise InputError([Problem(file=str(path), expected="a readable file", found=error.strerror)]) from None
+        raise InputError(
+            [Problem(file=str(path), expected="a readable file", found=error.strerror)]
+        ) from None
 
 
 def read_toml(path: Path | str) -> Document:
@@ -100,8 +103,10 @@ def parse_toml(text: str, *, file: str) -> Document:
     except tomllib.TOMLDecodeError as error:
         message, _, place = str(error).rpartition(" (at ")
         line = int(place.split("line ")[1].split(",")[0]) if "line " in place else None
-        raise InputError([Problem(file=file, line=line, expected="valid TOML", found=_clause(message))]) from None
-    return Document(file, data, dict(_LineScanner(text, separator="=").toml()))
+        raise InputError(
+            [Problem(file=file, line=line, expected="valid TOML", found=_clause(message))]
+        ) from None
+    return Document(file, data, _lines(_LineScanner(text, separator="=").toml()))
 
 
 def parse_json(text: str, *, file: str) -> Document:
@@ -109,10 +114,22 @@ def parse_json(text: str, *, file: str) -> Document:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         found = _clause(error.msg)
-        raise InputError([Problem(file=file, line=error.lineno, expected="valid JSON", found=found)]) from None
+        raise InputError(
+            [Problem(file=file, line=error.lineno, expected="valid JSON", found=found)]
+        ) from None
     if not isinstance(data, dict):
         raise InputError([Problem(file=file, line=1, expected="a JSON object", found=show(data))])
-    return Document(file, data, dict(_LineScanner(text, separator=":").json()))
+    return Document(file, data, _lines(_LineScanner(text, separator=":").json()))
+
+
+def _lines(scanned: Iterable[tuple[Location, int]]) -> dict[Location, int]:
+    """The line of every value; a table that only its members name (``[a.b]``) stands where the first does."""
+    lines: dict[Location, int] = {}
+    for location, line in scanned:
+        for length in range(1, len(location)):
+            lines.setdefault(location[:length], line)
+        lines[location] = line
+    return lines
 
 
 def validate(document: Document, schema: type[SchemaT]) -> SchemaT:
@@ -145,14 +162,17 @@ def _problem(document: Document, schema: type[BaseModel], detail: ErrorDetails) 
             known = sorted(_fields_at(schema, location[:-1]))
             name = str(location[-1])
             expected = "one of the fields " + ", ".join(known)
-            return document.problem(location, expected, "an unknown field", suggestion=closest(name, known))
+            problem = document.problem(location, expected, suggestion=closest(name, known))
+            return replace(problem, found="an unknown field")
+        case "model_type" | "dict_type":
+            return replace(document.problem(location, "a table"), found=show(found))
         case "literal_error":
             expected = "one of " + context["expected"].replace("'", '"').replace(" or ", ", ")
             known = [part.strip(' "') for part in expected.removeprefix("one of ").split(",")]
             suggestion = closest(found, known) if isinstance(found, str) else None
             return document.problem(location, expected, found, suggestion=suggestion)
     expected = _clause(detail["msg"]).removeprefix("input should be ").removeprefix("value error, ")
-    return document.problem(location, expected.replace("valid dictionary", "table"), "nothing" if found is None else found)
+    return replace(document.problem(location, expected), found=show(found))
 
 
 def _clause(sentence: str) -> str:
@@ -226,7 +246,7 @@ class _LineScanner:
         while True:
             self._skip_blank()
             if self._peek() in "\"'":
-                keys.append(self._string())
+                keys.append(self._quoted_key())
             else:
                 start = self.position
                 while self._peek() not in f". \t{end}":
@@ -269,18 +289,23 @@ class _LineScanner:
                 index += 1
             yield from self._value(inner, line)
 
-    def _string(self) -> str:
+    def _quoted_key(self) -> str:
+        start = self.position
+        self._string()
+        quoted = self.text[start : self.position]
+        key = json.loads(quoted) if self.separator == ":" else tomllib.loads(f"key = {quoted}")["key"]
+        assert isinstance(key, str)
+        return key
+
+    def _string(self) -> None:
         quote = self._peek()
         delimiter = quote * 3 if self.text.startswith(quote * 3, self.position) else quote
         self._advance(len(delimiter))
-        start = self.position
         while not self.text.startswith(delimiter, self.position):
             self._advance(2 if self._peek() == "\\" and quote == '"' else 1)
-        content = self.text[start : self.position]
         self._advance(len(delimiter))
         while len(delimiter) == 3 and self._peek() == quote:
             self._advance(1)
-        return content
 
     def _skip_blank(self) -> None:
         while self.position < len(self.text):

@@ -179,13 +179,14 @@ def test_a_device_that_is_lost_never_finishes():
     assert Trace.constant(1).advance(0, math.inf) == math.inf
 
 
-def test_work_that_ends_at_a_knot_by_rounding_does_not_wait_for_the_outage():
-    trace = Trace((0.0, 0.3, 1.3), (0.1, 0.0, 1.0))
-    for start in np.linspace(0, 0.29, 500):
-        amount = 0.1 * (0.3 - float(start))
-        end = trace.advance(float(start), amount)
-        assert end == pytest.approx(0.3) or end == pytest.approx(1.3)
-        assert trace.advance(float(start), amount * (1 - 1e-12)) == pytest.approx(0.3)
+@pytest.mark.parametrize(
+    ("start", "knot", "value", "amount"),
+    [(0.64, 1.7, 6.0, 6.36), (0.12, 1.3, 7.1, 8.378), (0.34, 0.9, 1.2, 0.672), (0.03, 0.3, 7.7, 2.079)],
+)
+def test_work_that_ends_where_an_outage_begins_does_not_wait_for_its_end(start, knot, value, amount):
+    # amount = value * (knot - start), but in floats start + amount / value lies a little after the knot.
+    assert start + amount / value > knot
+    assert Trace((0.0, knot, knot + 1), (value, 0.0, 1.0)).advance(start, amount) == knot
 
 
 def test_equal_traces_are_one_key():

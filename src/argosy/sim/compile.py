@@ -178,7 +178,8 @@ class _Compiler:
     def _consumers(self, stage: int, action: Action, is_gradient: bool) -> tuple[Action, ...]:
         if not is_gradient:
             return (Action(stage, ActionKind.FORWARD, action.micro_batch),)
-        return (Action(stage, action.kind, action.micro_batch),)
+        kinds = (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
+        return tuple(Action(stage, kind, action.micro_batch) for kind in kinds)
 
     def _gather_weights(self, stage: Stage, action: Action) -> int | None:
         """ZeRO 3: collect the stage's weights while the action before is still computing."""

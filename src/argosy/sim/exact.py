@@ -2,7 +2,7 @@
 
 Two things take time. A computation that starts at t on a device with speed trace v ends where the integral of v reaches
 its seconds (``Trace.advance``), so slow-downs and losses in mid-task need no events. Bytes drain at max-min fair rates
-(``Network``); the last byte of a task leaves, and after its latency the task is over.
+(``Network``); the last byte of a flow leaves, and after its latency it has arrived; a task is over with its last flow.
 
 The event heap holds (time, number, what); the number breaks ties, so equal inputs give equal outputs to the last bit. Rates
 are computed once per instant, after everything that happens at it. Iterations follow one another without a barrier: each
@@ -15,7 +15,7 @@ import heapq
 import math
 from collections.abc import Callable
 
-from argosy.cluster.topology import Cluster
+from argosy.cluster.topology import Cluster, Route
 from argosy.sim.graph import Task, TaskGraph
 from argosy.sim.network import ActiveFlow, Network
 from argosy.timeline import LinkUse, Span, Timeline
@@ -60,7 +60,8 @@ class _Engine:
         self.cause: dict[int, int] = {}
         """Per instance, the span that let it start."""
         self.span_of: dict[int, int] = {}
-        self.flow_latency: dict[int, float] = {}
+        self.arrival: dict[int, float] = {}
+        """Per instance, when the last of its flows that have left arrives."""
         self.spans: list[Span] = []
         self.busy = [0.0] * len(graph.devices)
         self.memory: list[list[tuple[float, float]]] = [[] for _ in graph.devices]
@@ -78,12 +79,12 @@ class _Engine:
 
     def run(self) -> None:
         self._open_iteration(0)
-        while self.heap:
-            time, _, act, arguments = heapq.heappop(self.heap)
-            self.now = time
+        while self.heap or self.network.dirty:
+            if self.network.dirty and (not self.heap or self.heap[0][0] > self.now):
+                self.network.refresh(self.now)
+                continue
+            self.now, _, act, arguments = heapq.heappop(self.heap)
             act(*arguments)
-            if self.network.dirty and (not self.heap or self.heap[0][0] > time):
-                self.network.refresh(time)
 
     def _open_iteration(self, iteration: int) -> None:
         if iteration >= self.iterations or self.now > self.until:
@@ -114,14 +115,17 @@ class _Engine:
             self._at(end, self._computed, instance)
 
     def _start_flows(self, instance: int, task: Task) -> None:
-        moving = [flow for flow in task.flows if flow.bytes > 0]
-        self.flows_left[instance] = len(moving)
-        for flow in moving:
+        self.flows_left[instance] = sum(flow.bytes > 0 for flow in task.flows)
+        for flow in task.flows:
             source, target = self.graph.devices[flow.source], self.graph.devices[flow.target]
             where = f"{source}>{target}"
-            self.network.request(self.cluster.routes(source, target), flow.bytes, self.now, (instance, where))
-        if not moving:
-            self._last_byte_left(instance, task, 0.0)
+            if flow.bytes > 0:
+                routes = self.cluster.routes(source, target)
+                self.network.request(routes, flow.bytes, self.now, (instance, where))
+            else:  # an empty message takes no bandwidth, but its latency
+                self._left(instance, where, self.cluster.fastest(source, target, 0.0, self.now), self.now, 0.0)
+        if not self.flows_left[instance]:
+            self._last_byte_left(instance)
 
     def _computed(self, instance: int) -> None:
         task = self.graph.tasks[instance % self.size]
@@ -136,23 +140,27 @@ class _Engine:
         flow.version = -1
         self.network.finish(flow, self.now)
         instance, where = flow.owner  # type: ignore[misc]
-        task = self.graph.tasks[instance % self.size]
         assert flow.route is not None
-        latency = task.rounds * self.cluster.latency(flow.route, self.now)
-        via = tuple(self.cluster.links[link].name for link in flow.route.links)
-        self._keep(instance, where, flow.started, self.now + latency, flow.bytes, via)
-        self.flow_latency[instance] = max(self.flow_latency.get(instance, 0.0), latency)
+        self._left(instance, where, flow.route, flow.started, flow.bytes)
         self.flows_left[instance] -= 1
         if not self.flows_left[instance]:
-            self._last_byte_left(instance, task, self.flow_latency.pop(instance))
+            self._last_byte_left(instance)
 
-    def _last_byte_left(self, instance: int, task: Task, latency: float) -> None:
+    def _left(self, instance: int, where: str, route: Route, start: float, num_bytes: float) -> None:
+        """The last byte of one flow has left, and arrives after the latency."""
+        latency = self.graph.tasks[instance % self.size].rounds * self.cluster.latency(route, self.now)
+        via = tuple(self.cluster.links[link].name for link in route.links)
+        self._keep(instance, where, start, self.now + latency, num_bytes, via)
+        self.arrival[instance] = max(self.arrival.get(instance, 0.0), self.now + latency)
+
+    def _last_byte_left(self, instance: int) -> None:
         del self.flows_left[instance]
+        arrival = self.arrival.pop(instance, self.now)
         base = instance - instance % self.size
         for later in self.next_on_channel[instance % self.size]:
             self._release(base + later, instance)
-        if latency:
-            self._at(self.now + latency, self._over, instance)
+        if arrival > self.now:
+            self._at(arrival, self._over, instance)
         else:
             self._over(instance)
 
@@ -179,8 +187,9 @@ class _Engine:
         self.waiting[instance] -= 1
         if not self.waiting[instance]:
             del self.waiting[instance]
-            if by in self.span_of:
-                self.cause[instance] = self.span_of[by]
+            cause = self.span_of.get(by, self.cause.get(by))  # a task without spans hands on its own cause
+            if cause is not None:
+                self.cause[instance] = cause
             self._start(instance)
 
     def _keep(
@@ -190,7 +199,9 @@ class _Engine:
         if iteration >= self.record:
             return
         task = self.graph.tasks[index]
-        self.span_of[instance] = len(self.spans)
+        known = self.span_of.get(instance)
+        if known is None or self.spans[known].end <= end:
+            self.span_of[instance] = len(self.spans)
         cause = self.cause.get(instance)
         span = Span(where, task.kind, start, end, task.stage, task.micro_batch, iteration, num_bytes, via, cause)
         self.spans.append(span)

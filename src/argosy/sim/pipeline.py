@@ -39,12 +39,14 @@ def pipeline_graph(schedule: Schedule, costs: Sequence[StageCost], devices: Sequ
     first: dict[int, int] = {}
     channel_last: dict[tuple[int, int, bool], int] = {}
     channel_first: dict[tuple[int, int, bool], int] = {}
-    arrived: dict[Action, int] = {}
+    arrived: dict[tuple[int, int, bool], int] = {}
+    """Per stage, micro-batch and whether it is a gradient, the transfer that brings it."""
     for action in in_dependency_order(schedule):
         worker, cost = schedule.worker_of(action.stage), costs[action.stage]
         after = [last[worker]] if worker in last else []
-        if action in arrived:
-            after.append(arrived[action])
+        awaited = (action.stage, action.micro_batch, action.kind is not ActionKind.FORWARD)
+        if action.kind is not ActionKind.WEIGHT_GRADIENT and awaited in arrived:
+            after.append(arrived[awaited])
         held = ((worker, cost.activation_bytes),) if cost.activation_bytes else ()
         tasks.append(
             Task(
@@ -61,11 +63,11 @@ def pipeline_graph(schedule: Schedule, costs: Sequence[StageCost], devices: Sequ
         last[worker] = len(tasks) - 1
         first.setdefault(worker, len(tasks) - 1)
         consumer = _consumer(action, schedule.num_stages)
-        if consumer is None or schedule.worker_of(consumer.stage) == worker:
+        if consumer is None or schedule.worker_of(consumer) == worker:
             continue
-        target = schedule.worker_of(consumer.stage)
+        target = schedule.worker_of(consumer)
         channel = (worker, target, action.kind is not ActionKind.FORWARD)
-        num_bytes = costs[min(action.stage, consumer.stage)].output_bytes
+        num_bytes = costs[min(action.stage, consumer)].output_bytes
         tasks.append(
             Task(
                 kind=SpanKind.TRANSFER,
@@ -76,17 +78,18 @@ def pipeline_graph(schedule: Schedule, costs: Sequence[StageCost], devices: Sequ
                 micro_batch=action.micro_batch,
             )
         )
-        arrived[consumer] = channel_last[channel] = len(tasks) - 1
+        arrived[consumer, action.micro_batch, action.kind is not ActionKind.FORWARD] = len(tasks) - 1
+        channel_last[channel] = len(tasks) - 1
         channel_first.setdefault(channel, len(tasks) - 1)
     carry = [(last[worker], first[worker]) for worker in last]
     carry += [(channel_last[channel], channel_first[channel]) for channel in channel_last]
     return TaskGraph(devices=tuple(devices), tasks=tuple(tasks), carry=tuple(carry))
 
 
-def _consumer(action: Action, num_stages: int) -> Action | None:
-    """The action of the neighbouring stage that waits for this one's result."""
+def _consumer(action: Action, num_stages: int) -> int | None:
+    """The neighbouring stage that waits for this action's result."""
     if action.kind is ActionKind.FORWARD and action.stage + 1 < num_stages:
-        return Action(action.stage + 1, ActionKind.FORWARD, action.micro_batch)
+        return action.stage + 1
     if action.kind.is_gradient and action.stage > 0:
-        return Action(action.stage - 1, action.kind, action.micro_batch)
+        return action.stage - 1
     return None

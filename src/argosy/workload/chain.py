@@ -42,7 +42,7 @@ class Layer:
     """The part of ``parameters`` that sits in experts."""
     num_experts: int = 0
     max_tensor_width: int = 1
-    """Largest number of devices that tensor parallelism can split this layer over (its attention heads)."""
+    """Largest number of devices that tensor parallelism can split this layer over (its key-value heads)."""
     tied_to: int | None = None
     """Index of the layer whose weights this one shares."""
     tied_parameters: int = 0

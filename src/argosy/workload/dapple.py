@@ -1,14 +1,17 @@
 """Layer profiles in the text form of DAPPLE (and of PipeDream before it) to a chain and a profile.
 
-    node5 -- layer_0 -- forward_compute_time=2.69, backward_compute_time=4.47, activation_size=4325376, parameter_size=50384896
-    <tab>node4 -- node5
+    node5 -- layer_0 -- forward_compute_time=2.69, backward_compute_time=4.47, activation_size=4325376, ...
+        node4 -- node5
 
-Times are milliseconds and sizes bytes of fp32, for the profile batch that the file name ends with (``-pbs-2``). An activation
-size may be a list, ``[a; b]``: its sum counts. The graph may branch; it becomes a chain:
+Nodes, then indented edges. Times are milliseconds, sizes (``parameter_size`` is another) bytes of fp32, for
+the profile batch that the file name ends with (``-pbs-2``). A size may be a list, ``[a; b]``: its sum counts.
+The graph may branch; it becomes a chain:
 
     (1) layers stand in topological order, ties broken by the order of the file
-    (2) output of layer i   the sizes of all layers up to i that a layer behind i reads, so that skip edges are paid at every cut
-    (3) kept by layer i     its own output, for the form says nothing about what is kept inside; a view (``__getitem__``) keeps 0
+    (2) output of layer i   the sizes of all layers up to i that a layer behind i reads: skip edges are paid
+                            at every cut
+    (3) kept by layer i     its own output, for the form says nothing about what is kept inside; a view
+                            (``__getitem__``) keeps 0
     (4) parameters          parameter bytes / 4, rounded
 
 Amounts are per sample; FLOP are unknown and 0.

@@ -12,10 +12,12 @@ from argosy.errors import Mismatch
 from argosy.workload.settings import parse_dtype, parse_optimizer
 
 
-def _whole(smallest: int) -> BeforeValidator:
+def _whole(smallest: int, largest: float = math.inf) -> BeforeValidator:
     def check(value: object) -> object:
         if type(value) is not int or value < smallest:
             raise Mismatch(value, f"a whole number, at least {smallest}")
+        if value > largest:
+            raise Mismatch(value, f"a whole number, at most {largest}")
         return value
 
     return BeforeValidator(check)
@@ -39,8 +41,10 @@ def _text(value: object) -> object:
     return value
 
 
-Count = Annotated[int, _whole(1)]
-"""A whole number, at least 1."""
+Count = Annotated[int, _whole(1, 10**9)]
+"""A whole number, at least 1; a billion is a slip, and would keep the checks of shapes busy."""
+Depth = Annotated[int, _whole(1, 10_000)]
+"""A number of blocks."""
 Natural = Annotated[int, _whole(0)]
 """A whole number, at least 0."""
 Share = Annotated[float, BeforeValidator(_share)]

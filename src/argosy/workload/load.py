@@ -1,8 +1,8 @@
 """A model from whatever a user names: a preset, a config, a preset file, or a measured profile.
 
-Where several things say the same, the caller's choice wins over the file, and the file over these defaults: the
-longest sequence the config names but at most 4096 tokens, bf16, adamw. A preset's name wins over a file of that name:
-write ``./gpt2`` for the file.
+The caller's choice wins over the file, and the file over these defaults: the longest sequence that the config
+names but at most 4096 tokens, bf16, adamw. A preset's name wins over a file of that name: write ``./gpt2``
+for the file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def load_model(
     optimizer: str | None = None,
     fused_attention: bool = True,
 ) -> Chain:
-    """The chain of a preset's name, a ``config.json`` or its folder, a preset's TOML, a profile (JSON or DAPPLE text).
+    """The chain of a preset's name, a ``config.json`` or its folder, a preset's TOML, a measured profile.
 
     >>> load_model("gpt2", sequence_length=512)
     gpt2: 14 layers, 0.1244 B parameters, sequence 512, bf16

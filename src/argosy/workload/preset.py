@@ -18,7 +18,7 @@ from typing import Any
 from argosy.document import Document, Schema, parse_toml, validate
 from argosy.dtype import Dtype
 from argosy.errors import InputError, Problem
-from argosy.workload.fields import Count, DtypeField, Name, OptimizerField
+from argosy.workload.fields import Count, DtypeField, Name, Natural, OptimizerField
 from argosy.workload.huggingface import ModelConfig, read_config
 
 
@@ -39,7 +39,7 @@ class _PresetFile(Schema):
     name: Name
     config: dict[str, Any]
     source: str = ""
-    parameters: Count | None = None
+    parameters: Natural | None = None
     sequence_length: Count | None = None
     dtype: DtypeField | None = None
     optimizer: OptimizerField | None = None

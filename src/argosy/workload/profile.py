@@ -2,11 +2,12 @@
 
 Between two measured micro-batches a time is interpolated linearly:
 
-    (1) t(n) = t(p) + (n - p) / (q - p) x (t(q) - t(p))     p <= n <= q measured, nothing measured between them
-    (2) t(n) = t(p) n / p                                    where only p was measured
+    (1) t(n) = t(p) + (n - p) / (q - p) x (t(q) - t(p))     p <= n <= q, the nearest that were measured
+    (2) t(n) = t(p) n / p                                   where only p was measured
 
-Outside the measured range, and for a layer, tensor width or dtype that was not measured, a look-up is refused by name:
-extrapolated launch overheads are how a cost model goes wrong silently. Reading and writing is in ``profile_file.py``.
+Outside the measured range, and for a layer, tensor width or dtype that was not measured, a look-up is refused
+by name: extrapolated launch overheads are how a cost model goes wrong silently. Reading and writing is in
+``profile_file.py``.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Profile:
     def forward_seconds(
         self, layer: str, micro_batch: float, tensor_width: int = 1, dtype: Dtype | None = None
     ) -> float:
-        """Seconds of the forward of ``micro_batch`` samples; ``dtype`` may be left out where only one was measured.
+        """Seconds for ``micro_batch`` samples; ``dtype`` may be left out where only one was measured.
 
         >>> row = ProfileRow(layer="block", micro_batch=2, tensor_width=1, dtype=Dtype.BF16,
         ...                  forward_seconds=0.5, backward_seconds=1.0)
@@ -67,7 +68,7 @@ class Profile:
     def backward_seconds(
         self, layer: str, micro_batch: float, tensor_width: int = 1, dtype: Dtype | None = None
     ) -> float:
-        """Seconds of the backward of ``micro_batch`` samples."""
+        """Seconds for ``micro_batch`` samples, both gradients."""
         return _interpolated(self._measured(layer, micro_batch, tensor_width, dtype), micro_batch, _backward)
 
     def row_name(self, layer: Layer) -> str | None:

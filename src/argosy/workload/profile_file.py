@@ -4,8 +4,8 @@
      rows:   [{layer, micro_batch, tensor_width, dtype, forward_seconds, backward_seconds, peak_bytes?}],
      layers: [{name, kind, parameters, activation_bytes, output_bytes, forward_flop?, backward_flop?, ...}]?}
 
-``layers`` is the measured model itself, amounts per sample, for models that no config describes; it may hold every field of
-``Layer``. What equals its default is not written; keys are sorted.
+``layers`` is the measured model itself, amounts per sample, for models that no config describes; it may hold
+every field of ``Layer``. What equals its default is not written; keys are sorted.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Literal
+
+from pydantic import Field
 
 from argosy.document import Document, Schema, parse_json, read_json, validate
 from argosy.errors import InputError, Problem, closest
@@ -60,7 +62,7 @@ class _Profile(Schema):
     model: Name
     sequence_length: Count = 1
     rows: list[_Row]
-    layers: list[_Layer] = []
+    layers: list[_Layer] = Field(default_factory=list)
 
 
 def read_profile(path: Path | str) -> Profile:

@@ -11,7 +11,7 @@ from argosy.errors import InputError, Mismatch, Problem, closest
 
 Value = TypeVar("Value")
 
-OPTIMIZERS = ("adamw", "adam", "sgd-momentum", "sgd")
+OPTIMIZERS = ("adamw", "adam", "lion", "momentum", "sgd")
 """Names of optimizers; what each keeps per weight is the memory model's business."""
 
 

@@ -28,7 +28,7 @@ Selective recomputation drops what comes back without a projection: norm outputs
 traffic.
 
    (12) the embedding keeps 8 s bytes of ids or the pixels, what its norm and its projection read, and a mask
-   (13) the head keeps s h per norm and per projection, and its logits in fp32: 4 s v bytes; nothing follows
+   (13) the head keeps s h per step before its logits, and its logits in fp32: 4 s v bytes; nothing follows
    (14) tensor parallelism all-reduces s h after each part, once if parallel. A table split by rows reduces
         s h in forward only, split logits in backward only: half of it is booked in each direction
 
@@ -101,18 +101,15 @@ class _Layers:
 
     def embedding(self) -> Layer:
         """(12)"""
-        embedding, is_text = (
-            self.architecture.embedding,
-            isinstance(self.architecture.embedding, TokenEmbedding),
-        )
+        embedding = self.architecture.embedding
         if isinstance(embedding, PatchEmbedding):
-            weights, products, inputs = embedding.values * self.hidden, embedding.patches, embedding.patches
-            kept = float(inputs * embedding.values * self.width)
-            flop, backward = 2.0 * products * weights, 2.0 * products * weights
+            pixels = embedding.patches * embedding.values
+            flop = backward = 2.0 * pixels * self.hidden
+            kept, reduced = float(pixels * self.width), 0.0
         else:
             flop, kept = self._projected(embedding.width)
             kept += _ID_BYTES * self.tokens + (embedding.norm is not None) * self.stream * self.width
-            backward = 2 * flop
+            backward, reduced = 2 * flop, self.stream * self.width / 2
         return Layer(
             name="embedding",
             kind="embedding",
@@ -121,7 +118,7 @@ class _Layers:
             parameters=embedding.parameters(self.hidden),
             activation_bytes=kept + embedding.dropout * self.stream,
             output_bytes=self.stream * self.width,
-            reduced_bytes=is_text * self.stream * self.width / 2,
+            reduced_bytes=reduced,
             max_tensor_width=self.tensor_width,
         )
 
@@ -151,7 +148,7 @@ class _Layers:
     def block(self, name: str, kind: str, block: Block, *, carries_encoder: bool = False) -> Layer:
         flop = self._block_flop(block)
         kept, selective_bytes, selective_flop = self._block_memory(block)
-        feed_forward, experts = block.feed_forward, isinstance(block.feed_forward, Experts)
+        experts = block.feed_forward if isinstance(block.feed_forward, Experts) else None
         reductions = 1 if block.parallel else block.num_parts
         return Layer(
             name=name,
@@ -165,10 +162,8 @@ class _Layers:
             selective_flop=selective_flop,
             reduced_bytes=reductions * self.stream * self.width,
             active_parameters=block.active_parameters(self.hidden) if experts else None,
-            expert_parameters=feed_forward.count * feed_forward.expert.parameters(self.hidden)
-            if isinstance(feed_forward, Experts)
-            else 0,
-            num_experts=feed_forward.count if isinstance(feed_forward, Experts) else 0,
+            expert_parameters=experts.count * experts.expert.parameters(self.hidden) if experts else 0,
+            num_experts=experts.count if experts else 0,
             max_tensor_width=block.attention.kv_heads,
         )
 
@@ -231,7 +226,7 @@ class _Layers:
         transforms = (head.transform is not None) * self.tokens + (head.pooled_classes > 0)
         flop = 2.0 * rows * head.outputs * head.width + projection_flop + 2.0 * transforms * self.hidden**2
         flop += 2.0 * head.pooled_classes * self.hidden
-        inputs = (1 + (head.norm is not None) + 2 * (head.transform is not None)) * self.stream * self.width
+        inputs = (1 + (head.norm is not None) + 3 * (head.transform is not None)) * self.stream * self.width
         tied = head.outputs * head.width if head.tied and isinstance(embedding, TokenEmbedding) else 0
         return Layer(
             name="head",

@@ -7,11 +7,13 @@ of ``transformers``. Unknown keys are ignored.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, ConfigDict
+from pydantic import AliasChoices, BeforeValidator, ConfigDict
 
 from argosy.document import Document, Schema
 from argosy.dtype import Dtype
@@ -22,8 +24,9 @@ _DTYPES = {"float32": Dtype.FP32, "float16": Dtype.FP16, "bfloat16": Dtype.BF16}
 
 
 def _dtype_name(value: object) -> object:
-    if value is not None and value not in _DTYPES:
-        suggestion = closest(value, _DTYPES) if isinstance(value, str) else None
+    is_text = isinstance(value, str)
+    if value is not None and not (is_text and value in _DTYPES):
+        suggestion = closest(str(value), _DTYPES) if is_text else None
         raise Mismatch(value, "one of " + ", ".join(f'"{name}"' for name in _DTYPES), suggestion)
     return value
 
@@ -87,12 +90,27 @@ def _broken(document: Document, schema: type[Config], rule: Divides | AtMost) ->
         return None
     if rule.unless is not None and _number(document, schema, rule.unless) is not None:
         return None
-    nearest = min((n for n in range(1, whole + 1) if whole % n == 0), key=lambda n: (abs(n - part), n))
+    nearest = min(_divisors(whole), key=lambda divisor: (abs(divisor - part), divisor))
     expected = f"a divisor of {rule.whole} ({whole})"
     return document.problem((rule.part,), expected, part, suggestion=f"the nearest is {nearest}")
 
 
+def _divisors(whole: int) -> Iterator[int]:
+    """
+    >>> sorted(_divisors(12))
+    [1, 2, 3, 4, 6, 12]
+    """
+    for small in range(1, math.isqrt(whole) + 1):
+        if whole % small == 0:
+            yield small
+            if small * small != whole:
+                yield whole // small
+
+
 def _number(document: Document, schema: type[Config], key: str) -> int | None:
-    """The value of ``key``, its default where it is absent, or None where it is no number above 0."""
-    value: Any = document.data.get(key, schema.model_fields[key].default)
-    return value if type(value) is int and value >= 1 else None
+    """The value of ``key``, its default where it is absent, or None where it is no number in range."""
+    field = schema.model_fields[key]
+    names = field.validation_alias.choices if isinstance(field.validation_alias, AliasChoices) else [key]
+    present: list[Any] = [document.data[name] for name in names if name in document.data]
+    value = present[0] if present else field.default
+    return value if type(value) is int and 1 <= value <= 10**9 else None

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from pydantic import Field
-
 from argosy.workload.architecture import (
     Architecture,
     Attention,
@@ -23,7 +21,7 @@ from argosy.workload.architecture import (
     TokenEmbedding,
 )
 from argosy.workload.families.config import AtMost, Config, Divides
-from argosy.workload.fields import Count, Natural, Share
+from argosy.workload.fields import Count, Depth, Natural, Share
 
 
 class _Encoder(Config):
@@ -33,7 +31,7 @@ class _Encoder(Config):
 
     hidden_size: Count
     intermediate_size: Count
-    num_hidden_layers: Count
+    num_hidden_layers: Depth
     num_attention_heads: Count
     hidden_dropout_prob: Share = 0.1
     attention_probs_dropout_prob: Share = 0.1
@@ -106,7 +104,7 @@ class Roberta(Bert):
 
     @property
     def context(self) -> int:
-        return self.max_position_embeddings - self.pad_token_id - 1
+        return max(1, self.max_position_embeddings - self.pad_token_id - 1)
 
 
 class Vit(_Encoder):
@@ -161,12 +159,12 @@ class T5(Config):
     d_model: Count
     d_kv: Count
     d_ff: Count
-    num_layers: Count
+    num_layers: Depth
     num_heads: Count
-    num_decoder_layers: Count | None = None
+    num_decoder_layers: Depth | None = None
     n_positions: Count = 512
     relative_attention_num_buckets: Count = 32
-    feed_forward_proj: str = Field(default="relu")
+    feed_forward_proj: str = "relu"
     dropout_rate: Share = 0.1
     tie_word_embeddings: bool = True
 

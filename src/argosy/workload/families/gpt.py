@@ -17,7 +17,7 @@ from argosy.workload.architecture import (
     TokenEmbedding,
 )
 from argosy.workload.families.config import Config, Divides
-from argosy.workload.fields import Count, Share
+from argosy.workload.fields import Count, Depth, Share
 
 
 class Gpt2(Config):
@@ -26,7 +26,7 @@ class Gpt2(Config):
     vocab_size: Count
     n_positions: Count
     n_embd: Count
-    n_layer: Count
+    n_layer: Depth
     n_head: Count
     n_inner: Count | None = None
     resid_pdrop: Share = 0.1
@@ -74,12 +74,12 @@ class GptNeo(Config):
 
     vocab_size: Count
     hidden_size: Count
-    num_layers: Count
+    num_layers: Depth
     num_heads: Count
     max_position_embeddings: Count = 2048
     intermediate_size: Count | None = None
     window_size: Count = 256
-    attention_types: list[Annotated[tuple[list[str], Count], Strict(False)]] | None = None
+    attention_types: list[Annotated[tuple[list[str], Depth], Strict(False)]] | None = None
     resid_dropout: Share = 0.0
     embed_dropout: Share = 0.0
     attention_dropout: Share = 0.0
@@ -137,7 +137,7 @@ class GptNeox(Config):
     vocab_size: Count
     hidden_size: Count
     intermediate_size: Count
-    num_hidden_layers: Count
+    num_hidden_layers: Depth
     num_attention_heads: Count
     max_position_embeddings: Count = 2048
     attention_bias: bool = True
@@ -187,7 +187,7 @@ class Opt(Config):
     vocab_size: Count
     hidden_size: Count
     ffn_dim: Count
-    num_hidden_layers: Count
+    num_hidden_layers: Depth
     num_attention_heads: Count
     max_position_embeddings: Count = 2048
     word_embed_proj_dim: Count | None = None

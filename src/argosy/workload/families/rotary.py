@@ -17,7 +17,7 @@ from argosy.workload.architecture import (
     TokenEmbedding,
 )
 from argosy.workload.families.config import AtMost, Config, Divides
-from argosy.workload.fields import Count, Natural, Share
+from argosy.workload.fields import Count, Depth, Natural, Share
 
 _SHAPE = (
     Divides("hidden_size", "num_attention_heads", unless="head_dim"),
@@ -35,7 +35,7 @@ class RotaryDecoder(Config):
     vocab_size: Count
     hidden_size: Count
     intermediate_size: Count
-    num_hidden_layers: Count
+    num_hidden_layers: Depth
     num_attention_heads: Count
     num_key_value_heads: Count | None = None
     head_dim: Count | None = None

@@ -1,0 +1,88 @@
+"""The case that the engines are compared on: a pipeline of one device per stage under step traces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from argosy.cluster.catalogue import device_kind
+from argosy.cluster.device import Device
+from argosy.cluster.topology import Cluster, Link, Node, Wire
+from argosy.cluster.trace import Trace
+from argosy.schedule import Schedule, ScheduleSpec, build_schedule
+from argosy.sim.batch import Amounts
+from argosy.sim.graph import TaskGraph
+from argosy.sim.pipeline import StageCost, pipeline_graph
+from argosy.timeline import SpanKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Candidates that differ in stage times and sizes, on one cluster."""
+
+    schedule: Schedule
+    cluster: Cluster
+    forward: np.ndarray
+    """(stages, candidates), seconds; also ``backward``; ``sizes`` in bytes."""
+    backward: np.ndarray
+    sizes: np.ndarray
+
+    def costs(self, candidate: int) -> list[StageCost]:
+        columns = zip(self.forward[:, candidate], self.backward[:, candidate], self.sizes[:, candidate], strict=True)
+        return [StageCost(forward=float(f), backward=float(b), output_bytes=float(s)) for f, b, s in columns]
+
+    def graph(self, candidate: int) -> TaskGraph:
+        return pipeline_graph(self.schedule, self.costs(candidate), [device.name for device in self.cluster.devices])
+
+    def amounts(self) -> Amounts:
+        """Rows: forward per stage, then backward, then bytes per boundary."""
+        stages = len(self.forward)
+        rows = []
+        for task in self.graph(0).tasks:
+            assert task.stage is not None
+            if task.kind is SpanKind.TRANSFER:
+                flow = task.flows[0]
+                rows.append(2 * stages + min(flow.source, flow.target))
+            else:
+                rows.append(task.stage + (stages if task.kind is SpanKind.BACKWARD else 0))
+        return Amounts(rows, np.concatenate([self.forward, self.backward, self.sizes]))
+
+
+def make_case(
+    *, num_stages: int = 8, num_micro_batches: int = 64, num_steps: int = 64, num_candidates: int = 4096, seed: int = 0
+) -> Case:
+    random = np.random.default_rng(seed)
+    forward = random.uniform(0.004, 0.010, (num_stages, num_candidates))
+    return Case(
+        schedule=build_schedule(ScheduleSpec(), num_stages, num_micro_batches),
+        cluster=line_cluster(num_stages, num_steps, random),
+        forward=forward,
+        backward=forward * random.uniform(1.8, 2.2, forward.shape),
+        sizes=16e6 * random.uniform(0.5, 2.0, forward.shape),
+    )
+
+
+def line_cluster(num_stages: int, num_steps: int, random: np.random.Generator, horizon: float = 3.0) -> Cluster:
+    """Single-device hosts in a row, a link of its own between neighbours, each direction under its own trace."""
+    kind = device_kind("A100-80GB")
+    names = [f"n{index}" for index in range(num_stages)]
+    links, wires = [], []
+    for index in range(num_stages - 1):
+        for way in ("forward", "back"):
+            knots = [0.0, *np.sort(random.uniform(0, horizon, num_steps - 1)).tolist()]
+            values = (12.5e9 * random.uniform(0.2, 1.0, num_steps)).tolist()
+            trace = Trace(tuple(knots), tuple(values))
+            name = f"wire{index}"
+            links.append(Link(name=f"{name}.{way}", edge=name, bandwidth=trace, latency=Trace.constant(0)))
+        one, other = frozenset([names[index]]), frozenset([names[index + 1]])
+        wires.append(
+            Wire(name=name, one=one, other=other, forward=2 * index, back=2 * index + 1, bypasses_nic=True)
+        )
+    return Cluster(
+        name="line",
+        nodes=tuple(Node(name=name, devices=(f"{name}.0",)) for name in names),
+        devices=tuple(Device(name=f"{name}.0", node=name, kind=kind) for name in names),
+        links=tuple(links),
+        wires=tuple(wires),
+    )

@@ -1,0 +1,89 @@
+"""Parameter counts of every preset against the published ones, restated here from model cards and papers."""
+
+from __future__ import annotations
+
+import pytest
+
+from argosy.workload.load import load_model, preset_names
+
+PUBLISHED = {
+    "bert-base": 110_106_428,
+    "bert-large": 336_226_108,
+    "gpt-neo-2.7b": 2_651_307_520,
+    "gpt-neox-20b": 20_554_567_680,
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-xl": 1_557_611_200,
+    "gpt3-175b": 174_604_259_328,
+    "llama-2-70b": 68_976_648_192,
+    "llama-2-7b": 6_738_415_616,
+    "llama-3-70b": 70_553_706_496,
+    "llama-3-8b": 8_030_261_248,
+    "llama-3.1-405b": 405_853_388_800,
+    "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "olmoe-1b-7b": 6_919_161_856,
+    "opt-30b": 29_974_540_288,
+    "opt-350m": 331_196_416,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-8b": 8_190_735_360,
+    "t5-11b": 11_307_321_344,
+    "t5-base": 222_903_552,
+    "vit-base": 86_567_656,
+    "vit-huge": 632_045_800,
+}
+
+
+def test_every_preset_has_a_published_count() -> None:
+    assert preset_names() == sorted(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_preset_has_the_published_count(name: str) -> None:
+    assert load_model(name).parameters == PUBLISHED[name]
+
+
+def test_gpt3_rounds_to_what_its_paper_prints() -> None:
+    """Table D.1 of Brown et al. prints 174,600 million."""
+    assert round(load_model("gpt3-175b").parameters / 1e6, -2) == 174_600
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden", "count"), [("bert-base", 768, 109_482_240), ("bert-large", 1024, 335_141_888)]
+)
+def test_bert_without_its_training_heads(name: str, hidden: int, count: int) -> None:
+    """The count usually quoted is embedding, blocks and pooler."""
+    body = sum(layer.parameters for layer in load_model(name).layers[:-1])
+    assert body + hidden * hidden + hidden == count
+
+
+@pytest.mark.parametrize(
+    ("name", "active"),
+    [("mixtral-8x7b", 12_879_925_248), ("qwen3-30b-a3b", 3_353_032_704), ("olmoe-1b-7b", 1_282_017_280)],
+)
+def test_active_parameters_of_mixtures(name: str, active: int) -> None:
+    """Every weight but those of the experts that a token does not meet."""
+    layers = load_model(name).layers
+    assert (
+        sum(
+            layer.parameters if layer.active_parameters is None else layer.active_parameters
+            for layer in layers
+        )
+        == active
+    )
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_tied_head_counts_its_weights_once(name: str) -> None:
+    chain = load_model(name)
+    for layer in chain.layers:
+        if layer.tied_to is not None:
+            assert 0 < layer.tied_parameters <= chain.layers[layer.tied_to].parameters
+
+
+def test_experts_are_part_of_the_parameters() -> None:
+    block = load_model("mixtral-8x7b").layers[1]
+    assert block.num_experts == 8
+    assert block.expert_parameters == 8 * 3 * 4096 * 14336
+    assert block.parameters - block.expert_parameters == 41_943_040 + 8 * 4096 + 2 * 4096
