@@ -1,0 +1,80 @@
+"""Argosy: automatic parallelization of training on unequal devices over a changing network.
+
+    plan = argosy.load_plan("plan.json")
+    cluster = argosy.load_cluster("mixed-16")
+    chain = argosy.load_model("llama-3-8b", sequence_length=2048, dtype="fp16")
+    argosy.simulate(plan, chain, cluster, iterations=3).iteration_seconds
+
+Names are imported when they are first used, so that ``import argosy`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from argosy.cluster.file import load_cluster as load_cluster
+    from argosy.cluster.file import with_changes as with_changes
+    from argosy.cluster.topology import Cluster as Cluster
+    from argosy.cluster.trace import Trace as Trace
+    from argosy.cost.compute import ComputeModel as ComputeModel
+    from argosy.errors import ArgosyError as ArgosyError
+    from argosy.errors import InfeasibleError as InfeasibleError
+    from argosy.errors import InputError as InputError
+    from argosy.errors import RunError as RunError
+    from argosy.plan.check import check_plan as check_plan
+    from argosy.plan.file import dumps_plan as dumps_plan
+    from argosy.plan.file import load_plan as load_plan
+    from argosy.plan.plan import Plan as Plan
+    from argosy.plan.plan import Replica as Replica
+    from argosy.plan.plan import Stage as Stage
+    from argosy.schedule import ScheduleSpec as ScheduleSpec
+    from argosy.sim.simulate import simulate as simulate
+    from argosy.timeline import Timeline as Timeline
+    from argosy.timeline.file import dumps_timeline as dumps_timeline
+    from argosy.timeline.file import load_timeline as load_timeline
+    from argosy.workload.chain import Chain as Chain
+    from argosy.workload.load import load_model as load_model
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ArgosyError": "argosy.errors",
+    "Chain": "argosy.workload.chain",
+    "Cluster": "argosy.cluster.topology",
+    "ComputeModel": "argosy.cost.compute",
+    "InfeasibleError": "argosy.errors",
+    "InputError": "argosy.errors",
+    "Plan": "argosy.plan.plan",
+    "Replica": "argosy.plan.plan",
+    "RunError": "argosy.errors",
+    "ScheduleSpec": "argosy.schedule",
+    "Stage": "argosy.plan.plan",
+    "Timeline": "argosy.timeline",
+    "Trace": "argosy.cluster.trace",
+    "check_plan": "argosy.plan.check",
+    "dumps_plan": "argosy.plan.file",
+    "dumps_timeline": "argosy.timeline.file",
+    "load_cluster": "argosy.cluster.file",
+    "load_model": "argosy.workload.load",
+    "load_plan": "argosy.plan.file",
+    "load_timeline": "argosy.timeline.file",
+    "simulate": "argosy.sim.simulate",
+    "with_changes": "argosy.cluster.file",
+}
+"""The public names, and the module that each lives in."""
+
+__all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -8,8 +8,9 @@ suggestion, all at once.
 from __future__ import annotations
 
 import json
+import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -18,9 +19,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from argosy.errors import InputError, Mismatch, Problem, closest, show
-
-Location = tuple[str | int, ...]
-"""Where a value stands: ``("nodes", 0, "nic")``."""
+from argosy.lines import LazyLines, json_lines, toml_lines
+from argosy.lines import Location as Location
 
 
 class Schema(BaseModel):
@@ -39,9 +39,19 @@ class Document:
     file: str
     data: dict[str, Any]
     lines: Mapping[Location, int] = field(repr=False)
+    prefix: Location = ()
+    """Where ``data`` stands in the file, for a document that is a part of another."""
+
+    def inside(self, *location: str) -> Document:
+        """The table at ``location`` as a document; its problems still say where in the file they are."""
+        data = self.data
+        for part in location:
+            data = data[part]
+        return Document(self.file, data, self.lines, (*self.prefix, *location))
 
     def line(self, location: Location) -> int | None:
         """Line of the value at ``location``, or of the nearest enclosing value that has one."""
+        location = (*self.prefix, *location)
         for length in range(len(location), 0, -1):
             if location[:length] in self.lines:
                 return self.lines[location[:length]]
@@ -53,14 +63,27 @@ class Document:
         return Problem(
             file=self.file,
             line=self.line(location),
-            path=show_path(location) or None,
+            path=show_path((*self.prefix, *location)) or None,
             found=None if found is None else show(found),
             expected=expected,
             suggestion=suggestion,
         )
 
-    def error(self, location: Location, expected: str, found: object = None, **options: str) -> InputError:
-        return InputError([self.problem(location, expected, found, **options)])
+    def error(
+        self, location: Location, expected: str, found: object = None, *, suggestion: str | None = None
+    ) -> InputError:
+        return InputError([self.problem(location, expected, found, suggestion=suggestion)])
+
+    def mismatch(self, location: Location, error: Mismatch) -> Problem:
+        """What a reader said about the value at ``location``."""
+        return replace(self.problem(location, error.expected, suggestion=error.suggestion), found=error.found)
+
+    def placed(self, problem: Problem, location: Location) -> Problem:
+        """``problem`` itself where it names a file, else put at ``location``."""
+        if problem.file is not None:
+            return problem
+        place = self.problem(location, "")
+        return replace(problem, file=place.file, line=place.line, path=problem.path or place.path)
 
 
 def show_path(location: Location) -> str:
@@ -74,18 +97,27 @@ def show_path(location: Location) -> str:
     return text
 
 
+def parse_path(path: str) -> Location:
+    """
+    >>> parse_path("nodes[0].nic.bandwidth")
+    ('nodes', 0, 'nic', 'bandwidth')
+    """
+    parts = re.findall(r"\[(\d+)\]|([^.\[\]]+)", path)
+    return tuple(int(index) if index else name for index, name in parts)
+
+
 def read_text(path: Path | str) -> str:
     """The text of a file, or an ``InputError`` that says why it cannot be read."""
     path = Path(path)
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError([Problem(file=str(path), expected="an existing file")]) from None
     except UnicodeDecodeError:
         raise InputError([Problem(file=str(path), expected="UTF-8 text", found="other bytes")]) from None
     except OSError as error:
         raise InputError(
-            [Problem(file=str(path), expected="a readable file", found=error.strerror)]
+            [Problem(file=str(path), expected="a readable file", found=str(error.strerror).lower())]
         ) from None
 
 
@@ -102,34 +134,53 @@ def parse_toml(text: str, *, file: str) -> Document:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         message, _, place = str(error).rpartition(" (at ")
-        line = int(place.split("line ")[1].split(",")[0]) if "line " in place else None
-        raise InputError(
-            [Problem(file=file, line=line, expected="valid TOML", found=_clause(message))]
-        ) from None
-    return Document(file, data, _lines(_LineScanner(text, separator="=").toml()))
+        ended = text.rstrip("\n").count("\n") + 1
+        line = int(place.split("line ")[1].split(",")[0]) if "line " in place else ended
+        found = re.sub("^expected ", "no ", _clause(message))
+        raise InputError([Problem(file=file, line=line, expected="valid TOML", found=found)]) from None
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(file, error) from None
+    return Document(file, data, LazyLines(lambda: toml_lines(text)))
 
 
 def parse_json(text: str, *, file: str) -> Document:
+    repeats = False
+
+    def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal repeats
+        data = dict(pairs)
+        repeats = repeats or len(data) < len(pairs)
+        return data
+
     try:
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=table)
     except json.JSONDecodeError as error:
-        found = _clause(error.msg)
-        raise InputError(
-            [Problem(file=file, line=error.lineno, expected="valid JSON", found=found)]
-        ) from None
+        found = _clause(error.msg).removesuffix(" starting at")
+        raise InputError([Problem(file=file, line=error.lineno, expected="valid JSON", found=found)]) from None
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(file, error) from None
+    if repeats:
+        raise InputError([_repeated(text, file)])
     if not isinstance(data, dict):
         raise InputError([Problem(file=file, line=1, expected="a JSON object", found=show(data))])
-    return Document(file, data, _lines(_LineScanner(text, separator=":").json()))
+    return Document(file, data, LazyLines(lambda: json_lines(text)))
 
 
-def _lines(scanned: Iterable[tuple[Location, int]]) -> dict[Location, int]:
-    """The line of every value; a table that only its members name (``[a.b]``) stands where the first does."""
-    lines: dict[Location, int] = {}
-    for location, line in scanned:
-        for length in range(1, len(location)):
-            lines.setdefault(location[:length], line)
-        lines[location] = line
-    return lines
+def _repeated(text: str, file: str) -> Problem:
+    """Where a JSON object has a name for the second time."""
+    seen: set[Location] = set()
+    for location, line in json_lines(text):
+        problem = Problem(file=file, line=line, path=show_path(location), found="a second value", expected="only one")
+        if location in seen:
+            break
+        seen.add(location)
+    return problem
+
+
+def _unreadable(file: str, error: Exception) -> InputError:
+    """For text that is valid and yet more than Python's parsers take."""
+    found = "tables within tables without end" if isinstance(error, RecursionError) else "a number too long"
+    return InputError([Problem(file=file, expected="a document of reasonable size", found=found)])
 
 
 def validate(document: Document, schema: type[SchemaT]) -> SchemaT:
@@ -143,34 +194,31 @@ def validate(document: Document, schema: type[SchemaT]) -> SchemaT:
 
 
 def _problem(document: Document, schema: type[BaseModel], detail: ErrorDetails) -> Problem:
-    location: Location = detail["loc"]
+    location: Location = tuple(part for part in detail["loc"] if part != "[key]")
     found, context = detail.get("input"), detail.get("ctx", {})
     cause = context.get("error")
     if isinstance(cause, Mismatch):
-        return Problem(
-            file=document.file,
-            line=document.line(location),
-            path=show_path(location),
-            found=cause.found,
-            expected=cause.expected,
-            suggestion=cause.suggestion,
-        )
+        return document.mismatch(location, cause)
     match detail["type"]:
         case "missing":
             return document.problem(location, "a value: this field is required")
         case "extra_forbidden":
             known = sorted(_fields_at(schema, location[:-1]))
-            name = str(location[-1])
             expected = "one of the fields " + ", ".join(known)
-            problem = document.problem(location, expected, suggestion=closest(name, known))
+            problem = document.problem(location, expected, suggestion=closest(str(location[-1]), known))
             return replace(problem, found="an unknown field")
         case "model_type" | "dict_type":
             return replace(document.problem(location, "a table"), found=show(found))
-        case "literal_error":
-            expected = "one of " + context["expected"].replace("'", '"').replace(" or ", ", ")
-            known = [part.strip(' "') for part in expected.removeprefix("one of ").split(",")]
+        case "literal_error" | "enum":
+            choices = context["expected"].replace("'", '"').replace(" or ", ", ")
+            known = [part.strip('"') for part in choices.split(", ") if part.startswith('"')]
             suggestion = closest(found, known) if isinstance(found, str) else None
-            return document.problem(location, expected, found, suggestion=suggestion)
+            problem = document.problem(location, f"one of {choices}", suggestion=suggestion)
+            return replace(problem, found=show(found))
+        case "too_short" | "too_long":
+            least, most = context.get("min_length"), context.get("max_length")
+            expected = f"at least {least}" if most is None else f"at most {most}"
+            return replace(document.problem(location, expected), found=f"{context['actual_length']} items")
     expected = _clause(detail["msg"]).removeprefix("input should be ").removeprefix("value error, ")
     return replace(document.problem(location, expected), found=show(found))
 
@@ -193,133 +241,3 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for argument in get_args(annotation):
         yield from _models_in(argument)
-
-
-class _LineScanner:
-    """Walks text that a real parser has already accepted and yields the line of every value.
-
-    Python's parsers keep no positions; knowing the syntax to be valid makes a scanner of this size enough.
-    """
-
-    def __init__(self, text: str, *, separator: str) -> None:
-        self.text = text.replace("\r\n", "\n") + "\n"
-        self.position = 0
-        self.line = 1
-        self.separator = separator
-
-    def json(self) -> Iterator[tuple[Location, int]]:
-        self._skip_blank()
-        yield from self._value(())
-
-    def toml(self) -> Iterator[tuple[Location, int]]:
-        table: Location = ()
-        counts: dict[Location, int] = {}
-        self._skip_blank()
-        while self.position < len(self.text):
-            line = self.line
-            if self._peek() == "[":
-                is_array = self.text.startswith("[[", self.position)
-                self._advance(2 if is_array else 1)
-                table = self._table_location(self._keys("]"), counts, is_array)
-                self._advance(2 if is_array else 1)
-                yield table, line
-            else:
-                location = table + self._keys("=")
-                self._advance(1)
-                self._skip_blank()
-                yield from self._value(location, line)
-            self._skip_blank()
-
-    def _table_location(self, keys: Location, counts: dict[Location, int], is_array: bool) -> Location:
-        location: Location = ()
-        for index, key in enumerate(keys):
-            location = (*location, key)
-            last = index == len(keys) - 1
-            if last and is_array:
-                counts[location] = counts.get(location, -1) + 1
-            if location in counts and (not last or is_array):
-                location = (*location, counts[location])
-        return location
-
-    def _keys(self, end: str) -> Location:
-        keys: list[str] = []
-        while True:
-            self._skip_blank()
-            if self._peek() in "\"'":
-                keys.append(self._quoted_key())
-            else:
-                start = self.position
-                while self._peek() not in f". \t{end}":
-                    self._advance(1)
-                keys.append(self.text[start : self.position])
-            self._skip_blank()
-            if self._peek() != ".":
-                return tuple(keys)
-            self._advance(1)
-
-    def _value(self, location: Location, line: int | None = None) -> Iterator[tuple[Location, int]]:
-        yield location, line or self.line
-        opening = self._peek()
-        if opening in "\"'":
-            self._string()
-        elif opening in "[{":
-            yield from self._items(location, is_table=opening == "{")
-        else:
-            while self._peek() not in ",]}\n#":
-                self._advance(1)
-
-    def _items(self, location: Location, *, is_table: bool) -> Iterator[tuple[Location, int]]:
-        self._advance(1)
-        index = 0
-        while True:
-            self._skip_blank()
-            if self._peek() in "]}":
-                self._advance(1)
-                return
-            if self._peek() == ",":
-                self._advance(1)
-                continue
-            line = self.line
-            if is_table:
-                inner = location + self._keys(self.separator)
-                self._advance(1)
-                self._skip_blank()
-            else:
-                inner = (*location, index)
-                index += 1
-            yield from self._value(inner, line)
-
-    def _quoted_key(self) -> str:
-        start = self.position
-        self._string()
-        quoted = self.text[start : self.position]
-        key = json.loads(quoted) if self.separator == ":" else tomllib.loads(f"key = {quoted}")["key"]
-        assert isinstance(key, str)
-        return key
-
-    def _string(self) -> None:
-        quote = self._peek()
-        delimiter = quote * 3 if self.text.startswith(quote * 3, self.position) else quote
-        self._advance(len(delimiter))
-        while not self.text.startswith(delimiter, self.position):
-            self._advance(2 if self._peek() == "\\" and quote == '"' else 1)
-        self._advance(len(delimiter))
-        while len(delimiter) == 3 and self._peek() == quote:
-            self._advance(1)
-
-    def _skip_blank(self) -> None:
-        while self.position < len(self.text):
-            if self._peek() == "#":
-                while self._peek() != "\n":
-                    self._advance(1)
-            elif self._peek().isspace():
-                self._advance(1)
-            else:
-                return
-
-    def _peek(self) -> str:
-        return self.text[self.position : self.position + 1]
-
-    def _advance(self, count: int) -> None:
-        self.line += self.text.count("\n", self.position, self.position + count)
-        self.position += count

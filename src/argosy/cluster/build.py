@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from argosy.cluster.catalogue import device_kind
 from argosy.cluster.device import Device, DeviceKind
-from argosy.cluster.schema import ClusterSchema, NodeSchema
+from argosy.cluster.schema import ClusterSchema, NodeSchema, SwitchSchema
 from argosy.cluster.topology import Cluster, Link, Medium, Node, Wire
 from argosy.cluster.trace import Trace
 from argosy.document import Document, Location
 from argosy.errors import InputError, Mismatch, Problem, closest
+
+_MOST_DEVICES = 100_000
 
 
 class Builder:
@@ -26,6 +28,9 @@ class Builder:
         self.devices: list[Device] = []
         self.links: list[Link] = []
         self.edges: dict[str, list[int]] = {}
+        for index, kind in enumerate(schema.kinds):
+            if any(kind.name == other.name for other in schema.kinds[:index]):
+                self._report(("kinds", index, "name"), "a name that no other kind has", kind.name)
         self.kinds = {
             kind.name: DeviceKind(
                 name=kind.name,
@@ -39,6 +44,9 @@ class Builder:
         }
 
     def build(self) -> Cluster:
+        num_devices = sum(node.count * sum(group.count for group in node.devices) for node in self.schema.nodes)
+        if num_devices > _MOST_DEVICES:
+            raise self.document.error(("nodes",), f"at most {_MOST_DEVICES} devices in all", num_devices)
         conflicts: list[tuple[frozenset[int], ...]] = []
         for index, node in enumerate(self.schema.nodes):
             conflicts += self._add_nodes(node, ("nodes", index))
@@ -48,8 +56,8 @@ class Builder:
         for index, names in enumerate(self.schema.conflicts):
             place: Location = ("conflicts", index)
             sides = [frozenset(self._edge(name, (*place, position))) for position, name in enumerate(names)]
-            if len(sides) < 2:
-                self._report(place, "at least two edges that conflict", names)
+            if len(sides) < 2 or sum(map(len, sides)) > len(frozenset().union(*sides)):
+                self._report(place, "two different edges or more that conflict", names)
             conflicts.append(tuple(sides))
         self.raise_problems()
         return Cluster(
@@ -69,42 +77,57 @@ class Builder:
     def _add_nodes(self, schema: NodeSchema, place: Location) -> list[tuple[frozenset[int], ...]]:
         num_devices = sum(group.count for group in schema.devices)
         if num_devices > 1 and not schema.intra:
-            self._report(
-                (*place, "intra"), f"at least one medium between the {num_devices} devices of a node"
-            )
-        media = [medium.medium for medium in schema.intra]
-        for position, medium in enumerate(media):
-            if medium in media[:position] or medium == "nic":
-                self._report(
-                    (*place, "intra", position, "medium"), "a name used once per node, not nic", medium
-                )
-        for position, names in enumerate(schema.conflicts):
-            unknown = next((name for name in names if name not in media), None)
-            if unknown is not None or len(names) < 2:
-                expected = f"at least two of the media {', '.join(media) or '(none)'}"
-                self._report((*place, "conflicts", position), expected, unknown or names)
+            self._report((*place, "intra"), f"at least one medium between the {num_devices} devices of a node")
+        names = [f"{schema.name}{index}" for index in range(schema.count)]
+        known = {node.name for node in self.nodes}
+        taken = [name for name in names if name in known]
+        if taken:
+            self._report((*place, "name"), "nodes that differ in name plus index", _some(taken))
+        self._check_kinds(schema, place)
+        self._check_media(schema, place)
         conflicts = []
-        for index in range(schema.count):
-            node = self._add_node(schema, f"{schema.name}{index}", place)
+        for name in names:
+            node = self._add_node(schema, name)
             by_medium = {medium.name: medium for medium in node.media}
-            for names in schema.conflicts:
-                if all(name in by_medium for name in names):
+            for group in schema.conflicts:
+                if all(medium in by_medium for medium in group):
                     conflicts += [
-                        _sides([by_medium[name] for name in names], at) for at in range(len(node.devices))
+                        _sides([by_medium[medium] for medium in group], at) for at in range(len(node.devices))
                     ]
         return conflicts
 
-    def _add_node(self, schema: NodeSchema, name: str, place: Location) -> Node:
-        if any(node.name == name for node in self.nodes):
-            self._report((*place, "name"), "nodes that differ in name plus index", name)
-        devices: list[str] = []
+    def _check_kinds(self, schema: NodeSchema, place: Location) -> None:
         for position, group in enumerate(schema.devices):
-            try:
-                kind = self.kinds.get(group.kind) or device_kind(group.kind)
-            except Mismatch as error:
-                where = (*place, "devices", position, "kind")
-                if schema.name + "0" == name:
-                    self._report(where, error.expected, group.kind, error.suggestion)
+            if group.kind not in self.kinds:
+                try:
+                    self.kinds[group.kind] = device_kind(group.kind)
+                except Mismatch as error:
+                    where = (*place, "devices", position, "kind")
+                    own = [kind.name for kind in self.schema.kinds]
+                    suggestion = closest(group.kind, own) or error.suggestion
+                    expected = f"{error.expected} or from [[kinds]]"
+                    self._report(where, expected, group.kind, suggestion)
+
+    def _check_media(self, schema: NodeSchema, place: Location) -> None:
+        media = [medium.medium for medium in schema.intra]
+        for position, medium in enumerate(media):
+            if medium in media[:position] or medium in ("nic", "uplink"):
+                where = (*place, "intra", position, "medium")
+                self._report(where, "a name used once per node, neither nic nor uplink", medium)
+        for position, names in enumerate(schema.conflicts):
+            where = (*place, "conflicts", position)
+            for index, name in enumerate(names):
+                if name not in media:
+                    expected = f"one of the media {', '.join(media)}" if media else "media under intra"
+                    self._report((*where, index), expected, name, closest(name, media))
+            if len(set(names)) < max(len(names), 2):
+                self._report(where, "two different media or more that conflict", names)
+
+    def _add_node(self, schema: NodeSchema, name: str) -> Node:
+        devices: list[str] = []
+        for group in schema.devices:
+            kind = self.kinds.get(group.kind)
+            if kind is None:  # was reported
                 continue
             for _ in range(group.count):
                 device = Device(
@@ -138,15 +161,10 @@ class Builder:
             return Medium(name=medium, outward=(link,) * len(devices), inward=(link,) * len(devices))
         # Out and in are crossed one after the other, so each carries half of the medium's latency.
         pairs = [
-            [
-                self._add_link(f"{device}.{medium}.{way}", edge, bandwidth, latency / 2)
-                for way in ("out", "in")
-            ]
+            [self._add_link(f"{device}.{medium}.{way}", edge, bandwidth, latency / 2) for way in ("out", "in")]
             for device in devices
         ]
-        return Medium(
-            name=medium, outward=tuple(out for out, _ in pairs), inward=tuple(into for _, into in pairs)
-        )
+        return Medium(name=medium, outward=tuple(out for out, _ in pairs), inward=tuple(into for _, into in pairs))
 
     def _add_switches(self) -> None:
         names = {switch.name: switch for switch in self.schema.switches}
@@ -154,6 +172,8 @@ class Builder:
         home: dict[str, str] = {}
         for index, switch in enumerate(self.schema.switches):
             place: Location = ("switches", index)
+            if switch.name in uplinks or any(switch.name == node.name for node in self.nodes):
+                self._report((*place, "name"), "a name that no other switch or node has", switch.name)
             uplink = switch.uplink
             uplinks[switch.name] = self._add_edge(
                 f"{switch.name}.uplink", ("out", "in"), uplink.bandwidth, uplink.latency
@@ -161,32 +181,37 @@ class Builder:
             if switch.parent is not None and switch.parent not in names:
                 expected = f"one of the switches {', '.join(sorted(names))}"
                 self._report((*place, "parent"), expected, switch.parent, closest(switch.parent, names))
+            elif switch.name in self._above(switch.parent, names):
+                self._report((*place, "parent"), f"a switch that is not below {switch.name}", switch.parent)
             for position, pattern in enumerate(switch.nodes):
                 for node in self._nodes(pattern, (*place, "nodes", position)):
                     if node in home:
-                        self._report(
-                            (*place, "nodes", position), f"{node} under one switch, not also {home[node]}"
-                        )
+                        expected = f"nodes under one switch: {node} is already under {home[node]}"
+                        self._report((*place, "nodes", position), expected, pattern)
                     home[node] = switch.name
-        for index, node_value in enumerate(self.nodes):
-            chain: list[str] = []
-            above: str | None = home.get(node_value.name)
-            while above is not None and above in names and above not in chain:
-                chain.append(above)
-                above = names[above].parent
-            if above in chain:
-                self._report(("switches",), "switches whose parents form a tree", above)
-            self.nodes[index] = replace(node_value, uplinks=tuple(uplinks[name] for name in chain))
+        for index, value in enumerate(self.nodes):
+            chain = self._above(home.get(value.name), names)
+            self.nodes[index] = replace(value, uplinks=tuple(uplinks[name] for name in chain))
+
+    def _above(self, switch: str | None, known: Mapping[str, SwitchSchema]) -> list[str]:
+        """``switch`` and the switches above it, nearest first."""
+        chain: list[str] = []
+        while switch is not None and switch in known and switch not in chain:
+            chain.append(switch)
+            switch = known[switch].parent
+        return chain
 
     def _add_wires(self) -> list[Wire]:
         wires = []
         for index, link in enumerate(self.schema.links):
             place: Location = ("links", index)
-            one, other = (
-                self._nodes(pattern, (*place, "between", at)) for at, pattern in enumerate(link.between)
-            )
-            if set(one) & set(other) and link.between[0] != link.between[1]:
-                self._report((*place, "between"), "two groups without a node in common", link.between)
+            one, other = (self._nodes(pattern, (*place, "between", at)) for at, pattern in enumerate(link.between))
+            both = sorted(set(one) & set(other))
+            if both and link.between[0] != link.between[1]:
+                expected = f"two groups that do not share {_some(both)}"
+                self._report((*place, "between"), expected, " and ".join(link.between))
+            elif both and len(one) == 1:
+                self._report((*place, "between"), "two nodes or more", one[0])
             name = link.name or (link.medium if link.medium not in self.edges else f"{link.medium}-{index}")
             if name in self.edges:
                 self._report((*place, "name"), "a name that no other edge has", name)
@@ -218,9 +243,7 @@ class Builder:
             shared.append((frozenset(members), self._add_link(group.name, group.name, group.bandwidth, 0.0)))
         return shared
 
-    def _add_edge(
-        self, edge: str, ways: tuple[str, str], bandwidth: float, latency: float
-    ) -> tuple[int, int]:
+    def _add_edge(self, edge: str, ways: tuple[str, str], bandwidth: float, latency: float) -> tuple[int, int]:
         one, other = (self._add_link(f"{edge}.{way}", edge, bandwidth, latency) for way in ways)
         return one, other
 
@@ -236,9 +259,7 @@ class Builder:
         names = [node.name for node in self.nodes]
         found = [name for name in names if fnmatchcase(name, pattern)]
         if not found:
-            self._report(
-                place, f'a node ({_some(names)}) or a pattern such as "a*"', pattern, closest(pattern, names)
-            )
+            self._report(place, f'a node ({_some(names)}) or a pattern such as "a*"', pattern, closest(pattern, names))
         return found
 
     def _edge(self, pattern: str, place: Location) -> list[int]:
@@ -247,9 +268,7 @@ class Builder:
             self._report(place, f"an edge such as {_some(self.edges)}", pattern, closest(pattern, self.edges))
         return found
 
-    def _report(
-        self, place: Location, expected: str, found: object = None, suggestion: str | None = None
-    ) -> None:
+    def _report(self, place: Location, expected: str, found: object = None, suggestion: str | None = None) -> None:
         self.problems.append(self.document.problem(place, expected, found, suggestion=suggestion))
 
 

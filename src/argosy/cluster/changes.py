@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,6 +16,9 @@ from argosy.cluster.tracefile import read_trace
 from argosy.document import Document, Location
 from argosy.errors import InputError, Mismatch, Problem, closest
 from argosy.units import RATE, TIME
+
+_MOMENT = replace(TIME, example="30 s")
+"""A time on the clock of a trace: who forgets its unit means seconds."""
 
 
 def link_steps(edge: str, trace: Trace) -> dict[str, Any]:
@@ -44,45 +47,76 @@ def _seconds(time: float) -> str:
 
 
 def apply_change(
-    cluster: Cluster, change: ChangeSchema, document: Document, place: Location, folder: Path
+    cluster: Cluster, change: ChangeSchema, document: Document, place: Location, *, stated: Cluster, folder: Path
 ) -> tuple[Cluster, list[dict[str, Any]]]:
-    """The cluster after one [[changes]] entry, and the entry written out as steps."""
+    """The cluster after one [[changes]] entry, and the entry written out as steps.
+
+    ``stated`` is the cluster before any change: its values hold before a first step, and a generator scales them.
+    """
+    problems = list(_contradictions(change, document, place))
+    if problems:
+        raise InputError(problems)
+    if change.trace is not None and not (folder / change.trace).is_file():
+        raise document.error((*place, "trace"), f"a file at {folder / change.trace}", change.trace)
+    apply = _change_devices if change.link is None else _change_links
+    try:
+        return apply(cluster, change, document, place, stated, folder)
+    except InputError as error:
+        raise InputError(document.placed(problem, place) for problem in error.problems) from None
+
+
+def _contradictions(change: ChangeSchema, document: Document, place: Location) -> Iterator[Problem]:
+    """Fields that do not go together."""
     if (change.link is None) == (change.device is None):
-        raise document.error(place, 'either "link" or "device"')
-    given = [change.steps or change.latency_steps, change.trace, change.generator]
-    if sum(value is not None for value in given) != 1:
-        raise document.error(place, 'exactly one of "steps" (and "latency_steps"), "trace", "generator"')
-    if change.link is not None:
-        return _change_links(cluster, change, document, place, folder)
-    return _change_devices(cluster, change, document, place, folder)
+        found = "neither" if change.link is None else "both"
+        yield replace(document.problem(place, 'either "link" or "device"'), found=found)
+    ways = [way for way in ("steps", "latency_steps", "trace", "generator") if getattr(change, way) is not None]
+    if len(ways) != 1 and ways != ["steps", "latency_steps"]:
+        expected = 'exactly one of "steps" (and "latency_steps"), "trace", "generator"'
+        found = " and ".join(f'"{way}"' for way in ways) or "none"
+        yield replace(document.problem(place, expected), found=found)
+    if change.device is not None and change.latency_steps is not None:
+        yield document.problem((*place, "latency_steps"), 'only "steps" for a device, which has no latency')
+    for field in ("parameters", "seed", "horizon"):
+        if field in change.model_fields_set and change.generator is None:
+            yield document.problem((*place, field), 'a "generator" beside it')
 
 
 def _change_links(
-    cluster: Cluster, change: ChangeSchema, document: Document, place: Location, folder: Path
+    cluster: Cluster, change: ChangeSchema, document: Document, place: Location, stated: Cluster, folder: Path
 ) -> tuple[Cluster, list[dict[str, Any]]]:
     pattern = change.link or ""
-    edges = sorted({link.edge for link in cluster.links if fnmatchcase(link.edge, pattern)})
-    if not edges:
-        known = sorted({link.edge for link in cluster.links})
-        expected = f"an edge of the cluster, such as {', '.join(known[:4])}"
-        raise document.error((*place, "link"), expected, pattern, suggestion=closest(pattern, known) or "")
+    edges: dict[str, list[int]] = {}
+    for index, link in enumerate(cluster.links):
+        edges.setdefault(link.edge, []).append(index)
+    matches = sorted(edge for edge in edges if fnmatchcase(edge, pattern))
+    if not matches:
+        expected = f"an edge of the cluster, such as {', '.join(sorted(edges)[:4])}"
+        raise document.error((*place, "link"), expected, pattern, suggestion=closest(pattern, edges))
     links = list(cluster.links)
+    halved = _halved(cluster)
     written = []
-    for offset, edge in enumerate(edges):
-        members = [index for index, link in enumerate(links) if link.edge == edge]
-        first = links[members[0]]
+    for offset, edge in enumerate(matches):
+        first = stated.links[edges[edge][0]]
+        parts = 2 if edges[edge][0] in halved else 1
         bandwidth, latency = _link_traces(
-            change, first.bandwidth.at(0), first.latency.at(0), document, place, folder, offset
+            change, first.bandwidth.at(0), first.latency.at(0) * parts, document, place, folder, offset
         )
-        for index in members:
+        for index in edges[edge]:
             links[index] = replace(
                 links[index],
                 bandwidth=bandwidth or links[index].bandwidth,
-                latency=latency or links[index].latency,
+                latency=latency.scaled(1 / parts) if latency else links[index].latency,
             )
         written += [link_steps(edge, bandwidth)] if bandwidth else []
         written += [_latency_steps(edge, latency)] if latency else []
     return replace(cluster, links=tuple(links)), written
+
+
+def _halved(cluster: Cluster) -> set[int]:
+    """Links of media that are not shared: a transfer crosses two of them, each with half of the medium's latency."""
+    media = [medium for node in cluster.nodes for medium in node.media]
+    return {link for medium in media if medium.outward != medium.inward for link in medium.outward + medium.inward}
 
 
 def _link_traces(
@@ -110,34 +144,33 @@ def _link_traces(
 
 
 def _change_devices(
-    cluster: Cluster, change: ChangeSchema, document: Document, place: Location, folder: Path
+    cluster: Cluster, change: ChangeSchema, document: Document, place: Location, stated: Cluster, folder: Path
 ) -> tuple[Cluster, list[dict[str, Any]]]:
     pattern = change.device or ""
     matches = [index for index, device in enumerate(cluster.devices) if fnmatchcase(device.name, pattern)]
     if not matches:
         names = [device.name for device in cluster.devices]
         expected = f"a device of the cluster, such as {', '.join(names[:4])}"
-        raise document.error((*place, "device"), expected, pattern, suggestion=closest(pattern, names) or "")
+        raise document.error((*place, "device"), expected, pattern, suggestion=closest(pattern, names))
     devices = list(cluster.devices)
     for offset, index in enumerate(matches):
+        full = stated.devices[index].speed.at(0)
         if change.trace is not None:
-            speed = read_trace(folder / change.trace, speed=1.0).speed
+            speed = read_trace(folder / change.trace, speed=full).speed
             if speed is None:
-                raise document.error(
-                    (*place, "trace"), "a trace with a speed column for a device", change.trace
-                )
+                raise document.error((*place, "trace"), "a trace with a speed column for a device", change.trace)
         elif change.generator is not None:
-            speed = _generated(change, 1.0, document, place, offset)
+            speed = _generated(change, full, document, place, offset)
         else:
-            speed = _steps(change.steps or [], _speed, 1.0, document, (*place, "steps"))
+            speed = _steps(change.steps or [], _speed, full, document, (*place, "steps"))
+        if max(speed.values) > _FASTEST:
+            raise document.error(place, _SPEED, max(speed.values))
         devices[index] = replace(devices[index], speed=speed)
     written = [device_steps(devices[index].name, devices[index].speed) for index in matches]
     return replace(cluster, devices=tuple(devices)), written
 
 
-def _generated(
-    change: ChangeSchema, nominal: float, document: Document, place: Location, offset: int
-) -> Trace:
+def _generated(change: ChangeSchema, nominal: float, document: Document, place: Location, offset: int) -> Trace:
     """Edges and devices that one pattern matches get seeds of their own, in name order."""
     try:
         return generate(
@@ -148,36 +181,40 @@ def _generated(
             horizon=change.horizon,
         )
     except BadParameter as error:
-        where: Location = (*place, "parameters", error.parameter)
-        problem = document.problem(where, error.expected, suggestion=error.suggestion)
-        raise InputError([replace(problem, found=error.found)]) from None
+        raise InputError([document.mismatch((*place, "parameters", error.parameter), error)]) from None
     except Mismatch as error:
-        problem = document.problem((*place, "generator"), error.expected, suggestion=error.suggestion)
-        raise InputError([replace(problem, found=error.found)]) from None
+        raise InputError([document.mismatch((*place, "generator"), error)]) from None
+
+
+_FASTEST = 100.0
+_SPEED = f"a speed from 0 to {_FASTEST:g}, where 1 is full speed"
 
 
 def _speed(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 100:
-        raise Mismatch(value, "a speed relative to 1, at least 0")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _FASTEST:
+        raise Mismatch(value, _SPEED)
     return float(value)
 
 
-def _steps(steps: list[list[Any]], read: Callable[[object], float], initial: float, document: Document, place: Location) -> Trace:
+def _steps(
+    steps: list[Any], read: Callable[[object], float], initial: float, document: Document, place: Location
+) -> Trace:
     problems: list[Problem] = []
     knots: list[tuple[float, float]] = []
     for index, step in enumerate(steps):
-        where = (*place, index)
-        if len(step) != 2:
-            problems.append(document.problem(where, "a pair of time and value", step))
+        if not isinstance(step, list) or len(step) != 2:
+            problems.append(document.problem((*place, index), 'a pair such as ["30 s", value]', step))
             continue
-        try:
-            knots.append((TIME.parse(step[0]), read(step[1])))
-        except Mismatch as error:
-            problem = document.problem(where, error.expected, suggestion=error.suggestion)
-            problems.append(replace(problem, found=error.found))
-            continue
-        if len(knots) > 1 and knots[-1][0] <= knots[-2][0]:
-            problems.append(document.problem(where, "times that increase", step[0]))
+        pair: list[float] = []
+        for position, reader in enumerate((_MOMENT.parse, read)):
+            try:
+                pair.append(reader(step[position]))
+            except Mismatch as error:
+                problems.append(document.mismatch((*place, index, position), error))
+        if len(pair) == 2:
+            if knots and pair[0] <= knots[-1][0]:
+                problems.append(document.problem((*place, index, 0), "times that increase", step[0]))
+            knots.append((pair[0], pair[1]))
     if problems:
         raise InputError(problems)
     return Trace.from_steps(knots, initial=initial)

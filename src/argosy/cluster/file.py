@@ -13,24 +13,28 @@ from argosy.cluster.build import Builder
 from argosy.cluster.changes import apply_change
 from argosy.cluster.schema import ClusterSchema
 from argosy.cluster.topology import Cluster, canonical
-from argosy.document import Document, parse_toml, read_toml, validate
-from argosy.errors import InputError, Problem, closest
+from argosy.document import Document, parse_json, parse_toml, read_toml, validate
+from argosy.errors import InputError, Problem, bad_input, closest
 
 
 def load_cluster(source: str | Path) -> Cluster:
     """A cluster from a TOML file, or a bundled one by its name (``mixed-16``)."""
-    bundled = resources.files("argosy") / "data" / "clusters" / f"{source}.toml"
-    if not Path(source).exists() and bundled.is_file():
-        return build_cluster(
-            parse_toml(bundled.read_text(encoding="utf-8"), file=f"{source}.toml"), folder=Path()
-        )
-    if not Path(source).exists() and Path(source).suffix != ".toml":
+    if not _exists(source):
         names = bundled_clusters()
-        expected = f"a cluster file or one of the bundled clusters {', '.join(names)}"
-        raise InputError(
-            [Problem(found=f'"{source}"', expected=expected, suggestion=closest(str(source), names))]
-        )
+        if str(source) in names:
+            text = (resources.files("argosy") / "data" / "clusters" / f"{source}.toml").read_text(encoding="utf-8")
+            return build_cluster(parse_toml(text, file=f"{source}.toml"), folder=Path())
+        if Path(source).suffix != ".toml":
+            expected = f"a cluster file or one of the bundled clusters {', '.join(names)}"
+            raise bad_input(expected, str(source), suggestion=closest(str(source), names))
     return build_cluster(read_toml(source), folder=Path(source).parent)
+
+
+def _exists(source: str | Path) -> bool:
+    try:
+        return Path(source).exists()
+    except OSError:  # a name that is too long, such as the text of a cluster file
+        return False
 
 
 def bundled_clusters() -> list[str]:
@@ -41,25 +45,25 @@ def bundled_clusters() -> list[str]:
 
 def cluster_from_content(content: str) -> Cluster:
     """A cluster from the canonical JSON that it carries itself."""
-    return build_cluster(Document("cluster", json.loads(content), {}), folder=Path())
+    return build_cluster(replace(parse_json(content, file="cluster"), lines={}), folder=Path())
 
 
 def build_cluster(document: Document, *, folder: Path) -> Cluster:
     """A cluster from a parsed file; ``folder`` is where the traces it names are looked for."""
     schema = validate(document, ClusterSchema)
-    cluster = Builder(schema, document).build()
+    stated = cluster = Builder(schema, document).build()
     written: list[dict[str, Any]] = []
     problems: list[Problem] = []
     for index, change in enumerate(schema.changes):
         try:
-            cluster, steps = apply_change(cluster, change, document, ("changes", index), folder)
+            cluster, steps = apply_change(cluster, change, document, ("changes", index), stated=stated, folder=folder)
             written += steps
         except InputError as error:
             problems += error.problems
     if problems:
         raise InputError(problems)
-    content = {**document.data, "changes": written} if written else document.data
-    return replace(cluster, content=canonical(content))
+    content = {name: value for name, value in document.data.items() if name != "changes"}
+    return replace(cluster, content=canonical({**content, "changes": written} if written else content))
 
 
 def with_changes(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -9,22 +12,54 @@ from pydantic import BeforeValidator, Field
 from argosy.document import Schema
 from argosy.dtype import Dtype
 from argosy.errors import Mismatch
-from argosy.units import COMPUTE, RATE, SIZE, TIME
+from argosy.units import COMPUTE, RATE, SIZE, TIME, Quantity
 
-Rate = Annotated[float, BeforeValidator(RATE.parse)]
-Seconds = Annotated[float, BeforeValidator(TIME.parse)]
-Bytes = Annotated[float, BeforeValidator(SIZE.parse)]
-Flops = Annotated[float, BeforeValidator(COMPUTE.parse)]
-
-
-def _positive(value: float) -> float:
-    if value <= 0:
-        raise Mismatch(value, "more than 0")
-    return value
+_LARGEST = 1e21
+"""Bytes, bytes/s or FLOP/s; products of what is below stay finite."""
+_MOST = 10_000
+"""Nodes of a group, devices of a node, NICs of a host."""
 
 
-def _listed(value: Any) -> Any:
+def _positive(quantity: Quantity) -> BeforeValidator:
+    def read(text: object) -> float:
+        value = quantity.parse(text)
+        if value == 0:
+            raise Mismatch(text, f"{quantity.expected}, more than 0")
+        if value > _LARGEST:
+            raise Mismatch(text, f"{quantity.expected}, at most {quantity.format(_LARGEST)}")
+        return value
+
+    return BeforeValidator(read)
+
+
+def _whole(least: int, most: float, expected: str) -> BeforeValidator:
+    def check(value: object) -> object:
+        if type(value) is not int or not least <= value <= most:
+            raise Mismatch(value, expected)
+        return value
+
+    return BeforeValidator(check)
+
+
+def _number(accepts: Callable[[float], bool], expected: str) -> BeforeValidator:
+    def read(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not accepts(value):
+            raise Mismatch(value, expected)
+        return float(value)
+
+    return BeforeValidator(read)
+
+
+def _devices(value: Any) -> Any:
+    if not isinstance(value, dict | list):
+        raise Mismatch(value, 'a table such as { kind = "A100-80GB", count = 4 }, or a list of them')
     return [value] if isinstance(value, dict) else value
+
+
+def _pair(value: Any) -> Any:
+    if not isinstance(value, list) or len(value) != 2:
+        raise Mismatch(value, 'two groups of nodes such as ["a*", "v0"]')
+    return value
 
 
 def _name(value: Any) -> Any:
@@ -33,14 +68,19 @@ def _name(value: Any) -> Any:
     return value
 
 
-def _number(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Mismatch(value, "a number")
-    return float(value)
-
-
+Rate = Annotated[float, _positive(RATE)]
+"""Bytes/s."""
+Bytes = Annotated[float, _positive(SIZE)]
+Flops = Annotated[float, _positive(COMPUTE)]
+"""FLOP/s."""
+Seconds = Annotated[float, BeforeValidator(TIME.parse)]
+Horizon = Annotated[float, _positive(replace(TIME, example="10 min"))]
+"""Seconds."""
 Name = Annotated[str, BeforeValidator(_name)]
-Number = Annotated[float, BeforeValidator(_number)]
+Count = Annotated[int, _whole(1, _MOST, f"a whole number from 1 to {_MOST}")]
+Seed = Annotated[int, _whole(0, math.inf, "a whole number, at least 0")]
+Efficiency = Annotated[float, _number(lambda value: 0 < value <= 1.5, "a number above 0, at most 1.5")]
+Price = Annotated[float, _number(lambda value: 0 <= value < math.inf, "a finite number, at least 0")]
 
 
 class KindSchema(Schema):
@@ -50,15 +90,15 @@ class KindSchema(Schema):
     vendor: str = "custom"
     memory: Bytes
     memory_bandwidth: Rate
-    flops: dict[Dtype, Flops] = Field(min_length=1, strict=False)
+    flops: dict[Annotated[Dtype, Field(strict=False)], Flops] = Field(min_length=1)
     source: str = "cluster file"
 
 
 class DevicesSchema(Schema):
     kind: str
-    count: int = Field(default=1, ge=1)
-    efficiency: Number = Field(default=1.0, gt=0, le=1.5)
-    price_per_hour: Number = Field(default=0.0, ge=0)
+    count: Count = 1
+    efficiency: Efficiency = 1.0
+    price_per_hour: Price = 0.0
 
 
 class MediumSchema(Schema):
@@ -71,26 +111,26 @@ class MediumSchema(Schema):
 class NicSchema(Schema):
     bandwidth: Rate
     latency: Seconds = 0.0
-    count: int = Field(default=1, ge=1)
+    count: Count = 1
 
 
 class NodeSchema(Schema):
     name: Name
-    count: int = Field(default=1, ge=1)
-    devices: Annotated[list[DevicesSchema], BeforeValidator(_listed)] = Field(min_length=1)
-    intra: list[MediumSchema] = []
-    conflicts: list[list[str]] = []
+    count: Count = 1
+    devices: Annotated[list[DevicesSchema], BeforeValidator(_devices)] = Field(min_length=1)
+    intra: list[MediumSchema] = Field(default_factory=list)
+    conflicts: list[list[str]] = Field(default_factory=list)
     nic: NicSchema | None = None
 
 
 class LinkSchema(Schema):
     name: Name | None = None
-    between: Annotated[list[str], Field(min_length=2, max_length=2)]
+    between: Annotated[list[str], BeforeValidator(_pair)]
     medium: Name = "link"
     bandwidth: Rate
     latency: Seconds = 0.0
     bypasses_nic: bool = False
-    price_per_gb: Number = Field(default=0.0, ge=0)
+    price_per_gb: Price = 0.0
 
 
 class UplinkSchema(Schema):
@@ -100,7 +140,7 @@ class UplinkSchema(Schema):
 
 class SwitchSchema(Schema):
     name: Name
-    nodes: list[str] = []
+    nodes: list[str] = Field(default_factory=list)
     parent: Name | None = None
     uplink: UplinkSchema
 
@@ -116,22 +156,22 @@ class ChangeSchema(Schema):
 
     link: str | None = None
     device: str | None = None
-    steps: list[list[Any]] | None = None
-    latency_steps: list[list[Any]] | None = None
+    steps: list[Any] | None = Field(default=None, min_length=1)
+    latency_steps: list[Any] | None = Field(default=None, min_length=1)
     trace: str | None = None
     generator: str | None = None
-    parameters: dict[str, Any] = {}
-    seed: int = 0
-    horizon: Seconds = 600.0
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    seed: Seed = 0
+    horizon: Horizon = 600.0
 
 
 class ClusterSchema(Schema):
     version: Literal[1] = 1
     name: Name
-    kinds: list[KindSchema] = []
+    kinds: list[KindSchema] = Field(default_factory=list)
     nodes: list[NodeSchema] = Field(min_length=1)
-    links: list[LinkSchema] = []
-    switches: list[SwitchSchema] = []
-    shared: list[SharedSchema] = []
-    conflicts: list[list[str]] = []
-    changes: list[ChangeSchema] = []
+    links: list[LinkSchema] = Field(default_factory=list)
+    switches: list[SwitchSchema] = Field(default_factory=list)
+    shared: list[SharedSchema] = Field(default_factory=list)
+    conflicts: list[list[str]] = Field(default_factory=list)
+    changes: list[ChangeSchema] = Field(default_factory=list)

@@ -1,7 +1,7 @@
 """A cluster: devices in nodes, and a network of directed links with the routes that follow from it.
 
-The network is a multigraph. What a user names is an *edge* (``v0.nic``, ``v0.nvlink``, ``wan``); inside, an edge is one or
-more directed ``Link``s, each with its own capacity:
+The network is a multigraph. What a user names is an *edge* (``v0.nic``, ``v0.nvlink``, ``wan``); inside, an edge is
+one or more directed ``Link``s, each with its own capacity:
 
     edge                     links
     a node's medium          ``v0.2.nvlink.out`` and ``.in`` for every device, into a non-blocking switch of the node
@@ -11,9 +11,9 @@ more directed ``Link``s, each with its own capacity:
     a [[links]] entry        ``wan.forward``, ``wan.back``
     a [[shared]] entry       ``root0``: one capacity on top of the edges it lists
 
-A transfer takes one ``Route``; parallel edges give several routes between the same two devices, and *conflicts* list edges
-that cannot carry bytes at the same time. A route's latency is the sum of its links', its bandwidth at any moment that of
-its narrowest link.
+A transfer takes one ``Route``; parallel edges give several routes between the same two devices, and *conflicts* list
+edges that cannot carry bytes at the same time. A route's latency is the sum of its links', its bandwidth at any moment
+that of its narrowest link.
 """
 
 from __future__ import annotations
@@ -131,10 +131,11 @@ class Cluster:
         """Every way from one device to another, at least one."""
         key = (source, target)
         if key not in self._routes:
-            found = tuple(self._find_routes(source, target))
+            found = tuple(self._find_routes(self.device(source).name, self.device(target).name))
             if not found:
                 raise InfeasibleError(
-                    f"{self.name}: no route from {source} to {target}; give their nodes a nic, or a [[links]] entry between them"
+                    f"{self.name}: no route from {source} to {target}; "
+                    "give their nodes a nic, or a [[links]] entry between them"
                 )
             self._routes[key] = found
         return self._routes[key]

@@ -47,8 +47,11 @@ def layer_seconds(
     """(1) and (2): forward and backward of one layer."""
     profile = model.profile_for(device)
     if profile is not None:
-        forward = profile.forward_seconds(layer.name, samples, width)
-        backward = profile.backward_seconds(layer.name, samples, width)
+        measured = profile.row_name(layer)
+        if measured is None:
+            raise bad_input(f"a measurement of it in the profile of {profile.model} for {profile.device}", where=layer.name)
+        forward = profile.forward_seconds(measured, samples, width, chain.dtype)
+        backward = profile.backward_seconds(measured, samples, width, chain.dtype)
         stretch = share * width / device.efficiency
         return forward * stretch, backward * stretch
     if layer.forward_flop == 0 and layer.parameters > 0 and all(one.forward_flop == 0 for one in chain.layers):
@@ -73,12 +76,23 @@ def stage_seconds(
     forward = backward = 0.0
     for layer in chain.layers[stage.first : stage.end]:
         ahead, back = layer_seconds(model, chain, layer, device, samples, share, width)
-        again = {Recompute.NONE: 0.0, Recompute.FULL: 1.0}.get(stage.recompute)
-        if again is None:
-            again = layer.selective_flop / layer.forward_flop if layer.forward_flop else 0.0
         forward += ahead
-        backward += back + again * ahead
+        backward += back + _again_seconds(model, chain, stage, layer, device, samples, share, ahead)
     return forward, backward
+
+
+def _again_seconds(
+    model: ComputeModel, chain: Chain, stage: Stage, layer: Layer, device: Device, samples: int, share: float, forward: float
+) -> float:
+    """(3). Selective recomputation drops cheap results that are large: what it costs is mostly memory traffic."""
+    match stage.recompute:
+        case Recompute.NONE:
+            return 0.0
+        case Recompute.FULL:
+            return forward
+    rate = model.achievable * device.efficiency * device.kind.peak(chain.dtype)
+    traffic = layer.selective_bytes / (device.efficiency * device.kind.memory_bandwidth)
+    return samples * share * max(layer.selective_flop / rate, traffic)
 
 
 def update_seconds(chain: Chain, stage: Stage, device: Device, share: float) -> float:

@@ -7,26 +7,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from argosy.cluster.topology import Cluster
+from argosy.document import Document, parse_path
 from argosy.errors import InputError, Problem, closest
 from argosy.plan.plan import Plan
-from argosy.schedule import ScheduleKind, build_schedule, check_schedule
+from argosy.schedule import ScheduleKind, ScheduleSpec, build_schedule, check_schedule
 from argosy.workload.chain import Chain
 
 Rule = Callable[[Plan, Chain, Cluster], Iterator[Problem]]
 
+_MOST_ACTIONS = 1_000_000
 
-def check_plan(plan: Plan, chain: Chain, cluster: Cluster, *, file: str | None = None) -> None:
-    """Raise one ``InputError`` with everything that is wrong, or return."""
+
+def check_plan(
+    plan: Plan, chain: Chain, cluster: Cluster, *, document: Document | None = None, file: str | None = None
+) -> None:
+    """Raise one ``InputError`` with everything that is wrong, or return.
+
+    Problems name the line in ``document``, the file that the plan was read from, or else only ``file``.
+    """
     problems = [problem for rule in RULES for problem in rule(plan, chain, cluster)]
-    if not problems:
-        try:
-            check_schedule(build_schedule(plan.schedule, len(plan.stages), plan.num_micro_batches))
-        except InputError as error:
-            problems += error.problems
+    if document is not None:
+        problems = [
+            replace(problem, file=document.file, line=document.line(parse_path(problem.path or "")))
+            for problem in problems
+        ]
+        problems.sort(key=lambda problem: problem.line or 0)
+    elif file is not None:
+        problems = [replace(problem, file=file) for problem in problems]
     if problems:
-        raise InputError(Problem(**{**vars(problem), "file": file}) for problem in problems)
+        raise InputError(problems)
 
 
 def batch_adds_up(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
@@ -60,36 +72,41 @@ def layers_are_covered(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[P
 
 
 def devices_exist(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
-    for index, stage in enumerate(plan.stages):
-        for position, replica in enumerate(stage.replicas):
-            for name in replica.devices:
-                if name not in cluster.device_index:
-                    yield Problem(
-                        path=f"stages[{index}].replicas[{position}].devices",
-                        found=f'"{name}"',
-                        expected=f"a device of {cluster.name}",
-                        suggestion=closest(name, cluster.device_index),
-                    )
+    for path, name, _ in _placed_devices(plan):
+        if name not in cluster.device_index:
+            yield _unknown_device(path, name, cluster)
 
 
 def devices_work_once(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
     """A device belongs to one replica of one stage; chunks of an interleaved schedule come back to their worker."""
-    interleaved = plan.schedule.kind is ScheduleKind.INTERLEAVED and plan.schedule.chunks > 0
-    workers = len(plan.stages) // plan.schedule.chunks if interleaved else len(plan.stages)
+    chunks = plan.schedule.chunks if plan.schedule.kind is ScheduleKind.INTERLEAVED else 1
+    if chunks < 1 or len(plan.stages) % chunks:
+        return  # ``schedule_fits`` says so
+    workers = len(plan.stages) // chunks
+    for index, stage in enumerate(plan.stages[workers:], start=workers):
+        first = [replica.devices for replica in plan.stages[index % workers].replicas]
+        if [replica.devices for replica in stage.replicas] != first:
+            expected = f"the devices of stage {index % workers}, its worker's first chunk"
+            yield Problem(path=f"stages[{index}].replicas", found="other devices", expected=expected)
     owner: dict[str, int] = {}
+    for path, name, index in _placed_devices(plan):
+        if index < workers and name in owner:
+            expected = f"each device in one replica of one stage; it is already in stage {owner[name]}"
+            yield Problem(path=path, found=f'"{name}"', expected=expected)
+        owner.setdefault(name, index)
+
+
+def _placed_devices(plan: Plan) -> Iterator[tuple[str, str, int]]:
+    """Where each device is named, its name, and its stage."""
     for index, stage in enumerate(plan.stages):
-        if interleaved and index >= workers > 0:
-            first = [replica.devices for replica in plan.stages[index % workers].replicas]
-            if [replica.devices for replica in stage.replicas] != first:
-                expected = f"the devices of stage {index % workers}, its worker's first chunk"
-                yield Problem(path=f"stages[{index}].replicas", found="other devices", expected=expected)
-            continue
-        for name in stage.devices:
-            if name in owner:
-                expected = "each device in one replica of one stage"
-                found = f'"{name}" in stage {owner[name]} and stage {index}'
-                yield Problem(path=f"stages[{index}].replicas", found=found, expected=expected)
-            owner.setdefault(name, index)
+        for position, replica in enumerate(stage.replicas):
+            for name in replica.devices:
+                yield f"stages[{index}].replicas[{position}].devices", name, index
+
+
+def _unknown_device(path: str, name: str, cluster: Cluster) -> Problem:
+    suggestion = closest(name, cluster.device_index)
+    return Problem(path=path, found=f'"{name}"', expected=f"a device of {cluster.name}", suggestion=suggestion)
 
 
 def ratios_sum_to_one(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
@@ -100,7 +117,8 @@ def ratios_sum_to_one(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Pr
                 expected = f"one ratio for each of the {replica.width} devices"
                 yield Problem(path=path, found=f"{len(replica.ratios)} ratios", expected=expected)
             elif not math.isclose(sum(replica.shares), 1, rel_tol=0, abs_tol=1e-6) or min(replica.shares) < 0:
-                found = f"a sum of {sum(replica.shares):g}"
+                negative = min(replica.shares) < 0
+                found = f"{min(replica.shares):g}" if negative else f"a sum of {sum(replica.shares):g}"
                 yield Problem(path=path, found=found, expected="ratios of at least 0 that sum to 1")
 
 
@@ -108,9 +126,9 @@ def tensor_width_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Pr
     """A layer with h attention heads can be split over at most h devices."""
     for index, stage in enumerate(plan.stages):
         layers = chain.layers[stage.first : stage.end]
-        most = min((layer.max_tensor_width for layer in layers), default=1)
+        most = max(1, min((layer.max_tensor_width for layer in layers), default=1))
         for position, replica in enumerate(stage.replicas):
-            if replica.width > max(most, 1):
+            if layers and replica.width > most:
                 yield Problem(
                     path=f"stages[{index}].replicas[{position}].devices",
                     found=f"{replica.width} devices",
@@ -119,10 +137,67 @@ def tensor_width_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Pr
 
 
 def schedule_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
-    depth = plan.schedule.depth
-    if depth is not None and len(depth) != len(plan.stages):
-        expected = f"one depth for each of the {len(plan.stages)} stages"
-        yield Problem(path="schedule.depth", found=f"{len(depth)} depths", expected=expected)
+    """The schedule can be built for these stages and micro-batches, and does not deadlock."""
+    yield from _schedule_problems(plan, plan.schedule, "schedule")
+
+
+def policy_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
+    """So can each schedule to switch to; what it depends on is an edge of the cluster."""
+    edges = sorted({link.edge for link in cluster.links})
+    for index, rule in enumerate(plan.policy):
+        if rule.edge not in edges:
+            yield Problem(
+                path=f"policy[{index}].edge",
+                found=f'"{rule.edge}"',
+                expected=f"an edge of {cluster.name}",
+                suggestion=closest(rule.edge, edges),
+            )
+        yield from _schedule_problems(plan, rule.schedule, f"policy[{index}].schedule")
+
+
+def _schedule_problems(plan: Plan, spec: ScheduleSpec, path: str) -> Iterator[Problem]:
+    num_stages, num_micro_batches = len(plan.stages), plan.num_micro_batches
+    interleaved = spec.kind is ScheduleKind.INTERLEAVED
+    if num_stages * num_micro_batches > _MOST_ACTIONS:
+        expected = f"at most {_MOST_ACTIONS // num_stages} with {num_stages} stages"
+        yield Problem(path="num_micro_batches", found=str(num_micro_batches), expected=expected)
+    elif spec.chunks > 1 and not interleaved:
+        expected = "1, because only an interleaved schedule has more"
+        yield Problem(path=f"{path}.chunks", found=str(spec.chunks), expected=expected)
+    elif spec.depth is not None and (interleaved or spec.kind is ScheduleKind.ZERO_BUBBLE):
+        expected = f"no depth with {spec.kind}, which has its own"
+        yield Problem(path=f"{path}.depth", found=f"{len(spec.depth)} depths", expected=expected)
+    elif spec.depth is not None and len(spec.depth) != num_stages:
+        expected = f"one depth for each of the {num_stages} stages"
+        yield Problem(path=f"{path}.depth", found=f"{len(spec.depth)} depths", expected=expected)
+    else:
+        try:
+            schedule = build_schedule(spec, num_stages, num_micro_batches)
+        except InputError as error:
+            for problem in error.problems:
+                yield replace(problem, path=(problem.path or path).replace("schedule", path, 1))
+            return
+        try:
+            check_schedule(schedule)
+        except InputError as error:
+            for problem in error.problems:
+                yield replace(problem, path=path, found=f"{problem.path} with {problem.found}")
+
+
+def collectives_name_stages(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
+    for index, choice in enumerate(plan.collectives):
+        if choice.stage >= len(plan.stages):
+            expected = f"a stage, below {len(plan.stages)}"
+            yield Problem(path=f"collectives[{index}].stage", found=str(choice.stage), expected=expected)
+
+
+def left_out_devices_are_idle(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
+    for index, left in enumerate(plan.left_out):
+        path = f"left_out[{index}].device"
+        if left.device not in cluster.device_index:
+            yield _unknown_device(path, left.device, cluster)
+        elif left.device in plan.devices:
+            yield Problem(path=path, found=f'"{left.device}"', expected="a device that no stage uses")
 
 
 RULES: tuple[Rule, ...] = (
@@ -134,4 +209,7 @@ RULES: tuple[Rule, ...] = (
     ratios_sum_to_one,
     tensor_width_fits,
     schedule_fits,
+    policy_fits,
+    collectives_name_stages,
+    left_out_devices_are_idle,
 )

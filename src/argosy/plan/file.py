@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
+from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import canonical
 from argosy.document import Document, Schema, parse_json, read_json, validate
-from argosy.dtype import Dtype
+from argosy.errors import Mismatch
 from argosy.plan.plan import (
     Certificate,
     ClusterRef,
@@ -27,16 +28,22 @@ from argosy.plan.plan import (
     Stage,
 )
 from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.workload.fields import Amount, Count, DtypeField, Natural, OptimizerField
 
-Real = Annotated[float, Field(strict=False)]
-"""JSON writes 1.0 and 1 alike."""
+Real = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def _range(value: object) -> object:
+    if not isinstance(value, list) or len(value) != 2:
+        raise Mismatch(value, "the first layer and one past the last, such as [0, 8]")
+    return value
 
 
 class ModelSchema(Schema):
     name: str
-    sequence_length: int = Field(ge=1)
-    dtype: Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
-    optimizer: str = "adamw"
+    sequence_length: Count
+    dtype: DtypeField
+    optimizer: OptimizerField = "adamw"
 
 
 class ClusterRefSchema(Schema):
@@ -47,9 +54,9 @@ class ClusterRefSchema(Schema):
 
 class ScheduleSchema(Schema):
     kind: Literal["gpipe", "1f1b", "eager-1f1b", "kfkb", "interleaved", "zero-bubble"]
-    k: int = Field(default=1, ge=1)
-    depth: list[int] | None = None
-    chunks: int = Field(default=1, ge=1)
+    k: Count = 1
+    depth: list[Count] | None = None
+    chunks: Count = 1
 
     def value(self) -> ScheduleSpec:
         depth = None if self.depth is None else tuple(self.depth)
@@ -58,20 +65,20 @@ class ScheduleSchema(Schema):
 
 class ReplicaSchema(Schema):
     devices: list[str] = Field(min_length=1)
-    samples: int = Field(ge=1)
-    ratios: list[Real] = []
+    samples: Count
+    ratios: list[Real] = Field(default_factory=list)
 
     def value(self) -> Replica:
         return Replica(devices=tuple(self.devices), samples=self.samples, ratios=tuple(self.ratios))
 
 
 class StageSchema(Schema):
-    layers: Annotated[list[int], Field(min_length=2, max_length=2)]
+    layers: Annotated[list[Natural], BeforeValidator(_range)]
     replicas: list[ReplicaSchema] = Field(min_length=1)
     recompute: Literal["none", "selective", "full"] = "none"
-    zero: int = Field(default=0, ge=0, le=3)
-    context: int = Field(default=1, ge=1)
-    expert: int = Field(default=1, ge=1)
+    zero: Literal[0, 1, 2, 3] = 0
+    context: Count = 1
+    expert: Count = 1
 
     def value(self) -> Stage:
         return Stage(
@@ -87,39 +94,39 @@ class StageSchema(Schema):
 
 class CollectiveSchema(Schema):
     collective: str
-    stage: int = Field(ge=0)
+    stage: Natural
     algorithm: str
 
 
 class PolicySchema(Schema):
     edge: str
-    below: Real
+    below: Amount
     schedule: ScheduleSchema
 
 
 class PredictedSchema(Schema):
-    iteration_seconds: Real
-    samples_per_second: Real
-    peak_memory_bytes: dict[str, Real]
+    iteration_seconds: Amount
+    samples_per_second: Amount
+    peak_memory_bytes: dict[str, Amount]
     bottleneck: str
 
 
 class CertificateSchema(Schema):
-    lower_bound_seconds: Real
+    lower_bound_seconds: Amount
     gap: Real
-    granularity: int
+    granularity: Count
     scope: str
 
 
 class SearchSchema(Schema):
-    cpu_seconds: Real
-    candidates: int
-    pruned: dict[str, int]
+    cpu_seconds: Amount
+    candidates: Natural
+    pruned: dict[str, Natural]
 
 
 class RunnerUpSchema(Schema):
     description: str
-    iteration_seconds: Real
+    iteration_seconds: Amount
     reason: str
 
 
@@ -132,18 +139,18 @@ class PlanSchema(Schema):
     version: Literal[1]
     model: ModelSchema
     cluster: ClusterRefSchema
-    global_batch: int = Field(ge=1)
-    micro_batch_size: int = Field(ge=1)
-    num_micro_batches: int = Field(ge=1)
+    global_batch: Count
+    micro_batch_size: Count
+    num_micro_batches: Count
     schedule: ScheduleSchema
     stages: list[StageSchema] = Field(min_length=1)
-    collectives: list[CollectiveSchema] = []
-    policy: list[PolicySchema] = []
+    collectives: list[CollectiveSchema] = Field(default_factory=list)
+    policy: list[PolicySchema] = Field(default_factory=list)
     predicted: PredictedSchema | None = None
     certificate: CertificateSchema | None = None
     search: SearchSchema | None = None
-    runner_ups: list[RunnerUpSchema] = []
-    left_out: list[LeftOutSchema] = []
+    runner_ups: list[RunnerUpSchema] = Field(default_factory=list)
+    left_out: list[LeftOutSchema] = Field(default_factory=list)
 
 
 def load_plan(path: Path | str) -> Plan:
@@ -155,11 +162,12 @@ def loads_plan(text: str, *, file: str = "plan.json") -> Plan:
 
 
 def plan_from_document(document: Document) -> Plan:
-    """A plan, or one ``InputError`` with everything that is wrong with the file."""
+    """A plan, or one ``InputError`` with everything that is wrong with the file, the cluster in it included."""
     schema = validate(document, PlanSchema)
+    build_cluster(document.inside("cluster", "content"), folder=Path())
     model, cluster = schema.model, schema.cluster
     return Plan(
-        model=ModelRef(**{**model.model_dump(), "dtype": Dtype(model.dtype)}),
+        model=ModelRef(**model.model_dump()),
         cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=canonical(cluster.content)),
         global_batch=schema.global_batch,
         micro_batch_size=schema.micro_batch_size,
@@ -170,9 +178,9 @@ def plan_from_document(document: Document) -> Plan:
         policy=tuple(
             PolicyRule(edge=rule.edge, below=rule.below, schedule=rule.schedule.value()) for rule in schema.policy
         ),
-        predicted=schema.predicted and _predicted(schema.predicted),
-        certificate=schema.certificate and Certificate(**schema.certificate.model_dump()),
-        search=schema.search and _search(schema.search),
+        predicted=None if schema.predicted is None else _predicted(schema.predicted),
+        certificate=None if schema.certificate is None else Certificate(**schema.certificate.model_dump()),
+        search=None if schema.search is None else _search(schema.search),
         runner_ups=tuple(RunnerUp(**runner_up.model_dump()) for runner_up in schema.runner_ups),
         left_out=tuple(LeftOut(**device.model_dump()) for device in schema.left_out),
     )
@@ -189,7 +197,7 @@ def _search(schema: SearchSchema) -> Search:
 
 def dumps_plan(plan: Plan) -> str:
     """JSON text; equal plans give equal bytes."""
-    return json.dumps(plan_to_dict(plan), indent=1, sort_keys=True) + "\n"
+    return json.dumps(plan_to_dict(plan), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:

@@ -104,8 +104,11 @@ class Predicted:
     iteration_seconds: float
     samples_per_second: float
     peak_memory_bytes: tuple[tuple[str, float], ...]
-    """Per device."""
+    """Per device, in the order of their names."""
     bottleneck: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "peak_memory_bytes", tuple(sorted(self.peak_memory_bytes)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +130,10 @@ class Search:
     cpu_seconds: float
     candidates: int
     pruned: tuple[tuple[str, int], ...]
-    """Candidates removed per rule."""
+    """Candidates removed per rule, in the order of the rules' names."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pruned", tuple(sorted(self.pruned)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +155,7 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyRule:
-    """Which schedule to switch to while an edge's bandwidth is below a threshold; the lowest threshold that holds wins."""
+    """Which schedule to switch to while an edge's bandwidth is below a threshold; of several that hold, the lowest."""
 
     edge: str
     below: float

@@ -73,6 +73,11 @@ def _incomplete(schedule: Schedule) -> list[Problem]:
         if foreign is not None:
             found, expected = str(foreign), f"only stages of worker {worker}"
             problems.append(Problem(path=f"worker {worker}", found=found, expected=expected))
+        num_stages, num_micro_batches = schedule.num_stages, schedule.num_micro_batches
+        beyond = next((a for a in row if a.stage >= num_stages or a.micro_batch >= num_micro_batches), None)
+        if beyond is not None:
+            expected = f"only {num_stages} stages and {num_micro_batches} micro-batches, counted from 0"
+            problems.append(Problem(path=f"worker {worker}", found=str(beyond), expected=expected))
     for stage in range(schedule.num_stages):
         for micro_batch in range(schedule.num_micro_batches):
             counts = [seen[Action(stage, kind, micro_batch)] for kind in "FBIW"]  # type: ignore[arg-type]

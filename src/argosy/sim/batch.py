@@ -6,7 +6,7 @@ order, evaluated for a whole vector of candidates per numpy call:
     (1)  start(i) = max over the tasks that i waits for
     (2)  a computation ends at the integral of its device's speed, a transfer's last byte leaves at the integral of its
          route's bandwidth: T(C(start) + amount), with C and its inverse T from ``Trace.knots``
-    (3)  a transfer is over one latency later; the next one on its channel starts when its last byte has left
+    (3)  each flow arrives its latency later; the next one on its channel starts when the last byte has left
     (4)  iteration = max over all tasks, and never less than any link needs for all the bytes that cross it
 
 Every channel has its route to itself here; (4) is what contention costs at least. Where nothing is shared this is exact
@@ -170,7 +170,7 @@ def _evaluate(steps: list[_Step], values: FloatArray) -> FloatArray:
             np.maximum.reduce(ends, out=here)
         if step.left != step.over:
             slots[step.left] = here
-            here = here + step.rounds * _latency_at(step.legs, here)
+            here = _arrival(step, ends if step.trace is None else [here])
         slots[step.over] = here
         if step.is_last:
             np.maximum(result, here, out=result)
@@ -199,9 +199,9 @@ def _advance(trace: Trace, start: FloatArray, amount: FloatArray) -> FloatArray:
     if not trace.always_positive:
         return _advance_over_gaps(trace, start, amount)
     times, done = trace.knots
-    target = np.interp(start, times, done)
+    target = np.interp(start, times, done, right=np.inf)
     target += amount
-    start[:] = np.interp(target, done, times)
+    start[:] = np.interp(target, done, times, right=np.inf)
     return start
 
 
@@ -220,14 +220,14 @@ def _advance_over_gaps(trace: Trace, start: FloatArray, amount: FloatArray) -> F
     return start
 
 
-def _latency_at(legs: Sequence[_Leg], time: FloatArray) -> FloatArray:
-    """The largest latency of several flows at each moment."""
-    largest = np.zeros_like(time)
-    for leg in legs:
+def _arrival(step: _Step, ends: list[FloatArray]) -> FloatArray:
+    """(3): when the last of several flows arrives, each after the latency at the moment at which it ends."""
+    latest = np.zeros_like(ends[0])
+    for leg, end in zip(step.legs, ends, strict=True):
         trace = leg.latency
-        index = np.searchsorted(np.asarray(trace.times), time, side="right") - 1
-        np.maximum(largest, np.asarray(trace.values)[np.maximum(index, 0)], out=largest)
-    return largest
+        index = np.searchsorted(np.asarray(trace.times), end, side="right") - 1
+        np.maximum(latest, end + step.rounds * np.asarray(trace.values)[np.maximum(index, 0)], out=latest)
+    return latest
 
 
 def _legs(graph: TaskGraph, cluster: Cluster) -> list[tuple[_Leg, ...]]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable
+from typing import cast
 
 from argosy.cluster.topology import Cluster, Route
 from argosy.sim.graph import Task, TaskGraph
@@ -55,6 +56,8 @@ class _Engine:
         """Per task instance (iteration * size + task), how many it still waits for."""
         self.left: dict[int, int] = {}
         """Per iteration, tasks that are not over."""
+        self.begun: set[int] = set()
+        """Iterations of which something has started."""
         self.flows_left: dict[int, int] = {}
         self.started: dict[int, float] = {}
         self.cause: dict[int, int] = {}
@@ -87,7 +90,7 @@ class _Engine:
             act(*arguments)
 
     def _open_iteration(self, iteration: int) -> None:
-        if iteration >= self.iterations or self.now > self.until:
+        if iteration >= self.iterations:
             return
         base = iteration * self.size
         self.left[iteration] = self.size
@@ -102,7 +105,11 @@ class _Engine:
             self._start(instance)
 
     def _start(self, instance: int) -> None:
-        task = self.graph.tasks[instance % self.size]
+        iteration, index = divmod(instance, self.size)
+        if iteration not in self.begun and self.now > self.until:
+            return
+        self.begun.add(iteration)
+        task = self.graph.tasks[index]
         self.started[instance] = self.now
         if instance < self.record * self.size:
             for device, amount in task.takes:
@@ -122,8 +129,9 @@ class _Engine:
             if flow.bytes > 0:
                 routes = self.cluster.routes(source, target)
                 self.network.request(routes, flow.bytes, self.now, (instance, where))
-            else:  # an empty message takes no bandwidth, but its latency
-                self._left(instance, where, self.cluster.fastest(source, target, 0.0, self.now), self.now, 0.0)
+            else:  # an empty message takes its latency, and no bandwidth
+                route = self.cluster.fastest(source, target, 0.0, self.now)
+                self._left(instance, where, route, self.now, 0.0)
         if not self.flows_left[instance]:
             self._last_byte_left(instance)
 
@@ -139,7 +147,7 @@ class _Engine:
             return
         flow.version = -1
         self.network.finish(flow, self.now)
-        instance, where = flow.owner  # type: ignore[misc]
+        instance, where = cast(tuple[int, str], flow.owner)
         assert flow.route is not None
         self._left(instance, where, flow.route, flow.started, flow.bytes)
         self.flows_left[instance] -= 1

@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from argosy.document import Document, Schema, parse_json, read_json, validate
+from argosy.errors import InputError, Problem, closest
 from argosy.timeline.timeline import LinkUse, Span, SpanKind, Timeline
 
-Real = Annotated[float, Field(strict=False)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""Seconds or bytes."""
+Natural = Annotated[int, Field(ge=0)]
+MemoryStep = Annotated[list[Amount], Field(min_length=2, max_length=2)]
+"""Seconds, and the bytes held from then on."""
 
 
 class SpanSchema(Schema):
     where: str
     kind: Literal["forward", "backward", "input-gradient", "weight-gradient", "update", "transfer", "collective"]
-    start: Real
-    end: Real
-    stage: int | None = None
-    micro_batch: int | None = None
-    iteration: int = 0
-    bytes: Real = 0.0
-    via: list[str] = []
-    waited_for: int | None = None
+    start: Amount
+    end: Amount
+    stage: Natural | None = None
+    micro_batch: Natural | None = None
+    iteration: Natural = 0
+    bytes: Amount = 0.0
+    via: list[str] = Field(default_factory=list)
+    waited_for: Natural | None = None
 
 
 class LinkUseSchema(Schema):
     link: str
-    bytes: Real
-    utilisation: Real
+    bytes: Amount
+    utilisation: Amount
 
 
 class TimelineSchema(Schema):
@@ -38,10 +45,10 @@ class TimelineSchema(Schema):
     clock: Literal["simulated", "measured"]
     devices: list[str]
     spans: list[SpanSchema]
-    iteration_ends: list[Real]
-    busy: list[Real]
-    links: list[LinkUseSchema] = []
-    memory: dict[str, list[Annotated[list[Real], Field(min_length=2, max_length=2)]]] = {}
+    iteration_ends: list[Amount]
+    busy: list[Amount]
+    links: list[LinkUseSchema] = Field(default_factory=list)
+    memory: dict[str, list[MemoryStep]] = Field(default_factory=dict)
     stalled: str | None = None
 
 
@@ -55,13 +62,10 @@ def loads_timeline(text: str, *, file: str = "timeline.json") -> Timeline:
 
 def timeline_from_document(document: Document) -> Timeline:
     schema = validate(document, TimelineSchema)
-    if len(schema.busy) != len(schema.devices):
-        raise document.error(("busy",), f"one number for each of the {len(schema.devices)} devices", schema.busy)
-    for index, span in enumerate(schema.spans):
-        if span.end < span.start:
-            raise document.error(("spans", index, "end"), f"at least the start {span.start}", span.end)
-        if span.waited_for is not None and not 0 <= span.waited_for < len(schema.spans):
-            raise document.error(("spans", index, "waited_for"), "the index of a span", span.waited_for)
+    problems = [*_span_problems(schema, document), *_device_problems(schema, document)]
+    if problems:
+        raise InputError(sorted(problems, key=lambda problem: problem.line or 0))
+    order = {device: index for index, device in enumerate(schema.devices)}
     return Timeline(
         clock=schema.clock,
         devices=tuple(schema.devices),
@@ -72,10 +76,45 @@ def timeline_from_document(document: Document) -> Timeline:
         busy=tuple(schema.busy),
         links=tuple(LinkUse(**use.model_dump()) for use in schema.links),
         memory=tuple(
-            (device, tuple((time, held) for time, held in steps)) for device, steps in schema.memory.items()
+            (device, tuple((time, held) for time, held in schema.memory[device]))
+            for device in sorted(schema.memory, key=order.__getitem__)
         ),
         stalled=schema.stalled,
     )
+
+
+def _span_problems(schema: TimelineSchema, document: Document) -> Iterator[Problem]:
+    finished: set[int] = set()
+    for index, span in enumerate(schema.spans):
+        if span.end < span.start:
+            yield document.problem(("spans", index, "end"), f"at least the start {span.start:g}", span.end)
+        path: dict[int, None] = {}
+        at: int | None = index
+        while at is not None and at < len(schema.spans) and at not in finished and at not in path:
+            path[at] = None
+            at = schema.spans[at].waited_for
+        if at is not None and at in path:
+            found = schema.spans[at].waited_for
+            yield document.problem(("spans", at, "waited_for"), "a span that does not wait for this one", found)
+        if span.waited_for is not None and span.waited_for >= len(schema.spans):
+            expected = f"the index of a span, below {len(schema.spans)}"
+            yield document.problem(("spans", index, "waited_for"), expected, span.waited_for)
+        finished.update(path)
+
+
+def _device_problems(schema: TimelineSchema, document: Document) -> Iterator[Problem]:
+    for index, device in enumerate(schema.devices):
+        if device in schema.devices[:index]:
+            yield document.problem(("devices", index), "each device once", device)
+    if len(schema.busy) != len(schema.devices):
+        yield document.problem(("busy",), f"one number for each of the {len(schema.devices)} devices", schema.busy)
+    for device in schema.memory:
+        if device not in schema.devices:
+            expected = "one of the devices"
+            yield document.problem(("memory", device), expected, device, suggestion=closest(device, schema.devices))
+    for index, (one, other) in enumerate(itertools.pairwise(schema.iteration_ends), start=1):
+        if other < one:
+            yield document.problem(("iteration_ends", index), f"at least the end before it, {one:g}", other)
 
 
 def dumps_timeline(timeline: Timeline) -> str:

@@ -106,8 +106,8 @@ class Timeline:
     @cached_property
     def iteration_seconds(self) -> tuple[float, ...]:
         """How long each iteration took, from the end of the one before."""
-        starts = (0.0, *self.iteration_ends[:-1])
-        return tuple(end - start for start, end in zip(starts, self.iteration_ends, strict=True))
+        starts = (0.0, *self.iteration_ends)
+        return tuple(end - start for start, end in zip(starts, self.iteration_ends, strict=False))
 
     def utilisation(self) -> dict[str, float]:
         """(1) for every device."""

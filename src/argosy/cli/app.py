@@ -1,0 +1,50 @@
+"""The tree of commands. Importing it is cheap: each command imports what it needs when it runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from argosy import __version__
+from argosy.cli.cluster import cluster_app
+from argosy.cli.demo import demo
+from argosy.cli.devices import devices
+from argosy.cli.models import models
+from argosy.cli.simulate import simulate
+from argosy.cli.trace import trace
+
+app = typer.Typer(
+    help="Parallel training on unequal devices over a changing network: what would a plan do?",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"argosy {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Parallel training on unequal devices over a changing network: what would a plan do?
+
+    \b
+    Begin with:
+        argosy demo
+        argosy simulate llama-3-8b-on-mixed-16
+    """
+
+
+for command in (demo, simulate, trace, devices, models):
+    app.command()(command)
+app.add_typer(cluster_app, name="cluster")

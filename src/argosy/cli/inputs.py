@@ -1,0 +1,162 @@
+"""What the arguments of a command name: plans, clusters, changes over time, schedules."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from argosy.cluster.file import build_cluster, cluster_from_content, load_cluster, with_changes
+from argosy.cluster.schema import ChangeSchema
+from argosy.cluster.topology import Cluster
+from argosy.cluster.tracefile import read_trace
+from argosy.document import Document, Location, Schema, parse_json, read_json, read_toml, validate
+from argosy.errors import InputError, Mismatch, Problem, bad_input, closest
+from argosy.plan.check import check_plan
+from argosy.plan.file import plan_from_document
+from argosy.plan.plan import Plan
+from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.units import TIME
+from argosy.workload.chain import Chain
+from argosy.workload.load import load_model
+
+_NO_CHANGES = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """A plan with everything that it takes to play it."""
+
+    plan: Plan
+    chain: Chain
+    cluster: Cluster
+
+
+def load_scenario(
+    document: Document,
+    *,
+    cluster: str | None = None,
+    traces: Sequence[str] = (),
+    schedule: str | None = None,
+    k: int | None = None,
+) -> Scenario:
+    """The plan in a document, on its own cluster or another, under other changes or another schedule."""
+    plan = plan_from_document(document)
+    plan = replace(plan, schedule=_schedule(plan.schedule, schedule, k))
+    where = cluster_from_content(plan.cluster.content) if cluster is None else load_cluster(cluster)
+    where = with_traces(where, traces) if traces else where
+    ref = plan.model
+    chain = load_model(ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)
+    check_plan(plan, chain, where, file=document.file)
+    return Scenario(plan=plan, chain=chain, cluster=where)
+
+
+def bundled_plans() -> list[str]:
+    """Names of the plans that come with the package."""
+    files = (resources.files("argosy") / "data" / "plans").iterdir()
+    return sorted(Path(file.name).stem for file in files if file.name.endswith(".json"))
+
+
+def read_bundled_or_file(source: str) -> Document:
+    """The JSON file at a path, or the bundled plan of that name; a file wins."""
+    bundled = resources.files("argosy") / "data" / "plans" / f"{source}.json"
+    if Path(source).exists() or Path(source).suffix == ".json" or "/" in source:
+        return read_json(source)
+    if not bundled.is_file():
+        names = bundled_plans()
+        expected = f"a plan.json or one of the bundled plans {', '.join(names)}"
+        raise bad_input(expected, source, suggestion=closest(source, names))
+    return parse_json(bundled.read_text(encoding="utf-8"), file=f"{source}.json")
+
+
+def parse_until(text: str | None) -> float:
+    """Seconds; infinity where nothing is given."""
+    if text is None:
+        return math.inf
+    try:
+        return TIME.parse(text)
+    except Mismatch as error:
+        problem = Problem(path="--until", found=error.found, expected=error.expected, suggestion=error.suggestion)
+        raise InputError([problem]) from None
+
+
+def check_at_least(option: str, value: int, least: int) -> int:
+    if value < least:
+        raise bad_input(f"a whole number of at least {least}", value, where=option)
+    return value
+
+
+def _schedule(planned: ScheduleSpec, name: str | None, k: int | None) -> ScheduleSpec:
+    """The plan's schedule, or the one that the options ask for; ``--k`` alone asks for kfkb."""
+    if name is None and k is None:
+        return planned
+    kinds = [str(kind) for kind in ScheduleKind]
+    if name is not None and name not in kinds:
+        expected = f"one of the schedules {', '.join(kinds)}"
+        raise bad_input(expected, name, where="--schedule", suggestion=closest(name, kinds))
+    kind = ScheduleKind.KFKB if name is None else ScheduleKind(name)
+    if k is not None and kind is not ScheduleKind.KFKB:
+        raise bad_input("no --k with a schedule other than kfkb", k, where="--k")
+    wanted = planned.k if k is None else check_at_least("--k", k, 1)
+    return ScheduleSpec(kind=kind, k=wanted, chunks=planned.chunks)
+
+
+class _ChangesSchema(Schema):
+    """A file for ``--trace``: only what a cluster file says under [[changes]]."""
+
+    changes: list[ChangeSchema] = Field(min_length=1)
+
+
+def with_traces(cluster: Cluster, traces: Sequence[str]) -> Cluster:
+    """The cluster with what ``--trace`` names in place of its own changes, one after the other."""
+    cluster = with_changes(cluster, [])
+    for trace in traces:
+        if trace == _NO_CHANGES:
+            continue
+        target, separator, file = trace.partition("=")
+        if separator and target and file.endswith(".csv"):
+            change = {_what(cluster, target, file): target, "trace": file}
+            cluster = _add_changes(cluster, Document("--trace", {"changes": [change]}, {}), Path())
+        elif trace.endswith(".toml"):
+            document = read_toml(trace)
+            validate(document, _ChangesSchema)
+            cluster = _add_changes(cluster, document, Path(trace).parent)
+        else:
+            expected = f"LINK=FILE.csv, DEVICE=FILE.csv, a .toml with [[changes]], or {_NO_CHANGES}"
+            raise bad_input(expected, trace, where="--trace")
+    return cluster
+
+
+def _what(cluster: Cluster, target: str, file: str) -> str:
+    """``link`` or ``device``: what ``target`` matches; the columns of its file decide where it matches both."""
+    columns = read_trace(file)
+    edges = sorted({link.edge for link in cluster.links})
+    devices = [device.name for device in cluster.devices]
+    is_link = any(fnmatchcase(edge, target) for edge in edges)
+    is_device = any(fnmatchcase(device, target) for device in devices)
+    if not is_link and not is_device:
+        expected = f"a link or device of {cluster.name}, such as {edges[0]} or {devices[0]}"
+        raise bad_input(expected, target, where="--trace", suggestion=closest(target, [*edges, *devices]))
+    if is_link and is_device:
+        is_device = columns.speed is not None
+    return "device" if is_device else "link"
+
+
+def _add_changes(cluster: Cluster, document: Document, folder: Path) -> Cluster:
+    """The cluster with one more file of changes; problems are reported at the file's own lines."""
+    content: dict[str, Any] = json.loads(cluster.content)
+    earlier = content.get("changes", [])
+    lines: dict[Location, int] = {
+        ("changes", int(place[1]) + len(earlier), *place[2:]): line
+        for place, line in document.lines.items()
+        if len(place) > 1
+    }
+    combined = {**content, "changes": [*earlier, *document.data["changes"]]}
+    return build_cluster(Document(document.file, combined, lines), folder=folder)

@@ -1,0 +1,142 @@
+"""``argosy simulate``: what a plan would do, also while links and devices change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from argosy.cli.options import (
+    ClusterSource,
+    GroupSize,
+    Iterations,
+    Json,
+    PlanSource,
+    Quiet,
+    ScheduleName,
+    Traces,
+    Until,
+    Width,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from argosy.cli.inputs import Scenario
+    from argosy.report.summary import Summary
+    from argosy.timeline import Timeline
+
+_MOST_RECORDED = 100
+"""Iterations whose spans are kept; figures cover all of them."""
+_ENDLESS = 10**9
+
+
+def simulate(
+    plan: PlanSource,
+    cluster: ClusterSource = None,
+    trace: Traces = None,
+    iterations: Iterations = None,
+    until: Until = None,
+    schedule: ScheduleName = None,
+    k: GroupSize = None,
+    iteration: Annotated[int, typer.Option("--iteration", help="Which one the chart shows, from 0.")] = 0,
+    transfers: Annotated[bool, typer.Option("--transfers", help="Chart what crosses the network, too.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write the timeline here, as JSON (its first 100 iterations)."),
+    ] = None,
+    width: Width = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """What a plan would do, also while links change.
+
+    Prints how long iterations take and why, how busy and how full the devices are, the busiest links, and a chart.
+    A device whose memory does not suffice is marked; a plan that gets stuck on a lost device is told.
+
+    \b
+    Examples:
+        argosy simulate llama-3-8b-on-mixed-16 --until "2 min"
+        argosy simulate plan.json --trace v0.nic=measured.csv --k 4 -o timeline.json
+    """
+    from argosy.cli.inputs import load_scenario, read_bundled_or_file
+    from argosy.cli.terminal import print_json, stdout_console, write_file
+    from argosy.plan.file import schedule_to_dict
+    from argosy.report.summary import summarise, summary_to_dict
+    from argosy.timeline.file import dumps_timeline
+
+    document = read_bundled_or_file(plan)
+    scenario = load_scenario(document, cluster=cluster, traces=trace or (), schedule=schedule, k=k)
+    timeline = play(scenario, iterations=iterations, until=until, quiet=quiet, least_recorded=iteration + 1)
+    if output is not None:
+        write_file(output, dumps_timeline(timeline).encode())
+    summary = summarise(scenario.plan, scenario.cluster, timeline)
+    if json:
+        names = {
+            "model": scenario.plan.model.name,
+            "cluster": {"name": scenario.cluster.name, "hash": scenario.cluster.hash},
+            "schedule": schedule_to_dict(scenario.plan.schedule),
+        }
+        print_json("simulate", {**names, **summary_to_dict(summary)})
+        return
+    _show(stdout_console(width), scenario, timeline, summary, iteration=iteration, transfers=transfers)
+
+
+def play(
+    scenario: Scenario, *, iterations: int | None, until: str | None, quiet: bool, least_recorded: int = 1
+) -> Timeline:
+    """Simulate as the options say."""
+    from argosy.cli.inputs import check_at_least, parse_until
+    from argosy.cli.terminal import progress
+    from argosy.sim.simulate import simulate as simulate_plan
+
+    end = parse_until(until)
+    check_at_least("--iteration", least_recorded - 1, 0)
+    count = (1 if until is None else _ENDLESS) if iterations is None else iterations
+    check_at_least("--iterations", count, 1)
+    with progress(f"simulating {scenario.plan!r}", quiet=quiet):
+        return simulate_plan(
+            scenario.plan,
+            scenario.chain,
+            scenario.cluster,
+            iterations=count,
+            record=min(count, max(_MOST_RECORDED, least_recorded)),
+            until=end,
+        )
+
+
+def _show(
+    console: Console,
+    scenario: Scenario,
+    timeline: Timeline,
+    summary: Summary,
+    *,
+    iteration: int,
+    transfers: bool,
+) -> None:
+    from rich.text import Text
+
+    from argosy.report.gantt import gantt
+    from argosy.report.tables import device_table, link_table, summary_table
+
+    # Drawn first, so that an --iteration that does not exist is an error and not half an answer.
+    chart = gantt(timeline, iteration=iteration, width=console.width, transfers=transfers) if timeline.spans else None
+    plan = scenario.plan
+    console.print(
+        f"{plan.model.name} on {scenario.cluster.name}: {len(plan.stages)} stages, "
+        f"{plan.num_micro_batches} micro-batches of {plan.micro_batch_size}, {plan.schedule!r}\n"
+    )
+    if summary.stalled is not None:
+        count = len(summary.iteration_seconds)
+        finished = f"{count} iteration{'' if count == 1 else 's'} finished"
+        console.print(Text(f"STALLED, {finished}: {summary.stalled}.\n", style="bold red"))
+    console.print(summary_table(summary))
+    console.print()
+    console.print(device_table(summary.devices))
+    if summary.links:
+        console.print()
+        console.print(link_table(summary.links, summary.end))
+    if chart is not None:
+        console.print(f"\niteration {iteration}", style="bold")
+        console.print(chart, soft_wrap=True)

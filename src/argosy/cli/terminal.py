@@ -1,0 +1,55 @@
+"""Where output goes: results to stdout, progress to stderr, files to disk."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from argosy.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def stdout_console(width: int | None = None) -> Console:
+    """For results. Without colour where NO_COLOR is set or stdout is no terminal."""
+    from rich.console import Console
+
+    plain = bool(os.environ.get("NO_COLOR"))
+    return Console(width=width, highlight=False, emoji=False, color_system=None if plain else "auto")
+
+
+def print_json(command: str, content: dict[str, Any]) -> None:
+    """One JSON object on stdout, with sorted keys and a version."""
+    document = {"version": 1, "command": command, **content}
+    sys.stdout.write(json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n")
+
+
+@contextlib.contextmanager
+def progress(message: str, *, quiet: bool) -> Iterator[None]:
+    """Say on stderr what takes time: a spinner on a terminal, a plain line elsewhere."""
+    from rich.console import Console
+
+    if quiet:
+        yield
+    elif sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
+        with Console(stderr=True).status(message):
+            yield
+    else:
+        sys.stderr.write(f"{message}\n")
+        yield
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a result, making its folder; an ``InputError`` where that cannot be done."""
+    try:
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True)
+        path.write_bytes(content)
+    except OSError as error:
+        raise InputError([Problem(file=str(path), expected="a writable file", found=error.strerror)]) from None

@@ -1,0 +1,111 @@
+"""A cluster for people: its nodes, the links between them, and what changes over time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from rich.table import Table
+
+from argosy.cluster.topology import Cluster, Node
+from argosy.cluster.trace import Trace
+from argosy.report.marks import names_in_short, sparkline
+from argosy.report.tables import plain_table
+from argosy.units import RATE, TIME
+
+
+def node_table(cluster: Cluster) -> Table:
+    """A line per node; neighbours that are the same share one."""
+    table = plain_table("node", "devices", "between its devices", "network")
+    described = [(node.name, _node_cells(cluster, node)) for node in cluster.nodes]
+    for cells, group in groupby(described, key=lambda pair: pair[1]):
+        table.add_row(names_in_short(name for name, _ in group), *cells)
+    return table
+
+
+def _node_cells(cluster: Cluster, node: Node) -> tuple[str, str, str]:
+    kinds = [cluster.device(name).kind.name for name in node.devices]
+    counted = " + ".join(f"{len(list(group))}x {kind}" for kind, group in groupby(kinds))
+    media = ", ".join(f"{medium.name} {_nominal(cluster, medium.outward[0])}" for medium in node.media)
+    return counted, media or "-", _nominal(cluster, node.nic[0]) if node.nic else "-"
+
+
+def _nominal(cluster: Cluster, link: int) -> str:
+    return RATE.format(cluster.links[link].bandwidth.at(0))
+
+
+def link_table(cluster: Cluster) -> Table:
+    """Edges that belong to no node: switches, lines between groups, shared capacities."""
+    table = plain_table("link", "between", "bandwidth", "latency", right=("bandwidth", "latency"))
+    between = {
+        wire.name: f"{names_in_short(sorted(wire.one))} and {names_in_short(sorted(wire.other))}"
+        for wire in cluster.wires
+    }
+    of_nodes = {
+        cluster.links[index].edge
+        for node in cluster.nodes
+        for index in (*(node.nic or ()), *(link for medium in node.media for link in medium.outward))
+    }
+    seen: set[str] = set()
+    for link in cluster.links:
+        if link.edge not in of_nodes | seen:
+            seen.add(link.edge)
+            rate, latency = RATE.format(link.bandwidth.at(0)), TIME.format(link.latency.at(0), digits=3)
+            table.add_row(link.edge, between.get(link.edge, "-"), rate, latency)
+    return table
+
+
+def change_table(cluster: Cluster) -> Table:
+    """What changes over time, each as a sparkline up to its last change."""
+    table = plain_table("what changes", "lowest", "highest", "changes", "until", "", right=("changes", "until"))
+    for name, trace, unit in _changes(cluster):
+        low, high = (RATE.format(v) if unit else f"{v:g}x" for v in (min(trace.values), max(trace.values)))
+        last = trace.times[-1]
+        picture = sparkline(trace, 0.0, last, width=24)
+        table.add_row(name, low, high, str(len(trace.times) - 1), TIME.format(last, digits=3), picture)
+    return table
+
+
+def _changes(cluster: Cluster) -> Iterator[tuple[str, Trace, bool]]:
+    """Edges and devices with a trace that is not constant, and whether it is a bandwidth."""
+    seen: set[str] = set()
+    for link in cluster.links:
+        if not link.bandwidth.is_constant and link.edge not in seen:
+            seen.add(link.edge)
+            yield link.edge, link.bandwidth, True
+    for device in cluster.devices:
+        if not device.speed.is_constant:
+            yield device.name, device.speed, False
+
+
+def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
+    """For JSON; bytes/s, seconds and relative speeds."""
+    return {
+        "name": cluster.name,
+        "hash": cluster.hash,
+        "nodes": [{"name": node.name, "devices": list(node.devices)} for node in cluster.nodes],
+        "devices": [
+            {
+                "name": device.name,
+                "kind": device.kind.name,
+                "efficiency": device.efficiency,
+                "price_per_hour": device.price_per_hour,
+                "speed": _steps(device.speed),
+            }
+            for device in cluster.devices
+        ],
+        "links": [
+            {
+                "name": link.name,
+                "edge": link.edge,
+                "bandwidth": _steps(link.bandwidth),
+                "latency": _steps(link.latency),
+            }
+            for link in cluster.links
+        ],
+    }
+
+
+def _steps(trace: Trace) -> list[list[float]]:
+    return [[time, value] for time, value in zip(trace.times, trace.values, strict=True)]

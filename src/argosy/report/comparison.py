@@ -1,0 +1,88 @@
+"""One plan under several schedules, on a calm and on a changing network: the table of ``argosy demo``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from argosy.report.marks import percent
+from argosy.report.summary import Summary
+from argosy.report.tables import plain_table
+from argosy.units import SIZE, TIME
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One schedule, played twice."""
+
+    name: str
+    calm: Summary
+    changing: Summary
+
+    @property
+    def calm_seconds(self) -> float:
+        """Per iteration, on average."""
+        return self.calm.mean_seconds or 0.0
+
+    @property
+    def mean_seconds(self) -> float:
+        return self.changing.mean_seconds or 0.0
+
+    @property
+    def worst_seconds(self) -> float:
+        return max(self.changing.iteration_seconds)
+
+    @property
+    def first_stage_memory(self) -> tuple[float, float]:
+        """Peak and capacity of the device of stage 0 that is closest to its limit, bytes."""
+        first = [device for device in self.changing.devices if 0 in device.stages]
+        fullest = max(first, key=lambda device: device.peak_memory / device.memory)
+        return fullest.peak_memory, fullest.memory
+
+
+def case_table(cases: Sequence[Case]) -> Table:
+    """A line per schedule."""
+    columns = ("schedule", "calm", "preempted", "worst", "bubble", "memory of stage 0")
+    table = plain_table(*columns, right=columns[1:-1])
+    for case in cases:
+        peak, capacity = case.first_stage_memory
+        mark = "  OVER" if peak > capacity else ""
+        table.add_row(
+            case.name,
+            TIME.format(case.calm_seconds, digits=3),
+            TIME.format(case.mean_seconds, digits=3),
+            TIME.format(case.worst_seconds, digits=3),
+            percent(case.changing.bubble_fraction),
+            f"{peak / 2**30:.1f} of {SIZE.format(capacity, digits=3)}{mark}",
+        )
+    return table
+
+
+def in_a_sentence(base: Case, other: Case) -> str:
+    """What the changing network costs under two schedules, and what the second pays for being faster."""
+    costs = [percent(case.mean_seconds / case.calm_seconds - 1) for case in (base, other)]
+    held = [SIZE.format(case.first_stage_memory[0], digits=3) for case in (base, other)]
+    return (
+        f"The preempted network makes iterations {costs[0]} longer with {base.name} but {costs[1]} with "
+        f"{other.name}, which computes while tensors travel; the price is {held[1]} instead of {held[0]} "
+        "of memory on the first stage."
+    )
+
+
+def cases_to_dict(cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """For JSON; seconds and bytes."""
+    return [
+        {
+            "schedule": case.name,
+            "calm_seconds": case.calm_seconds,
+            "preempted_mean_seconds": case.mean_seconds,
+            "preempted_worst_seconds": case.worst_seconds,
+            "bubble_fraction": case.changing.bubble_fraction,
+            "first_stage_peak_memory_bytes": case.first_stage_memory[0],
+            "first_stage_memory_bytes": case.first_stage_memory[1],
+        }
+        for case in cases
+    ]

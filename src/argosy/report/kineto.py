@@ -1,0 +1,210 @@
+"""A timeline as Chrome trace events in the shape that PyTorch's profiler writes.
+
+Two forms. ``chrome_trace`` is one document for a person in Perfetto: a process per device, with what it computes
+and the memory it holds, and a process per link, with what crosses it. ``rank_traces`` are the documents of the ranks,
+for HolisticTraceAnalysis, which reads a folder of them and expects in each
+
+    (1)  ``distributedInfo`` with the rank, counted in the order of ``Timeline.devices``;
+    (2)  a ``ProfilerStep#N`` annotation around each iteration;
+    (3)  category ``kernel`` with a stream above 0, and a ``cuda_runtime`` launch with the same correlation;
+    (4)  names that begin with ``ncclKernel`` for communication.
+
+Times are microseconds, rounded to nanoseconds.
+"""
+
+from __future__ import annotations
+
+import gzip
+import heapq
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from argosy.timeline import Span, SpanKind, Timeline
+
+Event = dict[str, Any]
+
+_COMPUTE_STREAM = 7
+_FIRST_NETWORK_STREAM = 20
+_HOST = 1000
+"""Process id of the host in a rank's document; 0 is the device."""
+
+
+def encode(document: dict[str, Any], *, compress: bool = True) -> bytes:
+    """The document as JSON, gzipped or not; equal documents give equal bytes."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    return gzip.compress(text, mtime=0) if compress else text
+
+
+def chrome_trace(timeline: Timeline, *, name: str = "argosy") -> dict[str, Any]:
+    """One document with a process per device and per link."""
+    events: list[Event] = []
+    memory, computed = dict(timeline.memory), _computed(timeline)
+    for pid, device in enumerate(timeline.devices, start=1):
+        own = computed[device]
+        events += _process(pid, f"device {device}", {0: "steps", _COMPUTE_STREAM: "compute"})
+        events += _steps(own, pid, 0)
+        events += [_kernel(span, pid, _COMPUTE_STREAM, index) for index, span in enumerate(own)]
+        events += _memory(memory.get(device, ()), pid)
+    crossings: dict[str, list[Span]] = defaultdict(list)
+    for span in timeline.spans:
+        for link in span.via:
+            crossings[link].append(span)
+    for pid, (link, spans) in enumerate(sorted(crossings.items()), start=len(timeline.devices) + 1):
+        lanes = _lanes(spans)
+        names = {lane: f"lane {lane - _FIRST_NETWORK_STREAM}" for lane in sorted(set(lanes))}
+        events += _process(pid, f"link {link}", names)
+        pairs = zip(spans, lanes, strict=True)
+        events += [_kernel(span, pid, lane, index) for index, (span, lane) in enumerate(pairs)]
+    return _document(timeline, events, rank=0, name=name)
+
+
+def rank_traces(timeline: Timeline, *, name: str = "argosy") -> Iterator[dict[str, Any]]:
+    """The document of each rank, (1) to (4), in order."""
+    computed = _computed(timeline)
+    sent_or_received: dict[str, list[Span]] = defaultdict(list)
+    for span in timeline.spans:
+        if span.kind.is_communication:
+            for device in span.where.split(">"):
+                sent_or_received[device].append(span)
+    for rank, device in enumerate(timeline.devices):
+        events = _rank_events(device, computed[device], sent_or_received[device])
+        yield _document(timeline, events, rank=rank, name=f"{name} rank {rank}")
+
+
+def _rank_events(device: str, own: Sequence[Span], network: Sequence[Span]) -> list[Event]:
+    lanes = _lanes(network)
+    streams = {_COMPUTE_STREAM: "compute"} | dict.fromkeys(sorted(set(lanes)), "network")
+    events = [*_process(0, f"device {device}", streams), *_process(_HOST, "host", {_HOST: "launches"})]
+    events += _steps(own, _HOST, _HOST)
+    placed = zip([*own, *network], [_COMPUTE_STREAM] * len(own) + lanes, strict=True)
+    for correlation, (span, stream) in enumerate(placed, start=1):
+        events += [_launch(span, correlation), _kernel(span, 0, stream, correlation)]
+    return events
+
+
+def _computed(timeline: Timeline) -> dict[str, list[Span]]:
+    """Per device, what it computed."""
+    spans: dict[str, list[Span]] = {device: [] for device in timeline.devices}
+    for span in timeline.spans:
+        if span.where in spans:
+            spans[span.where].append(span)
+    return spans
+
+
+def _document(timeline: Timeline, events: list[Event], *, rank: int, name: str) -> dict[str, Any]:
+    return {
+        "schemaVersion": 1,
+        "displayTimeUnit": "ms",
+        "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": len(timeline.devices)},
+        "deviceProperties": [{"id": index, "name": device} for index, device in enumerate(timeline.devices)],
+        "traceName": name,
+        "clock": timeline.clock,
+        "traceEvents": events,
+    }
+
+
+def _process(pid: int, name: str, threads: dict[int, str]) -> Iterator[Event]:
+    yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "ts": 0, "args": {"name": name}}
+    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "ts": 0, "args": {"sort_index": pid}}
+    for tid, thread in threads.items():
+        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "ts": 0, "args": {"name": thread}}
+
+
+def _steps(spans: Sequence[Span], pid: int, tid: int) -> Iterator[Event]:
+    """(2): each from its device's first computation of the iteration to that of the next."""
+    begins: dict[int, float] = {}
+    for span in spans:
+        begins[span.iteration] = min(span.start, begins.get(span.iteration, span.start))
+    ordered = sorted(begins.items())
+    last = max((span.end for span in spans), default=0.0)
+    ends = [start for _, start in ordered[1:]] + [last]
+    for (iteration, start), end in zip(ordered, ends, strict=True):
+        yield {
+            "ph": "X",
+            "cat": "user_annotation",
+            "name": f"ProfilerStep#{iteration}",
+            "pid": pid,
+            "tid": tid,
+            **_extent(start, end),
+            "args": {"iteration": iteration},
+        }
+
+
+def _kernel(span: Span, pid: int, stream: int, correlation: int) -> Event:
+    details: dict[str, int | str | None] = {
+        "stage": span.stage,
+        "micro_batch": span.micro_batch,
+        "iteration": span.iteration,
+    }
+    if span.bytes:
+        details |= {"bytes": round(span.bytes), "between": span.where}
+    known = {key: value for key, value in details.items() if value is not None}
+    return {
+        "ph": "X",
+        "cat": "kernel",
+        "name": _name(span),
+        "pid": pid,
+        "tid": stream,
+        **_extent(span.start, span.end),
+        "args": {"device": 0, "stream": stream, "correlation": correlation, "External id": correlation, **known},
+    }
+
+
+def _launch(span: Span, correlation: int) -> Event:
+    """(3): at the moment at which the work begins; a simulated host takes no time."""
+    return {
+        "ph": "X",
+        "cat": "cuda_runtime",
+        "name": "cudaLaunchKernel",
+        "pid": _HOST,
+        "tid": _HOST,
+        **_extent(span.start, span.start),
+        "args": {"correlation": correlation, "External id": correlation},
+    }
+
+
+def _name(span: Span) -> str:
+    """(4)"""
+    if span.kind is SpanKind.TRANSFER:
+        return f"ncclKernel_SendRecv {span.label.removeprefix('transfer ')}"
+    if span.kind is SpanKind.COLLECTIVE:
+        return "ncclKernel_Collective"
+    return span.label
+
+
+def _memory(steps: Iterable[tuple[float, float]], pid: int) -> Iterator[Event]:
+    for time, held in steps:
+        yield {
+            "ph": "C",
+            "name": "memory",
+            "pid": pid,
+            "tid": 0,
+            "ts": _microseconds(time),
+            "args": {"GiB": held / 2**30},
+        }
+
+
+def _lanes(spans: Sequence[Span]) -> list[int]:
+    """A stream per span so that spans of one stream do not overlap; the lowest that is free."""
+    lanes = [0] * len(spans)
+    busy: list[tuple[float, int]] = []
+    free: list[int] = []
+    for index in sorted(range(len(spans)), key=lambda at: (spans[at].start, at)):
+        while busy and busy[0][0] <= spans[index].start:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        lane = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (spans[index].end, lane))
+        lanes[index] = _FIRST_NETWORK_STREAM + lane
+    return lanes
+
+
+def _extent(start: float, end: float) -> dict[str, float]:
+    """Rounded so that what follows without a gap also does so in the file."""
+    first = _microseconds(start)
+    return {"ts": first, "dur": round(_microseconds(end) - first, 3)}
+
+
+def _microseconds(seconds: float) -> float:
+    return round(seconds * 1e6, 3)

@@ -1,0 +1,177 @@
+"""Independent answers to what the solvers and the simulator are asked, written as differently as possible."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from functools import cache
+
+import simpy
+
+from argosy.cluster.topology import Cluster
+from argosy.cluster.trace import Trace
+from argosy.schedule import Action, ActionKind, Schedule
+from argosy.sim.pipeline import StageCost
+
+Message = tuple[int, int, bool]
+"""Stage it goes to, micro-batch, whether it is a gradient."""
+Waiting = Generator[simpy.Event, object, None]
+
+
+class SimpyPipeline:
+    """A pipeline as SimPy processes: a worker runs its row in order, a channel carries one message at a time.
+
+    Whatever takes time waits from knot to knot of the traces and counts down what is left.
+    """
+
+    def __init__(self, schedule: Schedule, costs: Sequence[StageCost], cluster: Cluster) -> None:
+        self.schedule, self.costs, self.cluster = schedule, costs, cluster
+        self.env = simpy.Environment()
+        self.mailboxes: dict[Message, simpy.Event] = {}
+        self.channels: dict[tuple[int, int, bool], simpy.Store] = {}
+        self.times: dict[Action, tuple[float, float]] = {}
+        """Start and end of every action that ended."""
+        self.arrivals: dict[Message, float] = {}
+        for worker in range(schedule.num_workers):
+            self.env.process(self._work(worker))
+        self.env.run()
+
+    @property
+    def end(self) -> float:
+        """Of the last action or arrival; infinity if some action never ends."""
+        count = sum(len(row) for row in self.schedule.rows)
+        if len(self.times) < count:
+            return math.inf
+        return max([end for _, end in self.times.values()] + list(self.arrivals.values()))
+
+    def _mailbox(self, message: Message) -> simpy.Event:
+        return self.mailboxes.setdefault(message, self.env.event())
+
+    def _work(self, worker: int) -> Waiting:
+        last_stage = self.schedule.num_stages - 1
+        for action in self.schedule.rows[worker]:
+            stage, index, kind = action.stage, action.micro_batch, action.kind
+            is_gradient = kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
+            before = stage + 1 if is_gradient else stage - 1
+            awaits = kind is not ActionKind.WEIGHT_GRADIENT and 0 <= before <= last_stage
+            if awaits and self.schedule.worker_of(before) != worker:
+                yield self._mailbox((stage, index, is_gradient))
+            begin = self.env.now
+            cost = self.costs[stage]
+            whole = cost.forward if kind is ActionKind.FORWARD else cost.backward
+            halves = (ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)
+            yield from self._spend([self.cluster.devices[worker].speed], whole / (2 if kind in halves else 1))
+            self.times[action] = (begin, self.env.now)
+            after = stage - 1 if is_gradient else stage + 1
+            sends = kind is not ActionKind.WEIGHT_GRADIENT and 0 <= after <= last_stage
+            if sends and self.schedule.worker_of(after) != worker:
+                size = self.costs[min(stage, after)].output_bytes
+                self._send(worker, self.schedule.worker_of(after), (after, index, is_gradient), size)
+
+    def _send(self, source: int, target: int, message: Message, size: float) -> None:
+        channel = (source, target, message[2])
+        if channel not in self.channels:
+            self.channels[channel] = simpy.Store(self.env)
+            self.env.process(self._carry(channel))
+        self.channels[channel].put((message, size))
+
+    def _carry(self, channel: tuple[int, int, bool]) -> Waiting:
+        source, target, _ = channel
+        names = [device.name for device in self.cluster.devices]
+        links = [self.cluster.links[at] for at in self.cluster.routes(names[source], names[target])[0].links]
+        while True:
+            message, size = yield self.channels[channel].get()  # type: ignore[misc]
+            yield from self._spend([link.bandwidth for link in links], size)
+            delay = sum(_value(link.latency, self.env.now) for link in links)
+            self.env.process(self._deliver(message, delay))
+
+    def _deliver(self, message: Message, delay: float) -> Waiting:
+        yield self.env.timeout(delay)
+        self.arrivals[message] = self.env.now
+        self._mailbox(message).succeed()
+
+    def _spend(self, traces: Sequence[Trace], amount: float) -> Waiting:
+        left = amount
+        while left > 0:
+            rate = min(_value(trace, self.env.now) for trace in traces)
+            later = [time for trace in traces for time in trace.times if time > self.env.now]
+            until_knot = min(later) - self.env.now if later else math.inf
+            needed = left / rate if rate else math.inf
+            if needed <= until_knot:
+                if math.isinf(needed):
+                    yield self.env.event()
+                yield self.env.timeout(needed)
+                return
+            yield self.env.timeout(until_knot)
+            left -= rate * until_knot
+
+
+def _value(trace: Trace, time: float) -> float:
+    return [value for knot, value in zip(trace.times, trace.values, strict=True) if knot <= time][-1]
+
+
+def dapple_end(
+    forward: Sequence[float],
+    backward: Sequence[float],
+    num_micro_batches: int,
+    warm_up: Sequence[int],
+    transfer: float = 0.0,
+) -> float:
+    """End of an iteration by DAPPLE's recursion: ``warm_up[x]`` forwards run ahead at stage x, then backwards and
+    forwards alternate. Each direction between two stages carries one message at a time, for ``transfer`` seconds."""
+    last = len(forward) - 1
+    final = num_micro_batches - 1
+
+    @cache
+    def forward_end(index: int, stage: int) -> float:
+        waits = [0.0]
+        if index > 0:
+            waits.append(forward_end(index - 1, stage))
+        if stage > 0:
+            waits.append(forward_sent(index, stage - 1))
+        if index >= warm_up[stage]:
+            waits.append(backward_end(index - warm_up[stage], stage))
+        return max(waits) + forward[stage]
+
+    @cache
+    def forward_sent(index: int, stage: int) -> float:
+        free = forward_sent(index - 1, stage) if index > 0 else 0.0
+        return max(free, forward_end(index, stage)) + transfer
+
+    @cache
+    def backward_end(index: int, stage: int) -> float:
+        waits = [forward_end(min(index + warm_up[stage] - 1, final), stage)]
+        if index > 0:
+            waits.append(backward_end(index - 1, stage))
+        if stage < last:
+            waits.append(backward_sent(index, stage + 1))
+        return max(waits) + backward[stage]
+
+    @cache
+    def backward_sent(index: int, stage: int) -> float:
+        free = backward_sent(index - 1, stage) if index > 0 else 0.0
+        return max(free, backward_end(index, stage)) + transfer
+
+    return max(backward_end(final, stage) for stage in range(last + 1))
+
+
+def is_max_min_fair(
+    flows: Sequence[Sequence[int]], capacity: Mapping[int, float], rates: Sequence[float], tolerance: float = 1e-9
+) -> bool:
+    """Whether the rates fit the links, and every flow has a bottleneck: a full link on which nobody gets more than it.
+
+    Exactly the max-min fair allocation has both properties.
+    """
+    load = {link: sum(rate for links, rate in zip(flows, rates, strict=True) if link in links) for link in capacity}
+    fits = all(load[link] <= capacity[link] * (1 + tolerance) for link in capacity)
+
+    def has_bottleneck(flow: int) -> bool:
+        return any(
+            load[link] >= capacity[link] * (1 - tolerance)
+            and all(
+                rate <= rates[flow] * (1 + tolerance) for links, rate in zip(flows, rates, strict=True) if link in links
+            )
+            for link in flows[flow]
+        )
+
+    return fits and all(has_bottleneck(flow) for flow in range(len(flows)))
