@@ -93,7 +93,7 @@ def test_cluster_show(run: Run) -> None:
 
 
 def test_cluster_check(run: Run, tmp_path: Path) -> None:
-    assert run("cluster", "check", "two-cards").out == "two-cards: 2x RTX-A6000 + 2x RTX-2080Ti in 1 nodes: fine\n"
+    assert run("cluster", "check", "two-cards").out == "two-cards: 2x RTX-A6000 + 2x RTX-2080Ti in 1 node: fine\n"
     (tmp_path / "bad.toml").write_text('name = "x"\n[[nodes]]\nname = "a"\ndevices = { kind = "A101" }\nnics = 1\n')
     result = run("cluster", "check", "bad.toml")
     assert result.code == 2

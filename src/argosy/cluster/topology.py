@@ -189,7 +189,7 @@ class Cluster:
         for device in self.devices:
             counts[device.kind.name] = counts.get(device.kind.name, 0) + 1
         kinds = " + ".join(f"{count}x {kind}" for kind, count in counts.items())
-        return f"{self.name}: {kinds} in {len(self.nodes)} nodes"
+        return f"{self.name}: {kinds} in {len(self.nodes)} node{'s' if len(self.nodes) > 1 else ''}"
 
 
 def _between(start: Node, end: Node) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ With P parameters in a stage, share r of its tensors on the device, n replicas a
     (2)  gradients  = r P b                                                       / n under ZeRO 2 and 3
     (3)  optimizer  = r P s                    s from OPTIMIZER_BYTES;            / n under ZeRO 1 to 3
     (4)  activations of one micro-batch = r n_samples (sum of the layers' kept bytes, less what recomputation drops)
+    (5)  recomputed in a backward       = r n_samples (the largest that a layer of the stage has dropped)
 
 Tensor-parallel groups are taken to split activations along the sequence outside the matrix products too. How many
 micro-batches are in flight at a time is the schedule's affair: the simulator adds (4) up as it goes.
@@ -80,3 +81,16 @@ def activation_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> 
             case Recompute.FULL:
                 total += chain.layers[index - 1].output_bytes if index else 0.0
     return total * samples * share
+
+
+def recomputed_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> float:
+    """(5): what the backward of one micro-batch holds for a moment, on one device, because it computes it again."""
+    layers = chain.layers[stage.first : stage.end]
+    match stage.recompute:
+        case Recompute.NONE:
+            return 0.0
+        case Recompute.SELECTIVE:
+            largest = max(layer.selective_bytes for layer in layers)
+        case Recompute.FULL:
+            largest = max(layer.activation_bytes for layer in layers)
+    return largest * samples * share

@@ -2,7 +2,8 @@
 
 For every action of the schedule, every device of every replica computes; a tensor-parallel group then reduces together; the
 result goes to the replicas of the next stage that hold the same samples (split and concatenated where the replica counts
-differ). At the end of the iteration each stage's replicas sum their gradients, and every device updates its weights.
+differ; a tensor-parallel group holds what passes between stages split along the sequence, so each of its devices
+receives its share only). At the end of the iteration each stage's replicas sum their gradients, and every device updates its weights.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel, stage_seconds, update_seconds
-from argosy.cost.memory import activation_bytes, stage_parameters, state_bytes
+from argosy.cost.memory import activation_bytes, recomputed_bytes, stage_parameters, state_bytes
 from argosy.plan.plan import Plan, Replica, Stage
 from argosy.schedule import Action, ActionKind, Schedule, build_schedule
 from argosy.schedule.check import needs
@@ -98,7 +99,7 @@ class _Compiler:
         for position, replica in enumerate(stage.replicas):
             members = [self._compute(action, stage, position, member, gathered) for member in range(replica.width)]
             if replica.width > 1 and action.kind is not ActionKind.WEIGHT_GRADIENT:
-                payload = replica.samples * sum(l.reduced_bytes for l in self.chain.layers[stage.first : stage.end])
+                payload = replica.samples * sum(layer.reduced_bytes for layer in self.chain.layers[stage.first : stage.end])
                 devices = [self.index[name] for name in replica.devices]
                 reduced = self._add(
                     Task(
@@ -130,7 +131,10 @@ class _Compiler:
         after = [*arrived, *([self.last[device]] if device in self.last else [])]
         if gathered is not None:
             after.append(gathered)
+        again = recomputed_bytes(self.chain, stage, replica.samples, replica.shares[member])
+        taken = kept if action.kind is ActionKind.FORWARD else again
         freed = (kept if action.kind.frees_activations else 0.0) + buffers
+        freed += again if action.kind is not ActionKind.FORWARD else 0.0
         task = self._add(
             Task(
                 kind=SPAN_KIND[action.kind],
@@ -139,7 +143,7 @@ class _Compiler:
                 after=tuple(dict.fromkeys(after)),
                 stage=action.stage,
                 micro_batch=action.micro_batch,
-                takes=((device, kept),) if action.kind is ActionKind.FORWARD else (),
+                takes=((device, taken),) if taken else (),
                 frees=((device, freed),) if freed else (),
             )
         )
@@ -158,7 +162,7 @@ class _Compiler:
                 if source == destination:
                     continue
                 channel = (source, destination, is_gradient)
-                num_bytes = samples * per_sample
+                num_bytes = samples * per_sample * target_replica.shares[member]
                 transfer = self._add(
                     Task(
                         kind=SpanKind.TRANSFER,
@@ -208,7 +212,8 @@ class _Compiler:
             devices = [self.index[name] for stage in stages for name in self.plan.stages[stage].devices]
             payload = 2 * parameters * self.chain.dtype.bytes
             flows = self._rings([self.plan.stages[stage] for stage in stages], payload)
-            ready = {self.gradients_done[stage, d] for stage in stages for d in devices if (stage, d) in self.gradients_done}
+            places = [(stage, device) for stage in stages for device in devices]
+            ready = {self.gradients_done[place] for place in places if place in self.gradients_done}
             num_replicas = sum(len(self.plan.stages[stage].replicas) for stage in stages)
             task = self._add(
                 Task(
@@ -232,9 +237,12 @@ class _Compiler:
         for index, layer in enumerate(self.chain.layers):
             if layer.tied_to is None:
                 continue
-            homes = {stage for stage, s in enumerate(self.plan.stages) for l in (index, layer.tied_to) if s.first <= l < s.end}
+            homes = {self._stage_of(place) for place in (index, layer.tied_to)}
             if len(homes) > 1:
                 yield tuple(sorted(homes)), layer.tied_parameters
+
+    def _stage_of(self, layer: int) -> int:
+        return next(index for index, stage in enumerate(self.plan.stages) if stage.first <= layer < stage.end)
 
     def _rings(self, stages: Sequence[Stage], payload: float) -> tuple[Flow, ...]:
         """Ring flows over all replicas of ``stages``; replicas of width w hold w slices, each slice has its own ring."""
