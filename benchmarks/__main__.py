@@ -5,9 +5,9 @@ from __future__ import annotations
 import platform
 import sys
 
-from benchmarks import imports, simulator
+from benchmarks import fit_compute, imports, simulator
 
-BENCHMARKS = {module.BENCHMARK.name: module.BENCHMARK for module in (simulator, imports)}
+BENCHMARKS = {module.BENCHMARK.name: module.BENCHMARK for module in (simulator, fit_compute, imports)}
 
 
 def main(names: list[str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping, Sequence
 from functools import cache
+from typing import cast
 
 import simpy
 
@@ -80,7 +81,7 @@ class SimpyPipeline:
         names = [device.name for device in self.cluster.devices]
         links = [self.cluster.links[at] for at in self.cluster.routes(names[source], names[target])[0].links]
         while True:
-            message, size = yield self.channels[channel].get()  # type: ignore[misc]
+            message, size = cast(tuple[Message, float], (yield self.channels[channel].get()))
             yield from self._spend([link.bandwidth for link in links], size)
             delay = sum(_value(link.latency, self.env.now) for link in links)
             self.env.process(self._deliver(message, delay))

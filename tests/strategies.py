@@ -103,7 +103,7 @@ def star(num_devices: int, *, bandwidths: Sequence[Trace] = (ONE,), per_node: in
     """Nodes of ``per_node`` devices on one switch: a node's NIC is shared, and so is the bus inside it."""
     bandwidth = itertools.cycle(bandwidths)
     links: list[Link] = []
-    nodes = []
+    nodes: list[Node] = []
     for first in range(0, num_devices, per_node):
         name = f"n{len(nodes)}"
         devices = tuple(f"{name}.{index}" for index in range(min(per_node, num_devices - first)))
@@ -239,7 +239,7 @@ def cluster_files(draw: st.DrawFn, *, uniform: bool = False, changing: bool = Tr
 
     groups = []
     for name in "ab"[: 1 if uniform else draw(st.integers(1, 2))]:
-        media = [{"medium": "nvlink", "bandwidth": rate(), "latency": delay()}]
+        media: list[dict[str, Any]] = [{"medium": "nvlink", "bandwidth": rate(), "latency": delay()}]
         group: dict[str, Any] = {
             "name": name,
             "count": draw(st.integers(1, 3 if uniform else 2)),
@@ -356,7 +356,8 @@ def _cuts(draw: st.DrawFn, length: int, parts: int) -> list[int]:
 
 @st.composite
 def _replicas(draw: st.DrawFn, names: Sequence[str]) -> tuple[Replica, ...]:
-    groups, rest = [], list(names)
+    groups: list[tuple[str, ...]] = []
+    rest = list(names)
     while rest and len(groups) < 3:
         width = draw(st.integers(1, min(2, len(rest))))
         groups.append(tuple(rest[:width]))

@@ -136,7 +136,7 @@ def parse_toml(text: str, *, file: str) -> Document:
         message, _, place = str(error).rpartition(" (at ")
         ended = text.rstrip("\n").count("\n") + 1
         line = int(place.split("line ")[1].split(",")[0]) if "line " in place else ended
-        found = re.sub("^expected ", "no ", _clause(message))
+        found = re.sub("^cannot ", "an attempt to ", re.sub("^expected ", "no ", _clause(message)))
         raise InputError([Problem(file=file, line=line, expected="valid TOML", found=found)]) from None
     except (ValueError, RecursionError) as error:
         raise _unreadable(file, error) from None

@@ -1,7 +1,8 @@
 """Finish times of flows according to SimGrid: JSON networks on standard input, JSON times on standard output.
 
 Run by the interpreter that has SimGrid's Python module. All networks are played in one engine, side by side: they have
-no link in common. A network is {"links": [[[seconds, bytes/s], ...], ...], "flows": [[start, bytes, [link, ...]], ...]}.
+no link in common. A network is
+{"links": [[[seconds, bytes/s], ...], ...], "flows": [[start, bytes, [link, ...]], ...]}.
 """
 
 import json

@@ -25,7 +25,7 @@ from argosy.sim.pipeline import StageCost
 from argosy.timeline import SpanKind, Timeline
 
 
-def close(value: float) -> object:
+def close(value: float | tuple[float, ...] | list[float]) -> object:
     return pytest.approx(value, rel=1e-9, abs=1e-12)
 
 
@@ -44,8 +44,8 @@ def assert_equal_to_simpy(pipeline: Pipeline) -> None:
         for span in timeline.spans
         if not span.kind.is_communication
     }
-    kinds = {"F": "forward", "B": "backward", "I": "input-gradient", "W": "weight-gradient"}
-    expected = {(kinds[a.kind], a.stage, a.micro_batch): times for a, times in oracle.times.items()}
+    names = {"F": "forward", "B": "backward", "I": "input-gradient", "W": "weight-gradient"}
+    expected = {(SpanKind(names[a.kind]), a.stage, a.micro_batch): times for a, times in oracle.times.items()}
     assert computed.keys() == expected.keys()
     for key, times in expected.items():
         assert computed[key] == close(times)
@@ -158,7 +158,7 @@ def test_collectives_with_unequal_flows_and_latencies_agree(data: st.DataObject)
     traces = st.lists(exact_traces(), min_size=1, max_size=4)
     cluster = full_mesh(count, bandwidths=data.draw(traces), latencies=data.draw(traces))
     sizes = st.sampled_from((0.0, 0.125, 1.0, 4.0))
-    rings = []
+    rings: list[Task] = []
     for index in range(3):
         flows = tuple(Flow(at, (at + 1) % count, data.draw(sizes)) for at in range(count))
         before = (len(rings) - 1,) if rings else ()
@@ -226,3 +226,15 @@ def test_the_fairness_oracle_refuses_other_allocations() -> None:
     assert not is_max_min_fair(flows, capacity, [6.0, 4.0, 26.0])
     assert not is_max_min_fair(flows, capacity, [5.0, 5.0, 24.0])
     assert not is_max_min_fair(flows, capacity, [5.0, 6.0, 25.0])
+
+
+@pytest.mark.parametrize("bandwidth", [(2e10, 1e10), (2e10, 0.0, 1e10), (1e10,)])
+def test_what_waits_for_a_lost_device_never_ends_at_real_bandwidths_either(bandwidth: tuple[float, ...]) -> None:
+    """A message of 1 MB is nothing beside what a link carries until the end of time."""
+    links = Trace(tuple(float(index) for index in range(len(bandwidth))), bandwidth)
+    cluster = full_mesh(2, bandwidths=[links], speeds=[Trace((0.0, 3.0), (1.0, 0.0)), Trace((0.0, 1.0), (1.0, 0.5))])
+    costs = [StageCost(forward=1, backward=2, output_bytes=1e6)] * 2
+    schedule = build_schedule(ScheduleSpec(kind=ScheduleKind.GPIPE), 2, 4)
+    graph = Pipeline(schedule=schedule, costs=tuple(costs), cluster=cluster).graph
+    assert simulate_batch(graph, [cluster]).item() == math.inf
+    assert simulate_exact(graph, cluster).stalled is not None

@@ -270,8 +270,8 @@ def test_no_two_sides_of_a_conflict_ever_overlap(data: st.DataObject) -> None:
             for first, second in itertools.product(one, other):
                 apart = first.end <= second.start + 1e-9 or second.end <= first.start + 1e-9
                 assert apart or first is second
-    for (one, first), (other, second) in itertools.combinations(zip(flows, spans, strict=True), 2):
-        if one[1] == other[1] and one[0] < other[0]:
+    for (early, first), (late, second) in itertools.combinations(zip(flows, spans, strict=True), 2):
+        if early[1] == late[1] and early[0] < late[0]:
             assert first.start <= second.start  # nobody between the same two devices is overtaken
 
 

@@ -125,7 +125,7 @@ def test_a_pause_of_the_whole_world_only_stretches_time(data: st.DataObject) -> 
 @given(plans(clusters=cluster_files(uniform=True, changing=False)), st.data())
 def test_relabelling_identical_devices_changes_nothing(problem: Problem, data: st.DataObject) -> None:
     nodes = problem.cluster.nodes
-    names = {}
+    names: dict[str, str] = {}
     for node, other in zip(nodes, data.draw(st.permutations(nodes)), strict=True):
         names |= dict(zip(node.devices, data.draw(st.permutations(other.devices)), strict=True))
     stages = []
@@ -233,8 +233,8 @@ def test_no_link_carries_more_than_it_can(problem: Problem, iterations: int) -> 
     timeline = simulated(replace(problem, cluster=cluster), iterations)
     on_link: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
     for span in timeline.spans:
-        for link in span.via:
-            on_link[link].append((span.start, span.end, span.bytes))
+        for name in span.via:
+            on_link[name].append((span.start, span.end, span.bytes))
     for link in links:
         spans = on_link[link.name][:40]
         starts, ends = sorted({start for start, _, _ in spans}), sorted({end for _, end, _ in spans})
@@ -289,6 +289,17 @@ def test_the_critical_path_of_a_pipeline_has_no_gap_even_with_empty_messages(pip
     assert path[-1].end == timeline.end
     for earlier, later in itertools.pairwise(path):
         assert later.start == earlier.end or earlier.where == later.where
+
+
+def test_a_collective_of_one_device_leaves_no_gap_in_the_critical_path() -> None:
+    """It has no flows and no span; what follows waited for what came before it."""
+    tasks = (
+        Task(kind=SpanKind.BACKWARD, device=0, seconds=2),
+        Task(kind=SpanKind.COLLECTIVE, after=(0,)),
+        Task(kind=SpanKind.UPDATE, device=0, seconds=1, after=(1,)),
+    )
+    path = simulate_exact(TaskGraph(devices=("n0.0",), tasks=tasks), full_mesh(1)).critical_path()
+    assert [(span.start, span.end) for span in path] == [(0, 2), (2, 3)]
 
 
 @few

@@ -46,7 +46,8 @@ def simgrid(networks: Sequence[dict[str, Any]]) -> list[list[float]]:
     found = subprocess.run(
         [PYTHON, str(ORACLE)], input=json.dumps(networks), capture_output=True, text=True, check=True, timeout=60
     )
-    return json.loads(found.stdout)
+    finish: list[list[float]] = json.loads(found.stdout)
+    return finish
 
 
 def as_simgrid_sees_it(network: Network) -> dict[str, Any]:

@@ -3,14 +3,16 @@
 For n samples of a layer on a device, with share r of the layer's tensors (tensor parallelism), peak P of the device's kind
 for the dtype, memory bandwidth H and the device's own efficiency e:
 
-    (1)  forward  = max( n r FLOP_f / (a e P),  r (weights + n kept) / (e H) ) + launch
-    (2)  backward = max( n r FLOP_b / (a e P),  2 r (weights + n kept) / (e H) ) + 2 launch
+    (1)  forward  = max( n r FLOP_f / (a_f e P) + p r (weights + n kept) / (e H),  floor_f )
+    (2)  backward = max( n r FLOP_b / (a_b e P) + 2 p r (weights + n kept) / (e H),  floor_b )
     (3)  with recomputation the backward also pays for what it computes again
     (4)  update   = 2 r (weights + gradients + optimizer state) / (e H)
 
-where a is the share of the datasheet's peak that large matrix products reach and ``kept`` the activation bytes. A device's
-speed over time is not in here: it stretches these seconds in the simulator. Measured times already contain a, e and
-launch overheads and replace (1) and (2) as they are, divided by e.
+Matrix products reach a share a of the datasheet's peak; everything between them (norms, activation functions, residuals) moves
+the ``kept`` bytes p times through memory, one kernel after the other, so the two add up; and a host that launches kernels one by
+one needs the floor whatever the device. The constants come from 128 measurements on an H200
+(``benchmarks/results/2026-11-15-h200-layers.md``). Not in here: a device's speed over time, which stretches these seconds in
+the simulator. Measured times already contain a, p and the floor and replace (1) and (2), divided by e.
 """
 
 from __future__ import annotations
@@ -30,10 +32,15 @@ from argosy.workload.profile import Profile
 class ComputeModel:
     """The constants of the roofline, and measured profiles by device kind."""
 
-    achievable: float = 0.6
-    """a in (1): share of the datasheet peak that large matrix products reach."""
-    launch: float = 20e-6
-    """Seconds per layer and direction in which a device only starts kernels."""
+    forward_peak: float = 0.78
+    """a_f in (1)."""
+    backward_peak: float = 0.70
+    """a_b in (2)."""
+    passes: float = 2.5
+    """p: how often kept bytes and weights cross the memory bus in a forward."""
+    forward_floor: float = 0.3e-3
+    """Seconds to launch the kernels of one layer."""
+    backward_floor: float = 1.0e-3
     profiles: Mapping[str, Profile] | None = None
     """By the name of the device kind."""
 
@@ -41,61 +48,76 @@ class ComputeModel:
         return self.profiles.get(device.kind.name) if self.profiles else None
 
 
-def layer_seconds(
-    model: ComputeModel, chain: Chain, layer: Layer, device: Device, samples: int, share: float, width: int
-) -> tuple[float, float]:
+@dataclass(frozen=True, kw_only=True)
+class Portion:
+    """What one device does of a stage."""
+
+    device: Device
+    samples: int
+    """Of every micro-batch."""
+    share: float = 1.0
+    """Of the stage's tensors."""
+    width: int = 1
+    """Number of devices in its replica."""
+
+
+def layer_seconds(model: ComputeModel, chain: Chain, layer: Layer, portion: Portion) -> tuple[float, float]:
     """(1) and (2): forward and backward of one layer."""
+    device, samples, share = portion.device, portion.samples, portion.share
     profile = model.profile_for(device)
     if profile is not None:
-        measured = profile.row_name(layer)
-        if measured is None:
-            raise bad_input(f"a measurement of it in the profile of {profile.model} for {profile.device}", where=layer.name)
-        forward = profile.forward_seconds(measured, samples, width, chain.dtype)
-        backward = profile.backward_seconds(measured, samples, width, chain.dtype)
-        stretch = share * width / device.efficiency
-        return forward * stretch, backward * stretch
-    if layer.forward_flop == 0 and layer.parameters > 0 and all(one.forward_flop == 0 for one in chain.layers):
-        raise bad_input(
-            f"a measured profile of {chain.name} for {device.kind.name}, because the model states no FLOP",
-            where=f"layer {layer.name}",
-        )
-    rate = model.achievable * device.efficiency * device.kind.peak(chain.dtype)
+        return _measured_seconds(profile, chain, layer, portion)
+    if not chain.forward_flop:
+        expected = f"a measured profile of {chain.name} for {device.kind.name}, because the model states no FLOP"
+        raise bad_input(expected, where=f"layer {layer.name}")
+    peak = device.efficiency * device.kind.peak(chain.dtype)
     bandwidth = device.efficiency * device.kind.memory_bandwidth
     weights = (layer.active_parameters or layer.parameters) + layer.tied_parameters
-    moved = share * (weights * chain.dtype.bytes + samples * layer.activation_bytes)
-    work = samples * share
-    forward = max(work * layer.forward_flop / rate, moved / bandwidth) + model.launch
-    backward = max(work * layer.backward_flop / rate, 2 * moved / bandwidth) + 2 * model.launch
+    moving = model.passes * share * (weights * chain.dtype.bytes + samples * layer.activation_bytes) / bandwidth
+    work = samples * share / peak
+    has_products = layer.forward_flop > 0
+    forward = max(work * layer.forward_flop / model.forward_peak + moving, model.forward_floor * has_products)
+    backward = max(work * layer.backward_flop / model.backward_peak + 2 * moving, model.backward_floor * has_products)
     return forward, backward
 
 
-def stage_seconds(
-    model: ComputeModel, chain: Chain, stage: Stage, device: Device, samples: int, share: float, width: int
-) -> tuple[float, float]:
+def _measured_seconds(profile: Profile, chain: Chain, layer: Layer, portion: Portion) -> tuple[float, float]:
+    """A hole in a profile is refused by name; between measured micro-batches it interpolates."""
+    name = profile.row_name(layer)
+    if name is None:
+        raise bad_input(f"a measurement of it in the profile of {profile.model} for {profile.device}", where=layer.name)
+    stretch = portion.share * portion.width / portion.device.efficiency
+    forward = profile.forward_seconds(name, portion.samples, portion.width, chain.dtype)
+    backward = profile.backward_seconds(name, portion.samples, portion.width, chain.dtype)
+    return forward * stretch, backward * stretch
+
+
+def stage_seconds(model: ComputeModel, chain: Chain, stage: Stage, portion: Portion) -> tuple[float, float]:
     """Forward and backward of a whole stage on one device, (3) included."""
     forward = backward = 0.0
     for layer in chain.layers[stage.first : stage.end]:
-        ahead, back = layer_seconds(model, chain, layer, device, samples, share, width)
+        ahead, back = layer_seconds(model, chain, layer, portion)
         forward += ahead
-        backward += back + _again_seconds(model, chain, stage, layer, device, samples, share, ahead)
+        backward += back + recompute_seconds(model, chain, layer, portion, stage.recompute, ahead)
     return forward, backward
 
 
-def _again_seconds(
-    model: ComputeModel, chain: Chain, stage: Stage, layer: Layer, device: Device, samples: int, share: float, forward: float
+def recompute_seconds(
+    model: ComputeModel, chain: Chain, layer: Layer, portion: Portion, recompute: Recompute, forward: float
 ) -> float:
     """(3). Selective recomputation drops cheap results that are large: what it costs is mostly memory traffic."""
-    match stage.recompute:
+    match recompute:
         case Recompute.NONE:
             return 0.0
         case Recompute.FULL:
             return forward
-    rate = model.achievable * device.efficiency * device.kind.peak(chain.dtype)
+    device = portion.device
+    flop = layer.selective_flop / (model.forward_peak * device.efficiency * device.kind.peak(chain.dtype))
     traffic = layer.selective_bytes / (device.efficiency * device.kind.memory_bandwidth)
-    return samples * share * max(layer.selective_flop / rate, traffic)
+    return portion.samples * portion.share * max(flop, traffic)
 
 
-def update_seconds(chain: Chain, stage: Stage, device: Device, share: float) -> float:
+def update_seconds(chain: Chain, stage: Stage, portion: Portion) -> float:
     """(4): the optimizer reads and writes everything it keeps."""
-    held = state_bytes(chain, stage, share)
-    return 2 * held.total / (device.efficiency * device.kind.memory_bandwidth)
+    held = state_bytes(chain, stage, portion.share)
+    return 2 * held.total / (portion.device.efficiency * portion.device.kind.memory_bandwidth)

@@ -212,9 +212,8 @@ def _advance_over_gaps(trace: Trace, start: FloatArray, amount: FloatArray) -> F
     right = np.searchsorted(done, target, side="left")
     inside = np.minimum(right, len(done) - 1)
     before = np.maximum(inside - 1, 0)
-    step = done[inside] - done[before]
-    share = np.divide(target - done[before], step, out=np.zeros_like(target), where=step > 0)
-    end = times[before] + share * (times[inside] - times[before])
+    value = np.asarray(trace.values)[before]
+    end = times[before] + np.divide(target - done[before], value, out=np.zeros_like(target), where=value > 0)
     never = (right == len(done)) | np.isinf(start)
     start[:] = np.where(amount <= 0, start, np.where(never, np.inf, end))
     return start

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from argosy.cluster.topology import Cluster
-from argosy.cost.compute import ComputeModel, stage_seconds, update_seconds
+from argosy.cost.compute import ComputeModel, Portion, stage_seconds, update_seconds
 from argosy.cost.memory import activation_bytes, recomputed_bytes, stage_parameters, state_bytes
 from argosy.plan.plan import Plan, Replica, Stage
 from argosy.schedule import Action, ActionKind, Schedule, build_schedule
@@ -89,9 +89,15 @@ class _Compiler:
         }
 
     def _member_seconds(self, stage: Stage, replica: Replica, member: int) -> tuple[float, float]:
-        device = self.cluster.device(replica.devices[member])
-        share = replica.shares[member]
-        return stage_seconds(self.model, self.chain, stage, device, replica.samples, share, replica.width)
+        return stage_seconds(self.model, self.chain, stage, self._portion(replica, member))
+
+    def _portion(self, replica: Replica, member: int) -> Portion:
+        return Portion(
+            device=self.cluster.device(replica.devices[member]),
+            samples=replica.samples,
+            share=replica.shares[member],
+            width=replica.width,
+        )
 
     def add_action(self, action: Action) -> None:
         stage = self.plan.stages[action.stage]
@@ -261,8 +267,7 @@ class _Compiler:
             for replica in stage.replicas:
                 for member, name in enumerate(replica.devices):
                     if self.index[name] == device:
-                        share = replica.shares[member]
-                        seconds += update_seconds(self.chain, stage, self.cluster.device(name), share)
+                        seconds += update_seconds(self.chain, stage, self._portion(replica, member))
         after = tuple(sorted({self.last[device], *waits}))
         task = self._add(Task(kind=SpanKind.UPDATE, device=device, seconds=seconds, after=after))
         self._occupy([device], task)

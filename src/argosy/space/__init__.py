@@ -1,0 +1,1 @@
+"""What may be chosen: pools of equal devices, the options of a stage, and the rules that remove what cannot win."""

@@ -1,0 +1,110 @@
+"""Pools: devices that can take each other's place in a plan.
+
+Two devices belong to one pool if they are of one kind and equally efficient, and their nodes look alike from outside: the same devices,
+media, NIC, uplinks and wires. A plan then only says *how many* devices of each pool a stage takes; which ones is a matter of
+placement (``place``). This is what makes the search independent of the number of devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from argosy.cluster.device import Device
+from argosy.cluster.topology import Cluster, Node
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Interchangeable devices."""
+
+    index: int
+    device: Device
+    """Any one of them."""
+    nodes: tuple[tuple[str, ...], ...]
+    """Names of its devices, node by node."""
+    intra_bandwidth: float
+    """Bytes/s between two devices of a node over the best medium; infinity where a node has only one."""
+    intra_latency: float
+    nic_bandwidth: float
+    """Bytes/s out of a node to elsewhere, best case; 0 without a NIC."""
+    nic_latency: float
+    """Seconds between two nodes, best case."""
+
+    @property
+    def name(self) -> str:
+        return self.device.kind.name
+
+    @property
+    def per_node(self) -> int:
+        return len(self.nodes[0])
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.nodes))
+
+    def __repr__(self) -> str:
+        return f"{self.count}x {self.name} in {len(self.nodes)} nodes"
+
+
+def find_pools(cluster: Cluster) -> tuple[Pool, ...]:
+    """The pools of a cluster as it is at time 0, in the order of their first device."""
+    groups: dict[tuple[Any, ...], list[tuple[str, ...]]] = {}
+    for node in cluster.nodes:
+        looks = _looks(cluster, node)
+        members: dict[tuple[Any, ...], list[str]] = {}
+        for name in node.devices:
+            device = cluster.device(name)
+            if device.speed.at(0) > 0:
+                key = (device.kind, device.efficiency * device.speed.at(0), device.price_per_hour, looks)
+                members.setdefault(key, []).append(name)
+        for key, names in members.items():
+            groups.setdefault((*key, len(names)), []).append(tuple(names))
+    return tuple(_pool(cluster, index, nodes) for index, nodes in enumerate(groups.values()))
+
+
+def _pool(cluster: Cluster, index: int, nodes: Sequence[tuple[str, ...]]) -> Pool:
+    home, _ = cluster.node_of[nodes[0][0]]
+    best = (float("inf"), 0.0)
+    if len(home.devices) > 1:
+        routes = cluster.routes(home.devices[0], home.devices[1])
+        best = max((cluster.bandwidth(route).at(0), -cluster.latency(route)) for route in routes)
+    bandwidth, latency = _outward(cluster, home)
+    return Pool(
+        index=index,
+        device=cluster.device(nodes[0][0]),
+        nodes=tuple(nodes),
+        intra_bandwidth=best[0],
+        intra_latency=-best[1],
+        nic_bandwidth=bandwidth,
+        nic_latency=latency,
+    )
+
+
+def _outward(cluster: Cluster, home: Node) -> tuple[float, float]:
+    """The widest and the quickest way from a node to any other that looks different or is another of its like."""
+    seen: set[tuple[Any, ...]] = set()
+    bandwidth, latency = 0.0, float("inf")
+    for other in cluster.nodes:
+        looks = _looks(cluster, other)
+        if other is home or looks in seen:
+            continue
+        seen.add(looks)
+        for route in cluster.routes(home.devices[0], other.devices[0]):
+            bandwidth = max(bandwidth, cluster.bandwidth(route).at(0))
+            latency = min(latency, cluster.latency(route))
+    return bandwidth, latency if bandwidth else 0.0
+
+
+def _looks(cluster: Cluster, node: Node) -> tuple[Any, ...]:
+    """What a node looks like to the rest of the cluster, at time 0."""
+
+    def figures(links: Sequence[int]) -> tuple[tuple[float, float], ...]:
+        return tuple((cluster.links[link].bandwidth.at(0), cluster.links[link].latency.at(0)) for link in links)
+
+    kinds = tuple((cluster.device(n).kind.name, cluster.device(n).efficiency) for n in node.devices)
+    media = tuple((m.name, figures((m.outward[0], m.inward[0])), m.outward[0] == m.inward[0]) for m in node.media)
+    uplinks = tuple(figures(pair) for pair in node.uplinks)
+    wires = tuple((w.name, node.name in w.one) for w in cluster.wires if node.name in w.one or node.name in w.other)
+    return kinds, media, figures(node.nic or ()), uplinks, wires
