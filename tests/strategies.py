@@ -372,3 +372,31 @@ def _replicas(draw: st.DrawFn, names: Sequence[str]) -> tuple[Replica, ...]:
         )
         for group, samples in zip(groups, shares, strict=True)
     )
+
+
+json_values = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-2, 3),
+        st.sampled_from((10**30, 0.5, float("nan"), float("inf"), "", "a0", "*", "1 GB/s", "3 s", "1 Gb/s", "kfkb")),
+        st.text(max_size=4),
+    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+@st.composite
+def mutated_json(draw: st.DrawFn, value: Any) -> Any:
+    """JSON in which one value, anywhere, is something else or gone."""
+    if isinstance(value, dict | list) and value and draw(st.integers(0, 9)):
+        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+        key = draw(st.sampled_from(keys))
+        changed = value.copy()
+        if draw(st.integers(0, 9)):
+            changed[key] = draw(mutated_json(value[key]))
+        else:
+            del changed[key]
+        return changed
+    return draw(json_values)

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from strategies import cluster_files
+from strategies import cluster_files, mutated_json
 
 from argosy.cluster.file import build_cluster, cluster_from_content, with_changes
 from argosy.cluster.topology import Cluster
 from argosy.document import Document, parse_toml
+from argosy.errors import InputError
 
 few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 RATES = st.sampled_from(("1 GB/s", "3 GB/s", "40 Gbit/s", "7.5 GiB/s"))
@@ -111,6 +112,19 @@ def test_without_changes_everything_is_constant(cluster: Cluster) -> None:
     assert all(device.speed.is_constant for device in still.devices)
     assert "changes" not in json.loads(still.content)
     assert with_changes(still, json.loads(cluster.content).get("changes", [])) == cluster
+
+
+@settings(few, max_examples=300)
+@given(st.data())
+def test_a_file_with_a_random_mistake_is_refused_or_a_cluster(data: st.DataObject) -> None:
+    content = data.draw(mutated_json(data.draw(files())))
+    assume(isinstance(content, dict))
+    try:
+        cluster = built(content)
+    except InputError as error:
+        assert all(problem.file == "cluster" for problem in error.problems)
+    else:
+        assert cluster_from_content(cluster.content) == cluster
 
 
 # Routes

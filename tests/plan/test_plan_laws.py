@@ -10,12 +10,12 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from strategies import Problem, plans
+from strategies import Problem, mutated_json, plans
 
 from argosy.cluster.file import cluster_from_content
-from argosy.document import parse_json
+from argosy.document import Document, parse_json
 from argosy.errors import InputError
 from argosy.plan.check import RULES, check_plan
 from argosy.plan.file import dumps_plan, load_plan, loads_plan, plan_from_document, plan_to_dict
@@ -150,3 +150,17 @@ def test_one_sample_too_many_is_found_at_its_line(problem: Problem, data: st.Dat
     (found,) = caught.value.problems
     assert found.path == f"stages[{index}].replicas"
     assert '"replicas"' in text.splitlines()[found.line - 1]
+
+
+@settings(few, max_examples=300)
+@given(plans(), st.data())
+def test_a_plan_with_a_random_mistake_is_refused_or_a_plan(problem: Problem, data: st.DataObject) -> None:
+    document = Document("plan.json", data.draw(mutated_json(plan_to_dict(problem.plan))), {})
+    assume(isinstance(document.data, dict))
+    try:
+        plan = plan_from_document(document)
+        check_plan(plan, problem.chain, problem.cluster, document=document)
+    except InputError as error:
+        assert all(found.file == "plan.json" for found in error.problems)
+    else:
+        assert loads_plan(dumps_plan(plan)) == plan

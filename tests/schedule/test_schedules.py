@@ -91,8 +91,8 @@ def test_communication_adds_one_send_and_one_receive_per_crossing_and_moves_no_c
 
 
 @pytest.mark.parametrize("lookahead", range(3))
-def test_a_receive_is_posted_before_the_action_that_needs_it(lookahead: int) -> None:
-    """And by at most ``lookahead`` computations."""
+def test_a_receive_is_posted_that_many_computations_before_the_action_that_needs_it(lookahead: int) -> None:
+    """Or at the beginning of the row."""
     for num_stages, count in [(2, 5), (4, 6), (3, 1)]:
         schedule = with_communication(build_schedule(ScheduleSpec(), num_stages, count), lookahead=lookahead)
         for row in schedule.rows:
@@ -108,7 +108,8 @@ def test_a_receive_is_posted_before_the_action_that_needs_it(lookahead: int) -> 
                         for index, a in enumerate(later)
                         if (a.kind, a.micro_batch) == (needs[action.kind], action.micro_batch)
                     )
-                    assert ahead <= lookahead
+                    before = sum(a.kind.is_computation for a in row[:at])
+                    assert ahead == min(lookahead, before + ahead)
 
 
 @pytest.mark.parametrize(("num_stages", "count"), SIZES)
@@ -154,13 +155,15 @@ def test_in_flight_is_the_simulated_peak(num_stages: int, count: int) -> None:
         assert tuple(peak[f"n{stage}.0"] for stage in range(num_stages)) == in_flight(schedule)
 
 
-def test_an_interleaved_worker_holds_what_its_row_holds() -> None:
-    for workers, chunks, groups in [(1, 2, 3), (2, 2, 2), (3, 2, 2)]:
+def test_an_interleaved_worker_runs_ahead_by_twice_its_distance_from_the_end_and_all_chunks_but_one() -> None:
+    """And holds one chunk more, as its row says."""
+    for workers, chunks, groups in [(1, 2, 3), (2, 2, 2), (3, 2, 2), (4, 2, 3)]:
         schedule = build_schedule(ScheduleSpec(kind=INTERLEAVED, chunks=chunks), workers * chunks, workers * groups)
         peak = simulated(schedule).peak_memory()
         for worker, row in enumerate(schedule.rows):
-            held = itertools.accumulate(1 if action.kind is ActionKind.FORWARD else -1 for action in row)
-            assert peak[f"n{worker}.0"] == max(held)
+            held = max(itertools.accumulate(1 if action.kind is ActionKind.FORWARD else -1 for action in row))
+            ahead = 2 * (workers - worker - 1) + (chunks - 1) * workers
+            assert peak[f"n{worker}.0"] == held == min(ahead + 1, chunks * workers * groups)
 
 
 @settings(max_examples=120, deadline=None)

@@ -6,11 +6,11 @@ import itertools
 import os
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 from strategies import (
     Pipeline,
@@ -34,13 +34,15 @@ from argosy.dtype import Dtype
 from argosy.plan.check import check_plan
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
 from argosy.schedule import Schedule, ScheduleKind, ScheduleSpec, build_schedule
-from argosy.sim.compile import compile_plan
+from argosy.sim.compile import compile_plan, overlaps
 from argosy.sim.exact import simulate_exact
 from argosy.sim.graph import Flow, Task, TaskGraph
 from argosy.sim.pipeline import StageCost, pipeline_graph
 from argosy.timeline import SpanKind, Timeline
 from argosy.timeline.file import dumps_timeline, loads_timeline
 from argosy.workload.chain import Chain, Layer
+
+HOST = {"name": "a", "devices": {"kind": "A100-80GB"}}
 
 few = settings(max_examples=40, deadline=None)
 more = settings(max_examples=80, deadline=None)
@@ -256,6 +258,134 @@ def test_memory_is_never_negative_and_ends_at_what_is_resident(problem: Problem,
         assert [time for time, _ in steps] == sorted({time for time, _ in steps})
 
 
+@few
+@given(plans(), st.integers(1, 2))
+def test_every_sample_crosses_every_stage_boundary_once_each_way(problem: Problem, iterations: int) -> None:
+    timeline = simulated(problem, iterations)
+    stages, layers = problem.plan.stages, problem.chain.layers
+    assume(len({stage.devices for stage in stages}) > 1)
+    sent: dict[int | None, float] = defaultdict(float)
+    for span in timeline.spans:
+        if span.kind is SpanKind.TRANSFER:
+            sent[span.stage] += span.bytes
+    samples = iterations * problem.plan.global_batch
+    for index, stage in enumerate(stages):
+        onward = layers[stage.end - 1].output_bytes if index + 1 < len(stages) else 0.0
+        back = layers[stage.first - 1].output_bytes if index else 0.0
+        assert sent[index] == pytest.approx(samples * (onward + back), rel=1e-9)
+
+
+@few
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())
+def test_replicas_that_hold_the_same_samples_hand_over_each_of_them_once(
+    shares: list[int], data: st.DataObject
+) -> None:
+    total = sum(shares)
+    cuts = [0, *sorted(data.draw(st.sets(st.integers(1, total), max_size=3)) | {total})]
+    sources = [Replica(devices=(f"a{index}",), samples=share) for index, share in enumerate(shares)]
+    targets = [
+        Replica(devices=(f"b{index}",), samples=end - first)
+        for index, (first, end) in enumerate(itertools.pairwise(cuts))
+    ]
+    holder = {
+        side: [replica.devices[0] for replica in replicas for _ in range(replica.samples)]
+        for side, replicas in (("source", sources), ("target", targets))
+    }
+    expected = Counter(zip(holder["source"], holder["target"], strict=True))
+    handed = {(one.devices[0], other.devices[0]): count for one, other, count in overlaps(sources, targets)}
+    assert handed == expected
+
+
+# What waits for what
+
+
+@few
+@given(plans(), st.integers(1, 2))
+def test_nothing_is_computed_before_its_input_has_arrived(problem: Problem, iterations: int) -> None:
+    timeline = simulated(problem, iterations)
+    teams = len({stage.devices for stage in problem.plan.stages})
+    # Between two teams that host several stages each, a span does not say which way it goes.
+    assume(teams > 1 and not (teams == 2 < len(problem.plan.stages)))
+    arrivals: dict[tuple[object, ...], float] = defaultdict(float)
+    for span in timeline.spans:
+        if span.kind is SpanKind.TRANSFER:
+            key = (span.where.split(">")[1], span.stage, span.micro_batch, span.iteration)
+            arrivals[key] = max(arrivals[key], span.end)
+    last = len(problem.plan.stages) - 1
+    for span in timeline.spans:
+        if span.kind.is_communication or span.stage is None or span.kind is SpanKind.WEIGHT_GRADIENT:
+            continue
+        before = span.stage - 1 if span.kind is SpanKind.FORWARD else span.stage + 1
+        if 0 <= before <= last:
+            assert span.start >= arrivals[span.where, before, span.micro_batch, span.iteration] > 0
+
+
+@few
+@given(plans(), st.integers(1, 2))
+def test_gradients_are_summed_after_the_last_backward_and_before_the_update(problem: Problem, iterations: int) -> None:
+    timeline = simulated(problem, iterations)
+    backwards = (SpanKind.BACKWARD, SpanKind.WEIGHT_GRADIENT)
+    for iteration, (index, stage) in itertools.product(range(iterations), enumerate(problem.plan.stages)):
+        spans = [span for span in timeline.spans if span.iteration == iteration]
+        done = max(span.end for span in spans if span.kind in backwards and span.stage == index)
+        updates = [s.start for s in spans if s.kind is SpanKind.UPDATE and s.where in stage.devices]
+        assert len(updates) == len(stage.devices)
+        sums = [s for s in spans if s.kind is SpanKind.COLLECTIVE and s.micro_batch is None and s.stage == index]
+        assert bool(sums) >= (len(stage.replicas) > 1)
+        for span in sums:
+            assert done <= span.start
+            assert span.end <= min(updates)
+
+
+def replicated(cluster: Cluster, replicas: tuple[Replica, ...], layer: Layer) -> Timeline:
+    chain = Chain(name="one", layers=(layer,), sequence_length=1, dtype=Dtype.BF16)
+    samples = sum(replica.samples for replica in replicas)
+    plan = Plan(
+        model=ModelRef(name=chain.name, sequence_length=1, dtype=chain.dtype),
+        cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=cluster.content),
+        global_batch=samples,
+        micro_batch_size=samples,
+        num_micro_batches=1,
+        schedule=ScheduleSpec(),
+        stages=(Stage(first=0, end=1, replicas=replicas),),
+    )
+    return simulated(Problem(plan=plan, chain=chain, cluster=cluster))
+
+
+LAYER = Layer(
+    name="only",
+    kind="block",
+    forward_flop=1e12,
+    backward_flop=2e12,
+    parameters=3 * 10**8,
+    activation_bytes=1e9,
+    output_bytes=1e9,
+    reduced_bytes=4e8,
+    max_tensor_width=4,
+)
+
+
+def test_an_all_reduce_moves_twice_all_parts_but_ones_own_and_pays_as_many_latencies() -> None:
+    """3 replicas, 600 MB of gradients: 2 x 2/3 x 0.6 s at 1 GB/s, and 2 x 2 rounds over two NICs of 10 ms."""
+    nic = {"bandwidth": "1 GB/s", "latency": "10 ms"}
+    cluster = cluster_of({"name": "three", "nodes": [{**HOST, "count": 3, "nic": nic}]})
+    replicas = tuple(Replica(devices=(f"a{index}.0",), samples=1) for index in range(3))
+    timeline = replicated(cluster, replicas, LAYER)
+    sums = [span for span in timeline.spans if span.kind is SpanKind.COLLECTIVE]
+    assert [(span.bytes, round(span.seconds, 9)) for span in sums] == [(8e8, 0.88)] * 3
+
+
+def test_a_tensor_group_reduces_once_forward_and_once_backward() -> None:
+    """4 devices, 800 MB for 2 samples: 2 x 3/4 x 0.8 s at 1 GB/s, and 2 x 3 rounds of 10 ms."""
+    media = [{"medium": "nvlink", "bandwidth": "1 GB/s", "latency": "10 ms"}]
+    devices = {"kind": "A100-80GB", "count": 4}
+    cluster = cluster_of({"name": "four", "nodes": [{**HOST, "devices": devices, "intra": media}]})
+    group = Replica(devices=tuple(f"a0.{index}" for index in range(4)), samples=2)
+    timeline = replicated(cluster, (group,), LAYER)
+    sums = [span for span in timeline.spans if span.kind is SpanKind.COLLECTIVE]
+    assert [(span.bytes, round(span.seconds, 9)) for span in sums] == [(1.2e9, 1.26)] * 8
+
+
 # What is written down
 
 
@@ -438,17 +568,8 @@ def test_a_message_in_flight_at_an_outage_waits_and_the_pipeline_with_it() -> No
 
 def test_sharded_weights_are_gathered_before_anything_is_computed() -> None:
     """An iteration that begins on the network begins at 0 all the same."""
-    node = {"name": "a", "count": 2, "devices": {"kind": "A100-80GB"}, "nic": {"bandwidth": "1 GB/s"}}
-    cluster = cluster_of({"name": "pair", "nodes": [node]})
-    layer = Layer(
-        name="only",
-        kind="block",
-        forward_flop=1e12,
-        backward_flop=2e12,
-        parameters=10**9,
-        activation_bytes=1e9,
-        output_bytes=1e9,
-    )
+    cluster = cluster_of({"name": "pair", "nodes": [{**HOST, "count": 2, "nic": {"bandwidth": "1 GB/s"}}]})
+    layer = replace(LAYER, parameters=10**9)
     chain = Chain(name="one", layers=(layer,), sequence_length=1, dtype=Dtype.BF16)
     replicas = tuple(Replica(devices=(f"a{index}.0",), samples=1) for index in range(2))
     plan = Plan(

@@ -10,13 +10,20 @@ from typing import Any
 
 import pytest
 from broken_cases import Case, cases
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from strategies import mutated_json
 
-from argosy.document import parse_path
+from argosy.document import Document, parse_path
 from argosy.errors import InputError
 from argosy.timeline import LinkUse, Span, SpanKind, Timeline
-from argosy.timeline.file import dumps_timeline, load_timeline, loads_timeline
+from argosy.timeline.file import (
+    dumps_timeline,
+    load_timeline,
+    loads_timeline,
+    timeline_from_document,
+    timeline_to_dict,
+)
 
 GOOD = {
     "version": 1,
@@ -219,3 +226,17 @@ def test_iterations_take_all_the_time_up_to_the_last_end(timeline: Timeline) -> 
     last = timeline.iteration_ends[-1] if timeline.iteration_ends else 0.0
     assert sum(timeline.iteration_seconds) == pytest.approx(last)
     assert timeline.end >= last
+
+
+@settings(few, max_examples=300)
+@given(timelines(), st.data())
+def test_a_timeline_with_a_random_mistake_is_refused_or_a_timeline(timeline: Timeline, data: st.DataObject) -> None:
+    document = Document("timeline.json", data.draw(mutated_json(timeline_to_dict(timeline))), {})
+    assume(isinstance(document.data, dict))
+    try:
+        read = timeline_from_document(document)
+    except InputError as error:
+        assert all(problem.file == "timeline.json" for problem in error.problems)
+    else:
+        read.critical_path()
+        assert loads_timeline(dumps_timeline(read)) == read

@@ -54,7 +54,7 @@ def load_scenario(
     where = with_traces(where, traces) if traces else where
     ref = plan.model
     chain = load_model(ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)
-    check_plan(plan, chain, where, file=document.file)
+    check_plan(plan, chain, where, document=document)
     return Scenario(plan=plan, chain=chain, cluster=where)
 
 

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from argosy.cluster.topology import Cluster
+from argosy.cost.communicate import num_reductions
 from argosy.cost.compute import ComputeModel, Portion, stage_seconds, update_seconds
 from argosy.cost.memory import activation_bytes, recomputed_bytes, stage_parameters, state_bytes
 from argosy.plan.plan import Plan, Replica, Stage
@@ -81,6 +82,7 @@ class _Compiler:
         """Tasks that wait for nothing in their own iteration, and the devices whose updates they follow."""
         self.gradients_done: dict[tuple[int, int], int] = {}
         """Per stage and device, the last task that adds to its gradients."""
+        self.reductions = [sum(map(num_reductions, chain.layers[s.first : s.end])) for s in plan.stages]
         self.seconds = {
             (stage_index, replica_index, member): self._member_seconds(stage, replica, member)
             for stage_index, stage in enumerate(plan.stages)
@@ -111,7 +113,7 @@ class _Compiler:
                     Task(
                         kind=SpanKind.COLLECTIVE,
                         flows=ring_flows(devices, 2 * payload),
-                        rounds=2 * (replica.width - 1),
+                        rounds=2 * (replica.width - 1) * self.reductions[action.stage],
                         after=tuple(members),
                         stage=action.stage,
                         micro_batch=action.micro_batch,

@@ -24,11 +24,13 @@ class Pool:
     """Any one of them."""
     nodes: tuple[tuple[str, ...], ...]
     """Names of its devices, node by node."""
+    node_size: int
+    """Devices in each of these nodes, those of other pools included."""
     intra_bandwidth: float
     """Bytes/s between two devices of a node over the best medium; infinity where a node has only one."""
     intra_latency: float
     nic_bandwidth: float
-    """Bytes/s out of a node to elsewhere, best case; 0 without a NIC."""
+    """Bytes/s out of a node, over the widest first link to anywhere else; 0 without a way out."""
     nic_latency: float
     """Seconds between two nodes, best case."""
 
@@ -75,6 +77,7 @@ def _pool(cluster: Cluster, index: int, nodes: Sequence[tuple[str, ...]]) -> Poo
         index=index,
         device=cluster.device(nodes[0][0]),
         nodes=tuple(nodes),
+        node_size=len(home.devices),
         intra_bandwidth=best[0],
         intra_latency=-best[1],
         nic_bandwidth=bandwidth,
@@ -83,7 +86,7 @@ def _pool(cluster: Cluster, index: int, nodes: Sequence[tuple[str, ...]]) -> Poo
 
 
 def _outward(cluster: Cluster, home: Node) -> tuple[float, float]:
-    """The widest and the quickest way from a node to any other that looks different or is another of its like."""
+    """The widest first link and the least latency from a node to any other, one of each look."""
     seen: set[tuple[Any, ...]] = set()
     bandwidth, latency = 0.0, float("inf")
     for other in cluster.nodes:
@@ -92,7 +95,7 @@ def _outward(cluster: Cluster, home: Node) -> tuple[float, float]:
             continue
         seen.add(looks)
         for route in cluster.routes(home.devices[0], other.devices[0]):
-            bandwidth = max(bandwidth, cluster.bandwidth(route).at(0))
+            bandwidth = max(bandwidth, cluster.links[route.links[0]].bandwidth.at(0))
             latency = min(latency, cluster.latency(route))
     return bandwidth, latency if bandwidth else 0.0
 

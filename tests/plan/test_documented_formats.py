@@ -1,0 +1,146 @@
+"""The documentation of the file formats: every field is in its table, every example loads, every name works."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from argosy.cluster import schema as cluster_file
+from argosy.cluster.file import build_cluster, cluster_from_content, with_changes
+from argosy.cluster.topology import Cluster
+from argosy.cluster.tracefile import _HEADERS, read_trace
+from argosy.document import Schema, parse_toml
+from argosy.plan import file as plan_file
+from argosy.plan.file import loads_plan
+from argosy.timeline import file as timeline_file
+from argosy.timeline.file import loads_timeline
+from argosy.workload import profile_file
+from argosy.workload.profile_file import parse_profile
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+CLUSTERS = (DOCS / "clusters.md").read_text(encoding="utf-8")
+FORMATS = (DOCS / "formats.md").read_text(encoding="utf-8")
+
+TABLES: dict[type[Schema], tuple[str, str]] = {
+    cluster_file.ClusterSchema: ("Fields", "The file"),
+    cluster_file.NodeSchema: ("Fields", "`[[nodes]]`"),
+    cluster_file.DevicesSchema: ("Fields", "`devices` of a node"),
+    cluster_file.MediumSchema: ("Fields", "`intra` of a node"),
+    cluster_file.NicSchema: ("Fields", "`nic` of a node"),
+    cluster_file.KindSchema: ("Fields", "`[[kinds]]`"),
+    cluster_file.LinkSchema: ("Fields", "`[[links]]`"),
+    cluster_file.SwitchSchema: ("Fields", "`[[switches]]`"),
+    cluster_file.UplinkSchema: ("Fields", "`uplink` of a switch"),
+    cluster_file.SharedSchema: ("Fields", "`[[shared]]`"),
+    cluster_file.ChangeSchema: ("Fields", "`[[changes]]`"),
+    plan_file.PlanSchema: ("`plan.json`", "The plan"),
+    plan_file.ModelSchema: ("`plan.json`", "`model`"),
+    plan_file.ClusterRefSchema: ("`plan.json`", "`cluster`"),
+    plan_file.ScheduleSchema: ("`plan.json`", "`schedule`"),
+    plan_file.StageSchema: ("`plan.json`", "`stages`"),
+    plan_file.ReplicaSchema: ("`plan.json`", "`replicas`"),
+    plan_file.CollectiveSchema: ("`plan.json`", "`collectives`"),
+    plan_file.PolicySchema: ("`plan.json`", "`policy`"),
+    plan_file.PredictedSchema: ("`plan.json`", "`predicted`"),
+    plan_file.CertificateSchema: ("`plan.json`", "`certificate`"),
+    plan_file.SearchSchema: ("`plan.json`", "`search`"),
+    plan_file.RunnerUpSchema: ("`plan.json`", "`runner_ups`"),
+    plan_file.LeftOutSchema: ("`plan.json`", "`left_out`"),
+    timeline_file.TimelineSchema: ("`timeline.json`", "The timeline"),
+    timeline_file.SpanSchema: ("`timeline.json`", "`spans`"),
+    timeline_file.LinkUseSchema: ("`timeline.json`", "`links`"),
+    profile_file._Profile: ("Profiles", "The profile"),
+    profile_file._Row: ("Profiles", "`rows`"),
+    profile_file._Layer: ("Profiles", "`layers`"),
+}
+"""Under which headings each table of fields stands."""
+
+
+def rows(chapter: str, section: str) -> list[list[str]]:
+    """The cells of the table under two headings."""
+    text = f"\n{CLUSTERS}\n{FORMATS}"
+    chapter_text = text.split(f"\n## {chapter}\n")[1].split("\n## ")[0]
+    lines = chapter_text.split(f"\n### {section}\n")[1].split("\n### ")[0].splitlines()
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    return table[2:]
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("schema", TABLES, ids=lambda schema: schema.__name__)
+def test_every_field_is_in_its_table_and_nothing_else(schema: type[Schema]) -> None:
+    assert {row[0].strip("`") for row in rows(*TABLES[schema])} == set(schema.model_fields)
+
+
+@pytest.mark.parametrize("schema", TABLES, ids=lambda schema: schema.__name__)
+def test_what_is_required_has_no_default_in_its_table(schema: type[Schema]) -> None:
+    for row in rows(*TABLES[schema]):
+        required = schema.model_fields[row[0].strip("`")].is_required()
+        assert (row[2] in ("", "required", "at least one")) >= required, row
+
+
+@pytest.mark.parametrize("module", [cluster_file, plan_file, timeline_file, profile_file], ids=lambda m: m.__name__)
+def test_every_schema_has_a_table(module: object) -> None:
+    schemas = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Schema)]
+    assert {schema for schema in schemas if schema is not Schema} <= set(TABLES)
+
+
+def example(index: int, folder: Path) -> Cluster:
+    """A cluster of the documentation, with the traces that lie beside it."""
+    (csv,) = blocks(CLUSTERS, "csv")
+    (folder / "night.csv").write_text(csv, encoding="utf-8")
+    return build_cluster(parse_toml(blocks(CLUSTERS, "toml")[index], file="clusters.md"), folder=folder)
+
+
+@pytest.mark.parametrize("index", range(len(blocks(CLUSTERS, "toml"))))
+def test_every_cluster_of_the_documentation_loads(index: int, tmp_path: Path) -> None:
+    cluster = example(index, tmp_path)
+    for one in cluster.devices:
+        for other in cluster.devices:
+            assert one is other or cluster.routes(one.name, other.name)
+
+
+def test_every_edge_of_the_documentation_can_change(tmp_path: Path) -> None:
+    clusters = [example(index, tmp_path) for index in range(len(blocks(CLUSTERS, "toml")))]
+    names = re.findall(r"^\| .* \| `([a-z0-9.]+)` \| .* \|$", CLUSTERS.split("## Units")[0], flags=re.MULTILINE)
+    assert len(names) == 5
+    for name in names:
+        owner = next(cluster for cluster in clusters if any(link.edge == name for link in cluster.links))
+        changed = with_changes(owner, [{"link": name, "steps": [["1 s", "0 B/s"]]}])
+        assert {link.edge for link in changed.links if link.bandwidth.at(1) == 0} == {name}
+
+
+def test_routes_are_as_the_documentation_tells(tmp_path: Path) -> None:
+    racks = next(c for c in (example(i, tmp_path) for i in range(4)) if c.name == "racks")
+    (route,) = racks.routes("n0.0", "n4.0")
+    assert [racks.links[link].edge for link in route.links] == ["n0.nic", "rack0.uplink", "rack1.uplink", "n4.nic"]
+    (route,) = racks.routes("n0.0", "n1.0")
+    assert [racks.links[link].edge for link in route.links] == ["n0.nic", "n1.nic"]
+
+
+def test_every_json_of_the_documentation_loads() -> None:
+    plan, timeline, profile = blocks(FORMATS, "json")
+    written = loads_plan(plan)
+    assert written.stages[1].replicas[0].ratios == (0.75, 0.25)
+    assert written.cluster.hash == cluster_from_content(written.cluster.content).hash
+    assert len(loads_timeline(timeline).critical_path()) == 2
+    assert parse_profile(profile, file="profile.json").forward_seconds("block", 1) == 0.0012
+    assert all(json.loads(text)["version"] == 1 for text in (plan, timeline, profile))
+
+
+def test_every_header_of_a_trace_is_documented(tmp_path: Path) -> None:
+    text = FORMATS.split("## Trace CSV")[1]
+    assert set(re.findall(r"^\| `(seconds,[a-z,]+)` \|", text, flags=re.MULTILINE)) == set(_HEADERS)
+    columns = {name for header in _HEADERS for name in header.split(",")}
+    assert set(re.findall(r"^\| `([a-z]+)` \|", text, flags=re.MULTILINE)) == columns
+
+
+def test_the_trace_of_the_documentation_loads(tmp_path: Path) -> None:
+    (csv,) = blocks(CLUSTERS, "csv")
+    (tmp_path / "night.csv").write_text(csv, encoding="utf-8")
+    assert read_trace(tmp_path / "night.csv").latency is not None
