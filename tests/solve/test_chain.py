@@ -154,6 +154,16 @@ def test_equals_dynamic_programme(most_items: int, most_devices: int, num_cases:
     assert feasible > num_cases // 3
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_devices_of_wildly_unequal_speed(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(20):
+        case = draw_case(rng, 40, 6, exact=False)
+        speeds = tuple((10.0 ** rng.uniform(-6, 6, 6)).tolist())
+        case = replace(case, speeds=speeds, capacity=(math.inf,) * 6)
+        assert case.solve().seconds == pytest.approx(cut_chain_dp(case), rel=1e-9)
+
+
 whole = st.integers(0, 20).map(float)
 quarters = st.integers(0, 20).map(lambda count: count / 4)
 limits = st.one_of(st.just(math.inf), st.integers(0, 40).map(float))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 from argosy.cluster.catalogue import device_kind
 from argosy.dtype import Dtype
 from argosy.errors import InputError
-from argosy.workload.profile import Profile
+from argosy.workload.profile import Profile, ProfileRow
 from argosy.workload.profile_file import dump_profile, parse_profile
 from argosy.workload.sailor import (
     CATALOGUE_NAMES,
     DeviceGroup,
+    SailorReplica,
     read_sailor,
     read_sailor_bandwidths,
     read_sailor_measured,
@@ -67,7 +69,7 @@ def test_spot_values() -> None:
     block, head = chain.layers[1], chain.layers[25]
     assert (block.parameters, block.activation_bytes, block.output_bytes) == (12_596_224, 360_726_528, 2048 * 1024 * 4)
     assert (head.name, head.output_bytes, head.max_tensor_width) == ("head.25", 0, 8)
-    assert profiles["A100-40GB"].forward_seconds("block.2", 4, 2) == 0.005121
+    assert profiles["A100-40GB"].forward_seconds("block.1", 4, 2) == 0.005044
     assert profiles["GH200-96GB"].backward_seconds("head.25", 128, 4) == 0.102021
     assert [layer.kind for layer in read_sailor(SAILOR, "LLAMA-3-8")[0].layers[32:]] == ["block", "norm", "head"]
 
@@ -81,7 +83,7 @@ def test_names_are_the_catalogues_and_so_is_the_memory() -> None:
 
 @needs_data
 def test_the_rtx_2080_is_a_ti() -> None:
-    """An update reads and writes memory only; the chip of a plain RTX 2080 has two thirds of the speed of a Titan RTX's."""
+    """An update reads and writes memory only; a plain RTX 2080 has two thirds of a Titan RTX's speed."""
     times = json.loads((SAILOR / "layer-times.json").read_text())["OPT-350"]
     measured = times["Titan-RTX"]["1"]["1"]["1"][2] / times["RTX-2080"]["1"]["1"]["1"][2]
     titan = device_kind("Titan-RTX").memory_bandwidth
@@ -120,11 +122,11 @@ def test_blocks_take_longer_with_more_samples(model: str) -> None:
     _, profiles = read_sailor(SAILOR, model)
     for kind, profile in profiles.items():
         blocks = [row for row in profile.rows if row.layer.startswith("block")]
-        for one, next_one in zip(blocks, blocks[1:], strict=False):
+        for one, next_one in pairwise(blocks):
             if (one.layer, one.tensor_width) != (next_one.layer, next_one.tensor_width):
                 continue
             assert one.micro_batch < next_one.micro_batch
-            assert one.forward_seconds < next_one.forward_seconds
+            assert one.forward_seconds <= next_one.forward_seconds
             if (kind, one.layer, one.tensor_width, one.micro_batch) != ("GH200-96GB", "block.1", 4, 1):
                 assert one.backward_seconds < next_one.backward_seconds
 
@@ -168,7 +170,8 @@ def test_profiles_survive_json(model: str) -> None:
             "OPT-30",
             "V100-16GB",
             ("block.1", 1, 1),
-            "tensor_width: found 1, expected a measured tensor width of block.1 of OPT-30 on V100-16GB in fp32 (4, 7, 8)",
+            "tensor_width: found 1, expected a measured tensor width of block.1 of OPT-30 on V100-16GB in fp32 "
+            "(4, 7, 8)",
         ),
         (
             "OPT-350",
@@ -241,17 +244,323 @@ def test_no_run_is_much_faster_than_its_layers(path: Path) -> None:
         for stage in run.stages
         for replica in stage.replicas
     )
-    assert 0.35 < computing / run.iteration_seconds < 1.25
+    assert 0.65 < computing / run.iteration_seconds < 1.2
 
 
-def _stage_seconds(profile: Profile, layers: tuple[int, ...], samples: int, replica: Any) -> float:
+def _stage_seconds(profile: Profile, layers: tuple[int, ...], samples: int, replica: SailorReplica) -> float:
     names = [profile.layers[layer].name for layer in layers]
     width = replica.tensor_width
     return sum(
-        profile.forward_seconds(name, samples, width) + profile.backward_seconds(name, samples, width)
-        for name in names
+        profile.forward_seconds(name, samples, width) + profile.backward_seconds(name, samples, width) for name in names
     )
 
 
-def _question(row: Any) -> tuple[str, int, int]:
+def _question(row: ProfileRow) -> tuple[str, int, int]:
     return row.layer, row.micro_batch, row.tensor_width
+
+
+AMOUNTS = {
+    "params_floats": 10,
+    "params_bytes": 40,
+    "act_input_floats": 8,
+    "act_input_bytes": 36,
+    "act_output_bytes": 64,
+    "act_mem_bytes": 96,
+}
+TIMES = {"0": [0.001, 0.0, 0.01], "1": [0.01, 0.02, 0.01], "2": [0.03, 0.04, 0.01]}
+GROUP = [[["GH-96", 2, "here"]], 2]
+RUN = {
+    "pipeline_list": [
+        {
+            "num_stages": 2,
+            "layers_per_stage": [[0], [1, 2]],
+            "tmp_per_stage": [[GROUP, GROUP], [GROUP, GROUP]],
+            "dp": [2, 2],
+        }
+    ],
+    "mbs": 4,
+    "gbs": 16,
+    "real": 1.5,
+    "red_grads": 0.25,
+    "max_mem": 1000,
+}
+
+
+def write(path: Path, content: object, place: str = "", value: object = None) -> None:
+    """``content`` as JSON, with ``value`` at ``place``, or without the place where the value is None."""
+    content = json.loads(json.dumps(content))
+    *path_to, last = place.split("/")
+    table: Any = content
+    for name in path_to:
+        table = table[int(name) if isinstance(table, list) else name]
+    if place and value is None:
+        del table[last]
+    elif place:
+        table[int(last) if isinstance(table, list) else last] = value
+    path.write_text(json.dumps(content, indent=1))
+
+
+def folder(path: Path, file: str = "", place: str = "", value: object = None) -> Path:
+    """A folder of measurements of a small model with a change in one file."""
+    contents = {
+        "layer-times.json": {
+            "toy": {"A100-40": {"1": {"1": TIMES}, "4": {"1": TIMES, "2": TIMES}}, "TPU": {"8": {"1": TIMES}}}
+        },
+        "models.json": {"toy": {"1": {str(layer): AMOUNTS for layer in range(3)}}},
+        "intra_node_bandwidths.json": {"A100-40": {"2": [[1, 2, 3], 2e11]}},
+        "multizone_bandwidths_het.json": {"a": {"A100-40": {"1": {"b": {"TPU": {"2": [[1, 2, 3], 1e9]}}}}}},
+    }
+    for name, content in contents.items():
+        write(path / name, content, *((place, value) if name == file else ()))
+    return path
+
+
+def message(error: pytest.ExceptionInfo[InputError], path: Path) -> str:
+    assert error.value.exit_code == 2
+    return str(error.value).replace(f"{path}/", "")
+
+
+def test_a_small_folder(tmp_path: Path) -> None:
+    chain, profiles = read_sailor(folder(tmp_path), "toy")
+    assert [layer.name for layer in chain.layers] == ["embedding.0", "block.1", "head.2"]
+    assert [layer.output_bytes for layer in chain.layers] == [64, 64, 0]
+    assert (chain.sequence_length, chain.parameters) == (2, 30)
+    assert list(profiles) == ["A100-40GB", "TPU"]
+    assert profiles["TPU"].forward_seconds("block.1", 4) == 0.005
+
+
+def test_a_layer_missing_at_one_micro_batch_is_interpolated(tmp_path: Path) -> None:
+    batches = {batch: {"1": {"0": [0, 0, 0], "1": [time, time, 0]}} for batch, time in (("2", 1), ("6", 5))}
+    folder(tmp_path, "layer-times.json", "toy/A100-40", batches | {"4": {"1": {"0": [0, 0, 0]}}})
+    _, profiles = read_sailor(tmp_path, "toy")
+    assert profiles["A100-40GB"].forward_seconds("block.1", 4) == 3
+    with pytest.raises(InputError) as caught:
+        profiles["A100-40GB"].forward_seconds("head.2", 4)
+    assert str(caught.value) == (
+        'layer: found "head.2", expected a measured layer of toy on A100-40GB (block.1, embedding.0)'
+    )
+
+
+def test_a_training_config_states_the_sequence_length(tmp_path: Path) -> None:
+    config = {"model": "toy", "sequence_length": 128, "num_all_layers": 3, "optimizer": "Adam"}
+    write(folder(tmp_path) / "training_config_toy.json", config)
+    assert read_sailor(tmp_path, "toy")[0].sequence_length == 128
+    assert read_sailor(tmp_path, "toy", sequence_length=64)[0].sequence_length == 64
+    write(tmp_path / "training_config_toy.json", config, "num_all_layers", 4)
+    with pytest.raises(InputError) as caught:
+        read_sailor(tmp_path, "toy")
+    assert message(caught, tmp_path) == (
+        "training_config_toy.json:4: num_all_layers: found 4, expected 3, the layers of toy in models.json"
+    )
+    write(tmp_path / "training_config_toy_2.json", config)
+    with pytest.raises(InputError) as caught:
+        read_sailor(tmp_path, "toy")
+    assert message(caught, tmp_path) == (
+        'training_config_toy_2.json:2: model: found "toy", expected a model that training_config_toy.json '
+        "does not train"
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "place", "value", "expected"),
+    [
+        (
+            "layer-times.json",
+            "toy",
+            None,
+            'layer-times.json: model: found "toy", expected a model of this file ()',
+        ),
+        (
+            "layer-times.json",
+            "toy/TPU/8/1",
+            {},
+            "layer-times.json:62: toy.TPU.8.1: found an empty table, expected a table of layers",
+        ),
+        (
+            "layer-times.json",
+            "toy/TPU",
+            3,
+            "layer-times.json:60: toy.TPU: found 3, expected a table of micro-batches",
+        ),
+        (
+            "layer-times.json",
+            "toy/TPU/8/1/7",
+            [0, 0, 0],
+            'layer-times.json:78: toy.TPU.8.1.7: found "8, 1, 7", expected micro-batch and tensor width from 1 '
+            "and a layer of models.json, 0 to 2",
+        ),
+        (
+            "layer-times.json",
+            "toy/TPU/8/x",
+            {"0": [0, 0, 0]},
+            'layer-times.json:80: toy.TPU.8.x.0: found "8, x, 0", expected micro-batch and tensor width from 1 '
+            "and a layer of models.json, 0 to 2",
+        ),
+        (
+            "layer-times.json",
+            "toy/A100-40/1/1/0",
+            [1, -1, 1],
+            "layer-times.json:6: toy.A100-40.1.1.0: found a list of 3, expected [forward, backward, update] "
+            "in seconds, at least 0",
+        ),
+        (
+            "layer-times.json",
+            "toy/A100-40GB",
+            {"1": {"1": TIMES}},
+            'layer-times.json:3: toy.A100-40: found "A100-40", expected a kind that is not also called A100-40GB',
+        ),
+        (
+            "models.json",
+            "toy/1",
+            None,
+            "models.json:2: toy.1: expected the layers at tensor width 1",
+        ),
+        (
+            "models.json",
+            "toy/1/1",
+            None,
+            "models.json:3: toy.1: expected layer 1 among its 2 layers, counted from 0",
+        ),
+        (
+            "models.json",
+            "toy/1/1/act_mem_bytes",
+            None,
+            "models.json:12: toy.1.1.act_mem_bytes: expected a value: this field is required",
+        ),
+        (
+            "models.json",
+            "toy/1/2/params_bytes",
+            20,
+            "models.json:22: toy.1.2.params_bytes: found 20, expected 40, 4 per parameter",
+        ),
+        (
+            "models.json",
+            "toy/1/0/act_input_floats",
+            9,
+            "models.json:7: toy.1.0.act_input_floats: found 9 elements in 36 bytes, expected tokens, positions "
+            "and a mask: no training config of this folder states the sequence length; pass sequence_length",
+        ),
+    ],
+)
+def test_broken_profiles(tmp_path: Path, file: str, place: str, value: object, expected: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_sailor(folder(tmp_path, file, place, value), "toy")
+    assert message(caught, tmp_path) == expected
+
+
+def test_unknown_models_and_settings(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        read_sailor(folder(tmp_path), "tyo")
+    assert message(caught, tmp_path) == (
+        'models.json: model: found "tyo", expected a model of this file (toy); did you mean "toy"?'
+    )
+    with pytest.raises(InputError) as caught:
+        read_sailor(tmp_path, "toy", sequence_length=0, optimizer="adm")
+    assert message(caught, tmp_path) == (
+        "sequence_length: found 0, expected a whole number of tokens, at least 1\n"
+        'optimizer: found "adm", expected one of the optimizers adamw, adam, lion, momentum, sgd; did you mean "adam"?'
+    )
+
+
+def test_bandwidths_of_a_small_folder(tmp_path: Path) -> None:
+    found = read_sailor_bandwidths(folder(tmp_path))
+    sender = DeviceGroup(kind="A100-40GB", num_devices=1, zone="a")
+    receiver = DeviceGroup(kind="TPU", num_devices=2, zone="b")
+    assert (found.within_node("A100-40GB", 2), found.between_nodes(sender, receiver)) == (2e11, 1e9)
+    for question, expected in (
+        (
+            ("A100-40", 2),
+            'kind: found "A100-40", expected a kind that was measured (A100-40GB); did you mean "A100-40GB"?',
+        ),
+        (("A100-40GB", 8), "num_devices: found 8, expected a measured number of A100-40GB in a node (2)"),
+    ):
+        with pytest.raises(InputError) as caught:
+            found.within_node(*question)
+        assert str(caught.value) == expected
+    with pytest.raises(InputError) as caught:
+        found.between_nodes(receiver, sender)
+    assert str(caught.value) == 'from 2 x TPU in b: found "1 x A100-40GB in a", expected a measured receiver (none)'
+
+
+@pytest.mark.parametrize(
+    ("file", "place", "value", "expected"),
+    [
+        (
+            "intra_node_bandwidths.json",
+            "A100-40/2",
+            [[1, 2, 3]],
+            "intra_node_bandwidths.json:3: A100-40.2: found a list of 1, expected [curve, bytes/s above 0]",
+        ),
+        (
+            "intra_node_bandwidths.json",
+            "A100-40/two",
+            [[1, 2, 3], 1],
+            'intra_node_bandwidths.json:11: A100-40.two: found "A100-40, two", expected whole numbers of '
+            "GPUs, at least 1",
+        ),
+        (
+            "multizone_bandwidths_het.json",
+            "a/A100-40/1/b/TPU",
+            1e9,
+            "multizone_bandwidths_het.json:6: a.A100-40.1.b.TPU: found 1000000000.0, expected a table of GPU counts",
+        ),
+    ],
+)
+def test_broken_bandwidths(tmp_path: Path, file: str, place: str, value: object, expected: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_sailor_bandwidths(folder(tmp_path, file, place, value))
+    assert message(caught, tmp_path) == expected
+
+
+def test_a_small_run(tmp_path: Path) -> None:
+    write(tmp_path / "run.json", RUN)
+    run = read_sailor_measured(tmp_path / "run.json")
+    assert [stage.layers for stage in run.stages] == [(0,), (1, 2)]
+    group = DeviceGroup(kind="GH200-96GB", num_devices=2, zone="here")
+    assert run.stages[1].replicas == (SailorReplica(groups=(group,), tensor_width=2),) * 2
+    assert (run.num_micro_batches, run.iteration_seconds) == (2, 1.5)
+
+
+REPLICA = "[[[GPU kind, count, zone], ...], tensor width]"
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "expected"),
+    [
+        ("real", None, "run.json: real: expected a value: this field is required"),
+        ("gbs", 12, "run.json:67: gbs: found 12, expected a multiple of 8, one micro-batch of each of 2 replicas"),
+        ("pipeline_list", [], "run.json:2: pipeline_list: found a list of 0, expected one pipeline"),
+        (
+            "pipeline_list/0/dp",
+            [2, 1],
+            "run.json:60: pipeline_list[0].dp: found [2, 1], expected [2, 2], the replicas of each stage",
+        ),
+        (
+            "pipeline_list/0/layers_per_stage/1",
+            [2, 1],
+            "run.json:5: pipeline_list[0].layers_per_stage: expected every layer once, in order, from 0, at least "
+            "one per stage",
+        ),
+        (
+            "pipeline_list/0/tmp_per_stage/0/1",
+            ["GH-96", 2],
+            f"run.json:26: pipeline_list[0].tmp_per_stage[0][1]: found a list of 2, expected {REPLICA}",
+        ),
+        (
+            "pipeline_list/0/tmp_per_stage/0/1",
+            [[["GH-96", 0, "here"]], 0],
+            f"run.json:26: pipeline_list[0].tmp_per_stage[0][1]: found a list of 3, expected {REPLICA}",
+        ),
+        (
+            "pipeline_list/0/tmp_per_stage/0/1/1",
+            4,
+            "run.json:26: pipeline_list[0].tmp_per_stage[0][1]: found 4, expected a tensor width of 2, the GPUs of the "
+            "replica",
+        ),
+    ],
+)
+def test_broken_runs(tmp_path: Path, place: str, value: object, expected: str) -> None:
+    write(tmp_path / "run.json", RUN, place, value)
+    with pytest.raises(InputError) as caught:
+        read_sailor_measured(tmp_path / "run.json")
+    assert message(caught, tmp_path) == expected

@@ -194,11 +194,14 @@ def _least_feasible(
             if better is None:
                 return own, probe(chain, own * (1 + same)) or best
             high, best = below, better
-        while (better := probe(chain, middle := low + (high - low) / 2)) is None and low < middle:
+        while low < (middle := low + (high - low) / 2) < high:
+            better = probe(chain, middle)
+            if better is not None:
+                high, best = middle, better
+                break
             low = middle
-        if better is None or middle >= high:
+        else:
             return high, best
-        high, best = middle, better
 
 
 def _cut_greedily(chain: _Chain, seconds: float) -> Boundaries | None:
@@ -208,7 +211,7 @@ def _cut_greedily(chain: _Chain, seconds: float) -> Boundaries | None:
 
 
 def _leftmost(chain: _Chain, seconds: float) -> Boundaries:
-    """(5) from the right end: no cut within ``seconds`` has a boundary further left. It begins above 0 if none exists."""
+    """(5) from the right end: no cut within ``seconds`` has a boundary further left. Begins above 0 if none exists."""
     boundaries = [chain.num_items]
     for device in reversed(range(len(chain.speeds))):
         boundaries.append(_first_start(chain, device, seconds, boundaries[-1]))
