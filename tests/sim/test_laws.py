@@ -18,7 +18,6 @@ from strategies import (
     chains,
     cluster_files,
     cluster_of,
-    eighths,
     exact_traces,
     full_mesh,
     pipelines,
@@ -33,11 +32,11 @@ from argosy.cluster.trace import Trace
 from argosy.dtype import Dtype
 from argosy.plan.check import check_plan
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
-from argosy.schedule import Schedule, ScheduleKind, ScheduleSpec, build_schedule
+from argosy.schedule import Schedule, ScheduleKind, ScheduleSpec
 from argosy.sim.compile import compile_plan, overlaps
 from argosy.sim.exact import simulate_exact
-from argosy.sim.graph import Flow, Task, TaskGraph
-from argosy.sim.pipeline import StageCost, pipeline_graph
+from argosy.sim.graph import Task, TaskGraph
+from argosy.sim.pipeline import pipeline_graph
 from argosy.timeline import SpanKind, Timeline
 from argosy.timeline.file import dumps_timeline, loads_timeline
 from argosy.workload.chain import Chain, Layer
@@ -52,12 +51,6 @@ def simulated(problem: Problem, iterations: int = 1) -> Timeline:
     check_plan(problem.plan, problem.chain, problem.cluster)
     graph = compile_plan(problem.plan, problem.chain, problem.cluster)
     return simulate_exact(graph, problem.cluster, iterations=iterations)
-
-
-def two_stages(count: int, *, output_bytes: float = 0.0, cluster: Cluster) -> TaskGraph:
-    cost = StageCost(forward=1, backward=2, output_bytes=output_bytes, activation_bytes=1)
-    schedule = build_schedule(ScheduleSpec(), 2, count)
-    return pipeline_graph(schedule, [cost] * 2, [device.name for device in cluster.devices])
 
 
 # What takes how long
@@ -386,6 +379,28 @@ def test_a_tensor_group_reduces_once_forward_and_once_backward() -> None:
     assert [(span.bytes, round(span.seconds, 9)) for span in sums] == [(1.2e9, 1.26)] * 8
 
 
+def test_sharded_weights_are_gathered_before_anything_is_computed() -> None:
+    """An iteration that begins on the network begins at 0 all the same."""
+    cluster = cluster_of({"name": "pair", "nodes": [{**HOST, "count": 2, "nic": {"bandwidth": "1 GB/s"}}]})
+    layer = replace(LAYER, parameters=10**9)
+    chain = Chain(name="one", layers=(layer,), sequence_length=1, dtype=Dtype.BF16)
+    replicas = tuple(Replica(devices=(f"a{index}.0",), samples=1) for index in range(2))
+    plan = Plan(
+        model=ModelRef(name=chain.name, sequence_length=1, dtype=chain.dtype),
+        cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=cluster.content),
+        global_batch=2,
+        micro_batch_size=2,
+        num_micro_batches=1,
+        schedule=ScheduleSpec(kind=ScheduleKind.GPIPE),
+        stages=(Stage(first=0, end=1, replicas=replicas, zero=3),),
+    )
+    timeline = simulated(Problem(plan=plan, chain=chain, cluster=cluster), iterations=2)
+    assert timeline.stalled is None
+    first = min(timeline.spans, key=lambda span: span.start)
+    assert (first.kind, first.start) == (SpanKind.COLLECTIVE, 0.0)
+    assert first.bytes == 1e9  # of the 2 GB of weights, the half that the other device has
+
+
 # What is written down
 
 
@@ -470,119 +485,3 @@ print(dumps_timeline(simulate_exact(graph, cluster, iterations=2)))
 def test_a_timeline_reads_back_as_it_was_written(problem: Problem, iterations: int) -> None:
     timeline = simulated(problem, iterations)
     assert loads_timeline(dumps_timeline(timeline)) == timeline
-
-
-# Devices and links that change
-
-
-@few
-@given(eighths, eighths)
-def test_a_device_that_slows_to_half_needs_twice_as_long_from_then_on(seconds: float, since: float) -> None:
-    cluster = full_mesh(1, speeds=[Trace((0.0, since), (1.0, 0.5))])
-    task = Task(kind=SpanKind.UPDATE, device=0, seconds=seconds)
-    end = simulate_exact(TaskGraph(devices=("n0.0",), tasks=(task,)), cluster).end
-    assert end == (seconds if seconds <= since else since + 2 * (seconds - since))
-
-
-@few
-@given(pipelines(changing=False, latency=False), eighths, st.data())
-def test_a_lost_device_stalls_and_finished_iterations_are_kept(
-    pipeline: Pipeline, lost: float, data: st.DataObject
-) -> None:
-    at = data.draw(st.integers(0, pipeline.schedule.num_workers - 1))
-    devices = list(pipeline.cluster.devices)
-    speed = Trace.from_steps([(lost, 0.0)], initial=devices[at].speed.at(0))
-    devices[at] = replace(devices[at], speed=speed)
-    cluster = replace(pipeline.cluster, devices=tuple(devices))
-    plain = simulate_exact(pipeline.graph, pipeline.cluster, iterations=4)
-    timeline = simulate_exact(pipeline.graph, cluster, iterations=4)
-    ends = timeline.iteration_ends
-    assert ends == plain.iteration_ends[: len(ends)]
-    assert len(ends) >= sum(end < lost for end in plain.iteration_ends)
-    assert all(span in timeline.spans for span in plain.spans if span.end < lost)
-    if len(ends) < 4:
-        event("stalled")
-        assert timeline.stalled is not None
-        assert timeline.stalled.startswith(f"{devices[at].name} is lost: ")
-        assert timeline.stalled.endswith("never ends")
-        assert all(span.end <= lost for span in timeline.spans if span.where == devices[at].name)
-    else:
-        assert timeline.stalled is None
-
-
-def test_the_message_of_a_stall_names_the_device_the_task_and_the_moment() -> None:
-    cluster = full_mesh(2, speeds=[Trace.constant(1.0), Trace((0.0, 20.5), (1.0, 0.0))])
-    timeline = simulate_exact(two_stages(4, cluster=cluster), cluster, iterations=3)
-    assert timeline.iteration_ends == (15.0,)
-    assert timeline.stalled == "n1.0 is lost: backward 1 of stage 1, begun at 20 s, never ends"
-
-
-def test_the_message_of_a_stall_names_the_ends_of_a_link_that_is_down() -> None:
-    cluster = full_mesh(2, bandwidths=[Trace((0.0, 4.5), (1.0, 0.0)), Trace.constant(1.0)])
-    timeline = simulate_exact(two_stages(4, output_bytes=1.0, cluster=cluster), cluster, iterations=3)
-    assert timeline.iteration_ends == ()
-    expected = "no link from n0.0 to n1.0 comes back: transfer 2 of stage 0, begun at 9 s, never ends"
-    assert timeline.stalled == expected
-
-
-@few
-@given(pipelines(changing=False), eighths, eighths, st.data())
-def test_a_device_that_is_lost_and_returns_delays_by_no_more_than_its_pause(
-    pipeline: Pipeline, lost: float, pause: float, data: st.DataObject
-) -> None:
-    at = data.draw(st.integers(0, pipeline.schedule.num_workers - 1))
-    devices = list(pipeline.cluster.devices)
-    usual = devices[at].speed.at(0)
-    devices[at] = replace(devices[at], speed=Trace((0.0, lost, lost + pause), (usual, 0.0, usual)))
-    before = simulate_exact(pipeline.graph, pipeline.cluster).end
-    after = simulate_exact(pipeline.graph, replace(pipeline.cluster, devices=tuple(devices))).end
-    assert before <= after <= before + pause + 1e-9
-    if pipeline.schedule.num_workers == 1:
-        assert after == (before + pause if lost < before else before)
-
-
-@few
-@given(eighths, eighths, eighths)
-def test_a_link_that_goes_down_and_up_again_pauses_what_is_on_it(size: float, down: float, pause: float) -> None:
-    cluster = full_mesh(2, bandwidths=[Trace((0.0, down, down + pause), (1.0, 0.0, 1.0))])
-    task = Task(kind=SpanKind.TRANSFER, flows=(Flow(0, 1, size),))
-    end = simulate_exact(TaskGraph(devices=("n0.0", "n1.0"), tasks=(task,)), cluster).end
-    assert end == (size if size <= down else size + pause)
-
-
-def test_a_message_in_flight_at_an_outage_waits_and_the_pipeline_with_it() -> None:
-    """Forward 0 leaves at 1 s; 1 of its 4 bytes has crossed when the link goes down from 2 to 5 s."""
-    outage = Trace((0.0, 2.0, 5.0), (1.0, 0.0, 1.0))
-    cluster = full_mesh(2, bandwidths=[outage, Trace.constant(4.0)])
-    timeline = simulate_exact(two_stages(1, output_bytes=4.0, cluster=cluster), cluster)
-    found = [(span.where, span.start, span.end) for span in timeline.spans]
-    assert found == [
-        ("n0.0", 0.0, 1.0),
-        ("n0.0>n1.0", 1.0, 8.0),
-        ("n1.0", 8.0, 9.0),
-        ("n1.0", 9.0, 11.0),
-        ("n1.0>n0.0", 11.0, 12.0),
-        ("n0.0", 12.0, 14.0),
-    ]
-
-
-def test_sharded_weights_are_gathered_before_anything_is_computed() -> None:
-    """An iteration that begins on the network begins at 0 all the same."""
-    cluster = cluster_of({"name": "pair", "nodes": [{**HOST, "count": 2, "nic": {"bandwidth": "1 GB/s"}}]})
-    layer = replace(LAYER, parameters=10**9)
-    chain = Chain(name="one", layers=(layer,), sequence_length=1, dtype=Dtype.BF16)
-    replicas = tuple(Replica(devices=(f"a{index}.0",), samples=1) for index in range(2))
-    plan = Plan(
-        model=ModelRef(name=chain.name, sequence_length=1, dtype=chain.dtype),
-        cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=cluster.content),
-        global_batch=2,
-        micro_batch_size=2,
-        num_micro_batches=1,
-        schedule=ScheduleSpec(kind=ScheduleKind.GPIPE),
-        stages=(Stage(first=0, end=1, replicas=replicas, zero=3),),
-    )
-    timeline = simulated(Problem(plan=plan, chain=chain, cluster=cluster), iterations=2)
-    assert timeline.stalled is None
-    first = min(timeline.spans, key=lambda span: span.start)
-    assert (first.kind, first.start) == (SpanKind.COLLECTIVE, 0.0)
-    assert first.bytes == 1e9  # of the 2 GB of weights, the half that the other device has

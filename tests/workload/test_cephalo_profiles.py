@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from argosy.cluster.catalogue import device_kind
-from argosy.cluster.device import Device
-from argosy.cost.compute import ComputeModel, layer_seconds
 from argosy.dtype import Dtype
 from argosy.errors import InputError
 from argosy.workload.cephalo import CATALOGUE_NAMES, read_cephalo
@@ -28,9 +26,9 @@ NAMES = {"float32": Dtype.FP32, "float16": Dtype.FP16}
     [
         ("deepspeedbert_large", 24, 406_174_720, 8, 102),
         ("deepspeedgpt_6.7b", 32, 6_855_204_864, 9, 107),
-        ("deepspeedllama_13b", 40, 13_191_500_800, 8, 126),
-        ("deepspeedllama_7b", 32, 6_878_924_800, 12, 176),
-        ("deepspeedvit_e", 56, 3_805_654_282, 9, 140),
+        ("deepspeedllama_13b", 40, 13_191_500_800, 8, 128),
+        ("deepspeedllama_7b", 32, 6_878_924_800, 12, 162),
+        ("deepspeedvit_e", 56, 3_805_654_282, 9, 178),
     ],
 )
 def test_totals(model: str, layers: int, parameters: int, kinds: int, rows: int) -> None:
@@ -57,7 +55,7 @@ def test_every_published_time_is_found_again() -> None:
                         found = profile.forward_seconds("block", samples), profile.backward_seconds("block", samples)
                         assert found == (times[0] / 1e3, times[1] / 1e3)
                         num_times += 2
-    assert num_times == 6354
+    assert num_times == 6352
 
 
 @needs_data
@@ -67,7 +65,7 @@ def test_spot_values() -> None:
     assert chain.layers[5].output_bytes == chain.layers[5].activation_bytes == 1024 * 5120 * 2
     assert chain.layers[-1].output_bytes == 0
     assert chain.layers[0].parameters - chain.layers[5].parameters == pytest.approx(49152 * 5120, rel=1e-4)
-    assert {layer.kind for layer in chain.layers} == {"block"}
+    assert {(layer.kind, layer.forward_flop, layer.reduced_bytes) for layer in chain.layers} == {("block", 0, 0)}
 
 
 @needs_data
@@ -92,17 +90,6 @@ def test_kinds_without_a_forward_of_their_own_are_named() -> None:
 
 
 @needs_data
-def test_a_kind_that_was_not_measured_is_refused_where_it_is_needed() -> None:
-    chain, profiles = read_cephalo(CEPHALO, "deepspeedllama_13b")
-    device = Device(name="a0.0", node="a0", index=0, kind=device_kind("H200"))
-    with pytest.raises(InputError) as caught:
-        layer_seconds(ComputeModel(profiles=profiles), chain, chain.layers[0], device, 1, 1.0, 1)
-    assert str(caught.value) == (
-        "layer block.0: expected a measured profile of deepspeedllama_13b for H200, because the model states no FLOP"
-    )
-
-
-@needs_data
 @pytest.mark.parametrize(("model", "hidden"), [("deepspeedvit_g", 1664), ("deepspeedvit_e", 1792)])
 def test_an_image_is_197_tokens(model: str, hidden: int) -> None:
     """Outside its blocks: patches of 16 x 16 in 3 colours, positions, a class token, a norm and 10 classes."""
@@ -122,12 +109,13 @@ def test_no_block_beats_its_device(name: str) -> None:
         flop = 2 * chain.layers[1].parameters * chain.sequence_length
         for kind in set(profiles) & set(CATALOGUE_NAMES.values()):
             best = max(flop * row.micro_batch / row.forward_seconds for row in profiles[kind].rows)
-            assert 0.15 < best / device_kind(kind).peak(NAMES[name]) < 1
+            assert best < device_kind(kind).peak(NAMES[name])
+            assert name == "float16" or best > 0.2 * device_kind(kind).peak(Dtype.FP32)
 
 
 @needs_data
 def test_newer_is_faster() -> None:
-    _, profiles = read_cephalo(CEPHALO, "deepspeedllama_7b", sequence_length=1024, dtype=Dtype.FP16)
+    _, profiles = read_cephalo(CEPHALO, "deepspeedllama_13b", sequence_length=1024, dtype=Dtype.FP16)
     order = ["H100-NVL", "A100-40GB", "RTX-A6000", "A10G", "p40"]
     times = [profiles[kind].forward_seconds("block", 4) for kind in order]
     assert times == sorted(times)
@@ -142,7 +130,7 @@ def test_newer_is_faster() -> None:
 @pytest.mark.parametrize("kind", ["A100-40GB", "A100-80GB", "RTX-A6000", "A10G", "L40S"])
 @pytest.mark.parametrize("model", MODELS)
 def test_time_grows_with_the_micro_batch(model: str, kind: str) -> None:
-    """On P40, T4 and L4, which have no fan of their own, it now and then does not."""
+    """On P40, T4 and L4 it now and then does not."""
     _, profiles = read_cephalo(CEPHALO, model)
     for one, more in pairwise(profiles[kind].rows if kind in profiles else ()):
         assert one.micro_batch < more.micro_batch
@@ -238,12 +226,14 @@ def test_broken_statistics(tmp_path: Path) -> None:
     )
     assert message(folder(tmp_path, kinds, num_layers=0, hiden_size=4)) == (
         "model_stats.json:4: toy.num_layers: found 0, expected a whole number, at least 1\n"
-        "model_stats.json:7: toy.hiden_size: found an unknown field, expected one of the fields hidden_size, num_layers, "
-        'parameters_per_layer, total_parameters; did you mean "hidden_size"?'
+        "model_stats.json:7: toy.hiden_size: found an unknown field, expected one of the fields hidden_size, "
+        'num_layers, parameters_per_layer, total_parameters; did you mean "hidden_size"?'
     )
     assert message(tmp_path, "toi") == (
         'model_stats.json: model: found "toi", expected a model of this file (toy); did you mean "toy"?'
     )
+    with pytest.raises(InputError, match="^sequence_length: found 0, expected a whole number of tokens, at least 1$"):
+        read_cephalo(tmp_path, "toy", sequence_length=0)
     assert message(tmp_path / "nowhere") == "model_stats.json: expected an existing file"
 
 

@@ -37,6 +37,7 @@ from argosy.errors import InputError, Problem, closest, show
 from argosy.workload.chain import Chain, Layer
 from argosy.workload.fields import Count, Natural
 from argosy.workload.profile import Profile, ProfileRow
+from argosy.workload.settings import parse_settings
 
 CATALOGUE_NAMES = {
     "a100x40": "A100-40GB",
@@ -83,6 +84,7 @@ def read_cephalo(
 ) -> tuple[Chain, dict[str, Profile]]:
     """The model per sample, and the measured times of its blocks by device kind, as the catalogue names kinds."""
     folder = Path(folder)
+    parse_settings(sequence_length=sequence_length, dtype=dtype, optimizer=optimizer, fused_attention=False)
     stats_table = _model_table(read_json(folder / "model_stats.json"), model)
     tokens = _IMAGE_TOKENS if "vit" in model else sequence_length
     layers = _layers(stats_table, validate(stats_table, _Stats), tokens, dtype)
