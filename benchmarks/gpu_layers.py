@@ -1,4 +1,5 @@
-"""Seconds of a transformer block on a real GPU, by width, sequence, micro-batch and tensor width, as JSON lines on stdout.
+"""Seconds of a transformer block on a real GPU, by width, sequence, micro-batch and tensor width, as JSON lines on
+stdout.
 
 Needs torch and a CUDA device. A tensor-parallel shard is measured alone: its share of the heads and of the inner width,
 without the all-reduce, which is the network's affair.

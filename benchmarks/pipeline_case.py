@@ -76,9 +76,7 @@ def line_cluster(num_stages: int, num_steps: int, random: np.random.Generator, h
             name = f"wire{index}"
             links.append(Link(name=f"{name}.{way}", edge=name, bandwidth=trace, latency=Trace.constant(0)))
         one, other = frozenset([names[index]]), frozenset([names[index + 1]])
-        wires.append(
-            Wire(name=name, one=one, other=other, forward=2 * index, back=2 * index + 1, bypasses_nic=True)
-        )
+        wires.append(Wire(name=name, one=one, other=other, forward=2 * index, back=2 * index + 1, bypasses_nic=True))
     return Cluster(
         name="line",
         nodes=tuple(Node(name=name, devices=(f"{name}.0",)) for name in names),

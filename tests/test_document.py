@@ -281,9 +281,7 @@ def test_a_good_document_is_its_schema():
         name = "a"
         nic = { bandwidth = "8 Gbit/s" }
     """)
-    assert validate(document, Cluster) == Cluster(
-        name="small", nodes=[Node(name="a", nic=Nic(bandwidth="8 Gbit/s"))]
-    )
+    assert validate(document, Cluster) == Cluster(name="small", nodes=[Node(name="a", nic=Nic(bandwidth="8 Gbit/s"))])
 
 
 def test_all_problems_come_at_once_in_line_order():
@@ -304,15 +302,13 @@ def test_all_problems_come_at_once_in_line_order():
         validate(document, Cluster)
     assert str(caught.value).splitlines() == [
         "test.toml: name: expected a value: this field is required",
-        "test.toml:1: nam: found an unknown field, expected one of the fields name, nodes, size; "
-        'did you mean "name"?',
+        'test.toml:1: nam: found an unknown field, expected one of the fields name, nodes, size; did you mean "name"?',
         'test.toml:2: size: found "big", expected a valid number',
         'test.toml:5: nodes[0].nic.bandwidth: found "25 Gb/s", expected a rate such as "25 Gbit/s"; '
         '"Gb/s" could be bits or bytes: write "25 Gbit/s" or "25 GB/s"',
         "test.toml:5: nodes[0].nic.ports: found 0, expected greater than or equal to 1",
         "test.toml:6: nodes[1].name: expected a value: this field is required",
-        'test.toml:7: nodes[1].medium: found "nvlnk", expected one of "nvlink", "pcie"; '
-        'did you mean "nvlink"?',
+        'test.toml:7: nodes[1].medium: found "nvlnk", expected one of "nvlink", "pcie"; did you mean "nvlink"?',
         "test.toml:8: nodes[1].nic: found 3, expected a table",
         "test.toml:10: nodes[2].name: found 7, expected a valid string",
         "test.toml:11: nodes[2].nic.bandwidth: expected a value: this field is required",

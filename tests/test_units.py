@@ -39,18 +39,14 @@ def test_rounded_text_parses_back_to_its_digits(quantity, value, digits):
 @given(quantities, everyday, everyday, st.integers(2, 6))
 def test_a_larger_value_never_prints_as_a_smaller_one(quantity, one, other, digits):
     low, high = sorted((one, other))
-    assert quantity.parse(quantity.format(low, digits=digits)) <= quantity.parse(
-        quantity.format(high, digits=digits)
-    )
+    assert quantity.parse(quantity.format(low, digits=digits)) <= quantity.parse(quantity.format(high, digits=digits))
 
 
 @given(st.sampled_from(EVERY_UNIT), values, values)
 def test_a_larger_number_of_the_same_unit_is_never_smaller(known, one, other):
     quantity, unit = known
     low, high = sorted((one, other))
-    assume(
-        high * float(quantity.units[unit]) < math.inf and (low == 0 or low * float(quantity.units[unit]) > 0)
-    )
+    assume(high * float(quantity.units[unit]) < math.inf and (low == 0 or low * float(quantity.units[unit]) > 0))
     assert quantity.parse(f"{low!r} {unit}") <= quantity.parse(f"{high!r} {unit}")
 
 

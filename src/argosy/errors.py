@@ -54,7 +54,7 @@ class InputError(ArgosyError):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
-class Mismatch(ValueError):
+class Mismatch(ValueError):  # noqa: N818 (a value that does not match, not an error of ours)
     """A value that is not what its place needs, raised by whoever reads it; the document reader adds where it stood."""
 
     def __init__(self, found: object, expected: str, suggestion: str | None = None) -> None:
@@ -74,7 +74,9 @@ class RunError(ArgosyError):
     exit_code = 4
 
 
-def bad_input(expected: str, found: object = None, *, where: str | None = None, suggestion: str | None = None) -> InputError:
+def bad_input(
+    expected: str, found: object = None, *, where: str | None = None, suggestion: str | None = None
+) -> InputError:
     """An ``InputError`` with a single problem, for values that do not come from a document.
 
     >>> str(bad_input("at least 1 stage", 0, where="num_stages"))

@@ -1,10 +1,11 @@
 """How should this run? The story of the search in one place.
 
-    1. Equal devices form pools (``space.pool``); a stage takes so many of each.
-    2. For every way to cut the global batch into micro-batches and every schedule (a ``Shape``), the options of a stage are priced
+    1. Equal devices form pools (``space.pool``); a stage takes so many of each. 2. For every way to cut the global
+    batch into micro-batches and every schedule (a ``Shape``), the options of a stage are priced
        (``space.enumerate``), and what cannot win is removed (``space.prune``).
-    3. Suffix programmes bound every plan of a shape (``solve.pipeline``). Shapes are taken in the order of a first, cheap bound on throughput.
-    4. Level 1 judges the plans that the bounds lead to and improves the best by small moves. Level 2 goes on best-first, from coarse to fine
+    3. Suffix programmes bound every plan of a shape (``solve.pipeline``). Shapes are taken in the order of a first,
+    cheap bound on throughput. 4. Level 1 judges the plans that the bounds lead to and improves the best by small
+    moves. Level 2 goes on best-first, from coarse to fine
        units of devices, until the gap between the best plan and the least open bound is small enough or time is up.
     5. The best few are placed on real devices and played by the exact engine, which decides.
 
@@ -101,7 +102,12 @@ class _Found:
 
 
 def find_plan(
-    chain: Chain, cluster: Cluster, *, global_batch: int, settings: Settings | None = None, model: ComputeModel | None = None
+    chain: Chain,
+    cluster: Cluster,
+    *,
+    global_batch: int,
+    settings: Settings | None = None,
+    model: ComputeModel | None = None,
 ) -> Plan:
     """The best plan found, with its certificate."""
     if global_batch < 1:
@@ -111,7 +117,9 @@ def find_plan(
 
 
 class _PlanSearch:
-    def __init__(self, chain: Chain, cluster: Cluster, global_batch: int, settings: Settings, model: ComputeModel) -> None:
+    def __init__(
+        self, chain: Chain, cluster: Cluster, global_batch: int, settings: Settings, model: ComputeModel
+    ) -> None:
         self.chain = chain
         self.cluster = cluster
         self.global_batch = global_batch
@@ -223,7 +231,8 @@ class _PlanSearch:
         return (shape, *((id(choice.option), choice.first, choice.end) for choice in plan))
 
     def _improve(self, best: _Found, options: dict[Vector, list[Option]]) -> None:
-        """Small moves from the best plan while they help: a layer to a neighbour, another option for a stage, two stages swapped."""
+        """Small moves from the best plan while they help: a layer to a neighbour, another option for a stage, two
+        stages swapped."""
         while True:
             neighbours = [plan for plan in _moves(best.plan, options) if self._fits(best.shape, plan)]
             self._keep(best.shape, neighbours, best.units)
@@ -280,7 +289,9 @@ class _PlanSearch:
         shape, ref = found.shape, self.chain
         replicas = place_stages(self.pools, [choice.option for choice in found.plan])
         return Plan(
-            model=ModelRef(name=ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer),
+            model=ModelRef(
+                name=ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer
+            ),
             cluster=ClusterRef(name=self.cluster.name, hash=self.cluster.hash, content=self.cluster.content),
             global_batch=self.global_batch,
             micro_batch_size=shape.micro_batch_size,

@@ -81,7 +81,7 @@ def test_plan_on_a_foreign_cluster_names_the_file(run: Run) -> None:
     result = run("simulate", PLAN, "--cluster", "geo-8")
     assert result.code == 2
     assert result.err.splitlines()[0] == (
-        f"error: {PLAN}.json: stages[0].replicas[0].devices: "
+        f"error: {PLAN}.json:294: stages[0].replicas[0].devices: "
         'found "a0.0", expected a device of geo-8; did you mean "east0.0"?'
     )
 

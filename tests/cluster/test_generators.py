@@ -25,9 +25,7 @@ seeds = st.integers(0, 2**32)
 horizons = st.floats(0, 1000)
 
 
-def trace_of(
-    name: str, *, nominal: float = 1.0, seed: int = 0, horizon: float = 600.0, **given: object
-) -> Trace:
+def trace_of(name: str, *, nominal: float = 1.0, seed: int = 0, horizon: float = 600.0, **given: object) -> Trace:
     return generate(name, given, nominal=nominal, seed=seed, horizon=horizon)
 
 
@@ -102,9 +100,7 @@ def test_spells_last_as_long_as_stated_on_average(name, low, full_mean, low_mean
 
 @given(st.floats(0, 1), st.floats(0, 1), st.sampled_from(["square", "sine"]), st.integers(2, 32))
 def test_a_wave_averages_to_half_its_depth_and_repeats(depth, phase, shape, samples):
-    wave = trace_of(
-        "periodic", period="8 s", depth=depth, phase=phase, shape=shape, samples=samples, horizon=64
-    )
+    wave = trace_of("periodic", period="8 s", depth=depth, phase=phase, shape=shape, samples=samples, horizon=64)
     assert wave.mean(0, 8) == pytest.approx(1 - depth / 2, abs=1e-9)
     assert wave.mean(3, 35) == pytest.approx(1 - depth / 2, abs=1e-9)
     assert min(wave.values) >= 1 - depth - 1e-12

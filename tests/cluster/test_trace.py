@@ -117,9 +117,7 @@ def test_knots_invert_to_advance_where_nothing_stands_still(trace, start, amount
     if trace.always_positive:
         knot_times, done = trace.knots
         goal = np.interp(start, knot_times, done) + amount
-        assert np.interp(goal, done, knot_times) == pytest.approx(
-            trace.advance(start, amount), rel=1e-9, abs=1e-3
-        )
+        assert np.interp(goal, done, knot_times) == pytest.approx(trace.advance(start, amount), rel=1e-9, abs=1e-3)
 
 
 @given(st.lists(traces(), min_size=1, max_size=4), times)

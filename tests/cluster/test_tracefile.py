@@ -35,9 +35,7 @@ def problems(read, path: Path) -> tuple[Problem, ...]:
 
 
 def test_a_link_trace_with_latency(written):
-    path = written(
-        "# measured", "seconds,bandwidth,latency", "", "30, 4 Gbit/s, 2 ms", "90, 25 Gbit/s, 20 us"
-    )
+    path = written("# measured", "seconds,bandwidth,latency", "", "30, 4 Gbit/s, 2 ms", "90, 25 Gbit/s, 20 us")
     found = read_trace(path, bandwidth=3.125e9, latency=20e-6)
     assert found.bandwidth == Trace((0, 30, 90), (3.125e9, 0.5e9, 3.125e9))
     assert found.latency == Trace((0, 30, 90), (20e-6, 2e-3, 20e-6))

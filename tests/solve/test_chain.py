@@ -164,6 +164,18 @@ def test_devices_of_wildly_unequal_speed(seed: int) -> None:
         assert case.solve().seconds == pytest.approx(cut_chain_dp(case), rel=1e-9)
 
 
+@pytest.mark.parametrize("charge", [0.0, 0.25])
+def test_costs_that_hardly_differ_are_told_apart(charge: float) -> None:
+    rng = np.random.default_rng(11)
+    for _ in range(30):
+        n, d = int(rng.integers(10, 50)), int(rng.integers(2, 6))
+        work = 1 + 1e-9 * rng.random(n)
+        cut = (0.0, *[charge] * (n - 1), 0.0)
+        case = Case(tuple(work.tolist()), (1.0,) * d, cut, (0.0,) * n, (math.inf,) * d)
+        seconds = cut_chain_dp(case)
+        assert case.solve().seconds == (pytest.approx(seconds, rel=2e-12) if charge else seconds)
+
+
 whole = st.integers(0, 20).map(float)
 quarters = st.integers(0, 20).map(lambda count: count / 4)
 limits = st.one_of(st.just(math.inf), st.integers(0, 40).map(float))

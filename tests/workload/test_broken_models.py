@@ -71,8 +71,7 @@ def config(folder: Path, content: dict[str, object] | str) -> Path:
         ),
         (
             {"num_attention_heads": 5, "num_key_value_heads": 5},
-            "config.json:7: num_attention_heads: found 5, expected a divisor of hidden_size (64); "
-            "the nearest is 4",
+            "config.json:7: num_attention_heads: found 5, expected a divisor of hidden_size (64); the nearest is 4",
         ),
         (
             {"num_key_value_heads": 3},
@@ -114,10 +113,8 @@ def test_all_problems_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
         "config.json: intermediate_size: expected a value: this field is required",
         'config.json:3: vocab_size: found "big", expected a whole number, at least 1',
         "config.json:5: num_hidden_layers: found -1, expected a whole number, at least 1",
-        "config.json:6: num_attention_heads: found 7, expected a divisor of hidden_size (64); "
-        "the nearest is 8",
-        "config.json:7: num_key_value_heads: found 3, expected a divisor of num_attention_heads (7); "
-        "the nearest is 1",
+        "config.json:6: num_attention_heads: found 7, expected a divisor of hidden_size (64); the nearest is 8",
+        "config.json:7: num_key_value_heads: found 3, expected a divisor of num_attention_heads (7); the nearest is 1",
     ]
 
 
@@ -242,9 +239,7 @@ def test_a_preset_with_problems_in_both_parts(tmp_path: Path) -> None:
 
 def test_a_preset_with_another_count(tmp_path: Path) -> None:
     path = tmp_path / "toy.toml"
-    path.write_text(
-        'name = "toy"\nparameters = 5\n[config]\n' + "\n".join(f"{k} = {v!r}" for k, v in LLAMA.items())
-    )
+    path.write_text('name = "toy"\nparameters = 5\n[config]\n' + "\n".join(f"{k} = {v!r}" for k, v in LLAMA.items()))
     assert message(path) == "toy.toml:2: parameters: found 5, expected 202048, the count of its config"
 
 
@@ -363,8 +358,7 @@ NODE = "forward_compute_time=1, backward_compute_time=2, activation_size=3, para
         ),
         (
             "node1 -- a -- forward_compute_time=1\n",
-            "m-pbs-1.txt:1: backward_compute_time: expected a value of backward_compute_time: "
-            "a number, at least 0",
+            "m-pbs-1.txt:1: backward_compute_time: expected a value of backward_compute_time: a number, at least 0",
         ),
         (
             f"node1 -- a -- {NODE}\nnode2 -- b -- {NODE}\n\tnode1 -- node2\n\tnode2 -- node1\n",
@@ -383,7 +377,6 @@ def test_a_text_profile_without_its_batch(tmp_path: Path) -> None:
     path = tmp_path / "m.txt"
     path.write_text(f"node1 -- a -- {NODE}\n")
     assert message(path) == (
-        "m.txt: expected the samples per measurement in the file name, as in bert-48-pbs-2.txt; "
-        "or pass profile_batch"
+        "m.txt: expected the samples per measurement in the file name, as in bert-48-pbs-2.txt; or pass profile_batch"
     )
     assert read_dapple(path, profile_batch=1)[0].parameters == 1

@@ -22,9 +22,7 @@ needs_profiles = pytest.mark.skipif(not PROFILES.is_dir(), reason=f"no {PROFILES
         ("vgg-19-pbs-32.txt", 26, 32, 51.41, 96.20, 548.0),
     ],
 )
-def test_totals(
-    file: str, layers: int, batch: int, forward_ms: float, backward_ms: float, megabytes: float
-) -> None:
+def test_totals(file: str, layers: int, batch: int, forward_ms: float, backward_ms: float, megabytes: float) -> None:
     chain, profile = read_dapple(PROFILES / file)
     assert len(chain.layers) == layers
     assert {row.micro_batch for row in profile.rows} == {batch}

@@ -74,13 +74,11 @@ def test_growing_measurements_give_growing_times(low: int, step: int) -> None:
         ),
         (
             ("blok", 1),
-            'layer: found "blok", expected a measured layer of toy on A100-80GB (block, head); '
-            'did you mean "block"?',
+            'layer: found "blok", expected a measured layer of toy on A100-80GB (block, head); did you mean "block"?',
         ),
         (
             ("block", 1, 4),
-            "tensor_width: found 4, expected a measured tensor width of block of toy on A100-80GB in bf16 "
-            "(1, 2)",
+            "tensor_width: found 4, expected a measured tensor width of block of toy on A100-80GB in bf16 (1, 2)",
         ),
         (("block", 1, 1, Dtype.FP32), 'dtype: found "fp32", expected a measured dtype of toy (bf16)'),
     ],

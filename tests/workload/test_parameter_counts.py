@@ -66,10 +66,7 @@ def test_active_parameters_of_mixtures(name: str, active: int) -> None:
     """Every weight but those of the experts that a token does not meet."""
     layers = load_model(name).layers
     assert (
-        sum(
-            layer.parameters if layer.active_parameters is None else layer.active_parameters
-            for layer in layers
-        )
+        sum(layer.parameters if layer.active_parameters is None else layer.active_parameters for layer in layers)
         == active
     )
 

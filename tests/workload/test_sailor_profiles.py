@@ -17,11 +17,10 @@ from argosy.workload.profile_file import dump_profile, parse_profile
 from argosy.workload.sailor import (
     CATALOGUE_NAMES,
     DeviceGroup,
-    SailorReplica,
     read_sailor,
     read_sailor_bandwidths,
-    read_sailor_measured,
 )
+from argosy.workload.sailor_runs import SailorReplica, read_sailor_measured
 
 SAILOR = Path(__file__).resolve().parents[3] / "shared" / "data" / "sailor"
 needs_data = pytest.mark.skipif(not SAILOR.is_dir(), reason=f"no data of {SAILOR.name} beside the repository")

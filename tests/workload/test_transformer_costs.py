@@ -61,9 +61,7 @@ def test_vit_has_the_published_multiply_adds(name: str, multiply_adds: float) ->
 def gpt_like(*, fused_attention: bool = True) -> Chain:
     """A block to which the formulas of Korthikanti et al. apply: 16-bit, dropout, inner width 4 h."""
     attention = Attention(heads=16, kv_heads=16, head_dim=64, dropout=True)
-    block = Block(
-        attention=attention, feed_forward=FeedForward(inner=4096), norm=NormKind.LAYER, dropout=True
-    )
+    block = Block(attention=attention, feed_forward=FeedForward(inner=4096), norm=NormKind.LAYER, dropout=True)
     return build_chain(
         Architecture(
             hidden=1024,

@@ -10,6 +10,9 @@ from argosy.errors import bad_input
 from argosy.units import SIZE
 
 
+FULL_SPEED = Trace.constant(1.0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeviceKind:
     """A model of accelerator, as its maker describes it."""
@@ -51,7 +54,7 @@ class Device:
     """This device's own share of what its kind usually reaches."""
     price_per_hour: float = 0.0
     """Currency units, whatever the user counts in."""
-    speed: Trace = Trace.constant(1.0)
+    speed: Trace = FULL_SPEED
     """Over time, relative to full speed; 0 = lost."""
 
     def __repr__(self) -> str:

@@ -46,9 +46,7 @@ def on_off(random: Random, *, on: float, off: float, low: float, durations: str)
     return _alternate(lambda: draw(on), lambda: draw(off), low)
 
 
-def periodic(
-    _: Random, *, period: float, depth: float, phase: float, shape: str, samples: int
-) -> Iterator[Step]:
+def periodic(_: Random, *, period: float, depth: float, phase: float, shape: str, samples: int) -> Iterator[Step]:
     """Full at the start of a period, ``1 - depth`` half a period later; a sample holds its middle value."""
     steps = 2 if shape == "square" else samples
     for index in itertools.count(math.floor(phase * steps)):
@@ -238,9 +236,7 @@ GENERATORS: Mapping[str, Generator] = {
         {
             "levels": Parameter(_levels, [1.0, 0.5, 0.1], "shares to move between, from the first one"),
             "dwell": Parameter(_duration, "10 s", "mean time before a jump"),
-            "transitions": Parameter(
-                _transitions, None, "chance of a jump, row by row; else to any other level alike"
-            ),
+            "transitions": Parameter(_transitions, None, "chance of a jump, row by row; else to any other level alike"),
         },
     ),
     "token-bucket": Generator(
@@ -271,9 +267,7 @@ GENERATORS: Mapping[str, Generator] = {
 }
 
 
-def generate(
-    name: str, parameters: Mapping[str, object], *, nominal: float, seed: int, horizon: float
-) -> Trace:
+def generate(name: str, parameters: Mapping[str, object], *, nominal: float, seed: int, horizon: float) -> Trace:
     """The trace (1) of the generator ``name``; ``nominal`` in the unit of the trace, ``horizon`` in seconds.
 
     Raises ``Mismatch`` for an unknown name and ``BadParameter`` for a parameter that is unknown or wrong.
@@ -289,9 +283,7 @@ def generate(
     steps: list[Step] = []
     for time, share in itertools.takewhile(lambda step: step[0] < horizon, shares):
         if len(steps) == _MOST_STEPS:
-            raise Mismatch(
-                name, f"at most {_MOST_STEPS:,} changes before the horizon", "make durations longer"
-            )
+            raise Mismatch(name, f"at most {_MOST_STEPS:,} changes before the horizon", "make durations longer")
         steps.append((time, nominal * share))
     return Trace.from_steps([*steps, (horizon, nominal)], initial=nominal)
 

@@ -42,9 +42,7 @@ class Trace:
 
     def __post_init__(self) -> None:
         if not self.times or len(self.times) != len(self.values):
-            raise bad_input(
-                "as many times as values, at least one", f"{len(self.times)} and {len(self.values)}"
-            )
+            raise bad_input("as many times as values, at least one", f"{len(self.times)} and {len(self.values)}")
         if self.times[0] != 0:
             raise bad_input("a trace that starts at 0 s", f"{self.times[0]} s")
         if any(not a < b for a, b in itertools.pairwise(self.times)):
@@ -144,9 +142,7 @@ class Trace:
         parts = [f"{v:g} until {t:g} s" for v, t in zip(self.values, self.times[1:], strict=False)]
         if len(parts) > 4:
             parts = [*parts[:2], f"... {len(parts) - 3} more", parts[-1]]
-        return (
-            f"Trace({', '.join([*parts, f'then {self.values[-1]:g}' if parts else f'{self.values[-1]:g}'])})"
-        )
+        return f"Trace({', '.join([*parts, f'then {self.values[-1]:g}' if parts else f'{self.values[-1]:g}'])})"
 
 
 def minimum(traces: Iterable[Trace]) -> Trace:

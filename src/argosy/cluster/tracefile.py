@@ -131,9 +131,7 @@ def _columns(path: Path | str, header: Row) -> Columns:
     return {name: readers[name] for name in cells}
 
 
-def _read(
-    path: Path | str, rows: Iterable[Row], columns: Columns, *, may_repeat: bool = False
-) -> list[list[Any]]:
+def _read(path: Path | str, rows: Iterable[Row], columns: Columns, *, may_repeat: bool = False) -> list[list[Any]]:
     """The rows as values. The first column is a time: it increases, or stays if it ``may_repeat``."""
     values: list[list[Any]] = []
     problems: list[Problem] = []

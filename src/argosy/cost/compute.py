@@ -1,18 +1,19 @@
 """Seconds of compute: a roofline per layer, or a measured profile where there is one.
 
-For n samples of a layer on a device, with share r of the layer's tensors (tensor parallelism), peak P of the device's kind
-for the dtype, memory bandwidth H and the device's own efficiency e:
+For n samples of a layer on a device, with share r of the layer's tensors (tensor parallelism), peak P of the device's
+kind for the dtype, memory bandwidth H and the device's own efficiency e:
 
     (1)  forward  = max( n r FLOP_f / (a_f e P) + p r (weights + n kept) / (e H),  floor_f )
     (2)  backward = max( n r FLOP_b / (a_b e P) + 2 p r (weights + n kept) / (e H),  floor_b )
     (3)  with recomputation the backward also pays for what it computes again
     (4)  update   = 2 r (weights + gradients + optimizer state) / (e H)
 
-Matrix products reach a share a of the datasheet's peak; everything between them (norms, activation functions, residuals) moves
-the ``kept`` bytes p times through memory, one kernel after the other, so the two add up; and a host that launches kernels one by
-one needs the floor whatever the device. The constants come from 128 measurements on an H200
-(``benchmarks/results/2026-11-15-h200-layers.md``). Not in here: a device's speed over time, which stretches these seconds in
-the simulator. Measured times already contain a, p and the floor and replace (1) and (2), divided by e.
+Matrix products reach a share a of the datasheet's peak; everything between them (norms, activation functions,
+residuals) moves the ``kept`` bytes p times through memory, one kernel after the other, so the two add up; and a host
+that launches kernels one by one needs the floor whatever the device. The constants come from 128 measurements on an
+H200 (``benchmarks/results/2026-11-15-h200-layers.md``). Not in here: a device's speed over time, which stretches
+these seconds in the simulator. Measured times already contain a, p and the floor and replace (1) and (2), divided by
+e.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Bytes of memory: what a stage holds on each of its devices.
 
-With P parameters in a stage, share r of its tensors on the device, n replicas and the number of micro-batches in flight:
+With P parameters in a stage, share r of its tensors on the device, n replicas and the number of micro-batches in
+flight:
 
     (1)  weights    = r P b                    b bytes per element of the dtype;  / n under ZeRO 3
     (2)  gradients  = r P b                                                       / n under ZeRO 2 and 3

@@ -1,9 +1,9 @@
 """The pass that inserts communication into a schedule of computation.
 
 Sends follow the action that produces the tensor; receives are *posted* before the action that needs it, ``lookahead``
-computations early, because a receive that is posted late delays the sender's whole pipeline. Between two workers and in
-one direction sends and receives are in the same order, which the pass keeps and ``check_channels`` proves: that is what a
-point-to-point channel needs.
+computations early, because a receive that is posted late delays the sender's whole pipeline. Between two workers and
+in one direction sends and receives are in the same order, which the pass keeps and ``check_channels`` proves: that is
+what a point-to-point channel needs.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ order, evaluated for a whole vector of candidates per numpy call:
 Every channel has its route to itself here; (4) is what contention costs at least. Where nothing is shared this is exact
 and equals the exact engine; where something is, it ranks, and the exact engine judges.
 
-Nearly all the time goes into looking up C and T. Neighbouring candidates that stand at neighbouring moments make that three
-times faster, so the candidates are put in order of time again and again on the way.
+Nearly all the time goes into looking up C and T. Neighbouring candidates that stand at neighbouring moments make that
+three times faster, so the candidates are put in order of time again and again on the way.
 """
 
 from __future__ import annotations
@@ -111,9 +111,7 @@ class _Step(NamedTuple):
     """Whether no task waits for this one."""
 
 
-def _steps(
-    graph: TaskGraph, cluster: Cluster, legs: list[tuple[_Leg, ...]], row: Sequence[int]
-) -> list[_Step]:
+def _steps(graph: TaskGraph, cluster: Cluster, legs: list[tuple[_Leg, ...]], row: Sequence[int]) -> list[_Step]:
     speeds = [cluster.device(name).speed for name in graph.devices]
     delayed = [any(leg.latency.values != (0.0,) for leg in flows) for flows in legs]
     waits = []

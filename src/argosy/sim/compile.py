@@ -1,9 +1,10 @@
 """From a plan to the tasks of one iteration.
 
-For every action of the schedule, every device of every replica computes; a tensor-parallel group then reduces together; the
-result goes to the replicas of the next stage that hold the same samples (split and concatenated where the replica counts
-differ; a tensor-parallel group holds what passes between stages split along the sequence, so each of its devices
-receives its share only). At the end of the iteration each stage's replicas sum their gradients, and every device updates its weights.
+For every action of the schedule, every device of every replica computes; a tensor-parallel group then reduces
+together; the result goes to the replicas of the next stage that hold the same samples (split and concatenated where
+the replica counts differ; a tensor-parallel group holds what passes between stages split along the sequence, so each
+of its devices receives its share only). At the end of the iteration each stage's replicas sum their gradients, and
+every device updates its weights.
 """
 
 from __future__ import annotations
@@ -80,6 +81,8 @@ class _Compiler:
         self.channel_first: dict[tuple[int, int, bool], int] = {}
         self.unanchored: list[tuple[int, list[int]]] = []
         """Tasks that wait for nothing in their own iteration, and the devices whose updates they follow."""
+        self.exchanged: dict[int, int] = {}
+        """Per stage, its last gather or scatter under ZeRO 2 or 3."""
         self.gradients_done: dict[tuple[int, int], int] = {}
         """Per stage and device, the last task that adds to its gradients."""
         self.reductions = [sum(map(num_reductions, chain.layers[s.first : s.end])) for s in plan.stages]
@@ -107,7 +110,9 @@ class _Compiler:
         for position, replica in enumerate(stage.replicas):
             members = [self._compute(action, stage, position, member, gathered) for member in range(replica.width)]
             if replica.width > 1 and action.kind is not ActionKind.WEIGHT_GRADIENT:
-                payload = replica.samples * sum(layer.reduced_bytes for layer in self.chain.layers[stage.first : stage.end])
+                payload = replica.samples * sum(
+                    layer.reduced_bytes for layer in self.chain.layers[stage.first : stage.end]
+                )
                 devices = [self.index[name] for name in replica.devices]
                 reduced = self._add(
                     Task(
@@ -123,6 +128,8 @@ class _Compiler:
             for name in replica.devices:
                 if action.kind.frees_activations:
                     self.gradients_done[action.stage, self.index[name]] = self.last[self.index[name]]
+        if stage.zero >= 2 and len(stage.replicas) > 1 and action.kind.frees_activations:
+            self._scatter_gradients(stage, action)
         if action.kind is ActionKind.FORWARD and action.stage + 1 < len(self.plan.stages):
             self._send(action, action.stage + 1, stage.end - 1)
         if action.kind.is_gradient and action.stage > 0:
@@ -164,13 +171,13 @@ class _Compiler:
         per_sample = self.chain.layers[layer].output_bytes
         is_gradient = target_stage < action.stage
         for source_replica, target_replica, samples in overlaps(stage.replicas, target.replicas):
-            for member, name in enumerate(target_replica.devices):
-                partner = source_replica.devices[member * source_replica.width // target_replica.width]
-                source, destination = self.index[partner], self.index[name]
+            for sender, receiver, part in share_overlaps(source_replica.shares, target_replica.shares):
+                source = self.index[source_replica.devices[sender]]
+                destination = self.index[target_replica.devices[receiver]]
                 if source == destination:
                     continue
                 channel = (source, destination, is_gradient)
-                num_bytes = samples * per_sample * target_replica.shares[member]
+                num_bytes = samples * per_sample * part
                 transfer = self._add(
                     Task(
                         kind=SpanKind.TRANSFER,
@@ -204,21 +211,47 @@ class _Compiler:
                 kind=SpanKind.COLLECTIVE,
                 flows=self._rings([stage], weights),
                 rounds=len(stage.replicas) - 1,
-                after=tuple(sorted({self.before_last[d] for d in devices if d in self.before_last})),
+                after=self._after_exchange(
+                    action.stage, {self.before_last[d] for d in devices if d in self.before_last}
+                ),
                 stage=action.stage,
                 micro_batch=action.micro_batch,
             )
         )
         if not self.tasks[gathered].after:
             self.unanchored.append((gathered, devices))
+        self.exchanged[action.stage] = gathered
         return gathered
+
+    def _scatter_gradients(self, stage: Stage, action: Action) -> None:
+        """ZeRO 2 and 3: every replica keeps the sum of its own part of the gradients, while the next action
+        computes."""
+        gradients = stage_parameters(self.chain, stage) * self.chain.dtype.bytes
+        devices = [self.index[name] for name in stage.devices]
+        scattered = self._add(
+            Task(
+                kind=SpanKind.COLLECTIVE,
+                flows=self._rings([stage], gradients),
+                rounds=len(stage.replicas) - 1,
+                after=self._after_exchange(action.stage, {self.last[device] for device in devices}),
+                stage=action.stage,
+                micro_batch=action.micro_batch,
+            )
+        )
+        self.exchanged[action.stage] = scattered
+        for device in devices:
+            self.gradients_done[action.stage, device] = scattered
+
+    def _after_exchange(self, stage: int, tasks: set[int]) -> tuple[int, ...]:
+        """Exchanges of one stage follow one another."""
+        return tuple(sorted(tasks | ({self.exchanged[stage]} if stage in self.exchanged else set())))
 
     def add_synchronisation(self) -> None:
         """Sum the gradients of every stage's replicas and of tied layers, then update."""
         waits: dict[int, list[int]] = defaultdict(list)
-        for stages, parameters in self._gradient_groups():
+        for stages, parameters, times in self._gradient_groups():
             devices = [self.index[name] for stage in stages for name in self.plan.stages[stage].devices]
-            payload = 2 * parameters * self.chain.dtype.bytes
+            payload = times * parameters * self.chain.dtype.bytes
             flows = self._rings([self.plan.stages[stage] for stage in stages], payload)
             places = [(stage, device) for stage in stages for device in devices]
             ready = {self.gradients_done[place] for place in places if place in self.gradients_done}
@@ -227,7 +260,7 @@ class _Compiler:
                 Task(
                     kind=SpanKind.COLLECTIVE,
                     flows=flows,
-                    rounds=2 * (num_replicas - 1),
+                    rounds=times * (num_replicas - 1),
                     after=tuple(sorted(ready)),
                     stage=stages[0],
                 )
@@ -237,23 +270,25 @@ class _Compiler:
         for device in range(len(self.names)):
             self._add_update(device, waits[device])
 
-    def _gradient_groups(self) -> Iterator[tuple[tuple[int, ...], int]]:
-        """(stages, parameters) whose gradients are summed over all replicas of these stages."""
+    def _gradient_groups(self) -> Iterator[tuple[tuple[int, ...], int, int]]:
+        """(stages, parameters, times around the ring) of what all replicas of these stages exchange at the end: a sum
+        is twice around; under ZeRO 2 only the gather of the new weights is left, under ZeRO 3 nothing."""
         for index, stage in enumerate(self.plan.stages):
             if len(stage.replicas) > 1:
-                yield (index,), stage_parameters(self.chain, stage)
+                yield (index,), stage_parameters(self.chain, stage), {2: 1, 3: 0}.get(stage.zero, 2)
         for index, layer in enumerate(self.chain.layers):
             if layer.tied_to is None:
                 continue
             homes = {self._stage_of(place) for place in (index, layer.tied_to)}
             if len(homes) > 1:
-                yield tuple(sorted(homes)), layer.tied_parameters
+                yield tuple(sorted(homes)), layer.tied_parameters, 2
 
     def _stage_of(self, layer: int) -> int:
         return next(index for index, stage in enumerate(self.plan.stages) if stage.first <= layer < stage.end)
 
     def _rings(self, stages: Sequence[Stage], payload: float) -> tuple[Flow, ...]:
-        """Ring flows over all replicas of ``stages``; replicas of width w hold w slices, each slice has its own ring."""
+        """Ring flows over all replicas of ``stages``; replicas of width w hold w slices, each slice has its own
+        ring."""
         replicas = [replica for stage in stages for replica in stage.replicas]
         slices = math.lcm(*(replica.width for replica in replicas))
         flows: dict[tuple[int, int], float] = defaultdict(float)
@@ -298,11 +333,11 @@ class _Compiler:
 
 
 def ring_flows(devices: Sequence[int], payload: float) -> tuple[Flow, ...]:
-    """Each device sends (n-1)/n of ``payload`` to the next: once around for a gather or a scatter; double the payload for
-    an all-reduce, which is both.
+    """Each device sends (n-1)/n of ``payload`` to the next: once around for a gather or a scatter; double the payload
+    for an all-reduce, which is both.
 
-    >>> ring_flows([0, 1, 2], 300.0)
-    (Flow(source=0, target=1, bytes=200.0), Flow(source=1, target=2, bytes=200.0), Flow(source=2, target=0, bytes=200.0))
+    >>> [(flow.source, flow.target, flow.bytes) for flow in ring_flows([0, 1, 2], 300.0)]
+    [(0, 1, 200.0), (1, 2, 200.0), (2, 0, 200.0)]
     """
     count = len(devices)
     if count < 2:
@@ -328,3 +363,21 @@ def overlaps(sources: Sequence[Replica], targets: Sequence[Replica]) -> Iterator
                 yield source, target, common
             begin += target.samples
         start += source.samples
+
+
+def share_overlaps(sources: Sequence[float], targets: Sequence[float]) -> Iterator[tuple[int, int, float]]:
+    """Pairs of members of two tensor-parallel groups that hold the same part of a tensor split along one dim, and the
+    part.
+
+    >>> list(share_overlaps([0.5, 0.5], [1.0]))
+    [(0, 0, 0.5), (1, 0, 0.5)]
+    """
+    start = 0.0
+    for source, share in enumerate(sources):
+        begin = 0.0
+        for target, other in enumerate(targets):
+            common = min(start + share, begin + other) - max(start, begin)
+            if common > 1e-12:
+                yield source, target, common
+            begin += other
+        start += share

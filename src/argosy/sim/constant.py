@@ -1,10 +1,12 @@
 """The batch engine for bare pipelines whose devices and links do not change: the inner loop of the search.
 
-Stages are the unit here, one device each, a link of its own per direction between neighbours. The recurrence is that of ``batch`` with
-constant rates; only the program differs, which depends on the shape alone (stages, micro-batches, depths, group) and is kept:
+Stages are the unit here, one device each, a link of its own per direction between neighbours. The recurrence is that
+of ``batch`` with constant rates; only the program differs, which depends on the shape alone (stages, micro-batches,
+depths, group) and is kept:
 
     (1)  start = max(end of the worker's previous action, arrival of its input)
-    (2)  arrival = max(end, link free) + transfer;  the link is free again one latency earlier, which is not modelled here
+    (2)  arrival = max(end, link free) + transfer;  the link is free again one latency earlier, which is not modelled
+         here
     (3)  iteration = max over stages of (last end + tail), the tail being gradient exchange and update
 """
 
@@ -18,7 +20,8 @@ import numpy as np
 from argosy.cluster.trace import FloatArray
 
 Step = tuple[int, bool, int, int]
-"""Stage, whether it is a forward, the step whose result it waits for (-1: none), where it sends (-1 nowhere, else the boundary)."""
+"""Stage, whether it is a forward, the step whose result it waits for (-1: none), where it sends (-1 nowhere, else the
+boundary)."""
 
 _FEW = 6
 """Up to so many candidates a plain Python loop is faster than vectors."""

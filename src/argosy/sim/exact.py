@@ -4,9 +4,9 @@ Two things take time. A computation that starts at t on a device with speed trac
 its seconds (``Trace.advance``), so slow-downs and losses in mid-task need no events. Bytes drain at max-min fair rates
 (``Network``); the last byte of a flow leaves, and after its latency it has arrived; a task is over with its last flow.
 
-The event heap holds (time, number, what); the number breaks ties, so equal inputs give equal outputs to the last bit. Rates
-are computed once per instant, after everything that happens at it. Iterations follow one another without a barrier: each
-device starts the next one as soon as its own work allows.
+The event heap holds (time, number, what); the number breaks ties, so equal inputs give equal outputs to the last bit.
+Rates are computed once per instant, after everything that happens at it. Iterations follow one another without a
+barrier: each device starts the next one as soon as its own work allows.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from argosy.units import TIME
 def simulate_exact(
     graph: TaskGraph, cluster: Cluster, *, iterations: int = 1, record: int | None = None, until: float = math.inf
 ) -> Timeline:
-    """Play ``iterations`` of the graph from time 0. Spans and memory are kept for the first ``record`` of them (default:
-    all); no iteration begins after ``until``."""
+    """Play ``iterations`` of the graph from time 0. Spans and memory are kept for the first ``record`` of them
+    (default: all); no iteration begins after ``until``."""
     engine = _Engine(graph, cluster, iterations, iterations if record is None else record, until)
     engine.run()
     return engine.timeline()

@@ -1,8 +1,8 @@
 """One iteration of a plan as a graph of tasks: the common input of both engines.
 
 A task computes on one device or moves bytes between devices. The static order of a pipeline schedule is in the edges:
-whatever a device does next waits for what it did before. Tasks are numbered so that a task only waits for smaller numbers,
-or, through ``carry``, for tasks of the iteration before.
+whatever a device does next waits for what it did before. Tasks are numbered so that a task only waits for smaller
+numbers, or, through ``carry``, for tasks of the iteration before.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The network in mid-simulation: which flows are under way, at which rate, over which route.
 
 Rates are max-min fair over all links and hold until a flow starts or ends or a link's bandwidth changes; between such
-moments every flow drains linearly, so its end is known exactly. Only the part of the network that a change can reach is
-computed again. Edges in conflict never carry bytes together: a flow that would break this waits, and nothing that needs the
-same edges overtakes it.
+moments every flow drains linearly, so its end is known exactly. Only the part of the network that a change can reach
+is computed again. Edges in conflict never carry bytes together: a flow that would break this waits, and nothing that
+needs the same edges overtakes it.
 """
 
 from __future__ import annotations
@@ -136,11 +136,7 @@ class Network:
 
     def _is_blocked(self, route: Route) -> bool:
         mine = {place for link in route.links for place in self.sides.get(link, ())}
-        return any(
-            count and side != own
-            for conflict, own in mine
-            for side, count in enumerate(self.active[conflict])
-        )
+        return any(count and side != own for conflict, own in mine for side, count in enumerate(self.active[conflict]))
 
     def _conflicts_of(self, routes: Iterable[Route]) -> set[int]:
         if not self.sides:

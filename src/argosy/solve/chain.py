@@ -177,7 +177,8 @@ def _least_feasible(
     """The smallest T that ``probe`` finds feasible, and its cut. None is below ``start``, or only above ``ceiling``.
 
     The steps up from ``start`` begin small: the nearer T is to the optimum, the less (6) leaves to look at. A cut is
-    the best when nothing is feasible below its own cost, less the part ``same``.
+    the best when nothing is feasible below its own cost, less the part ``same``; as the leftmost at a higher T it is
+    also the leftmost at its own cost.
     """
     low = high = start
     step = start / 1024 or ceiling
@@ -192,7 +193,7 @@ def _least_feasible(
         if below < high:  # always, but for rounding in the probe
             better = probe(chain, below) if below > low else None
             if better is None:
-                return own, probe(chain, own * (1 + same)) or best
+                return own, best
             high, best = below, better
         while low < (middle := low + (high - low) / 2) < high:
             better = probe(chain, middle)

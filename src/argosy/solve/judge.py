@@ -1,10 +1,12 @@
 """Judging complete plans of a search, many at a time: the pipeline recurrence with what is known before placement.
 
-    (1)  forward, backward of a stage = those of its slowest replica; ZeRO that cannot hide behind compute stretches the backward
+    (1)  forward, backward of a stage = those of its slowest replica; ZeRO that cannot hide behind compute stretches
+         the backward
     (2)  transfer between stages = what the busiest NIC or shared link needs for a whole micro-batch, and one latency
     (3)  tail of a stage = gradient exchange and update
 
-Never below the bound of ``solve.pipeline``. Boundaries do not disturb each other here; the exact engine says what that costs.
+Never below the bound of ``solve.pipeline``. Boundaries do not disturb each other here; the exact engine says what
+that costs.
 """
 
 from __future__ import annotations
@@ -79,7 +81,9 @@ class Judge:
         if key not in self.hops:
             pairs = [self._pair(one, other) for one in source.parts for other in target.parts]
             inside = _side_by_side(source, target, self.prices.pools)
-            self.hops[key] = self._inside(source, target) if inside else _outside(source, target, pairs, self.prices.pools)
+            self.hops[key] = (
+                self._inside(source, target) if inside else _outside(source, target, pairs, self.prices.pools)
+            )
         per_byte, latency = self.hops[key]
         return per_byte * float(self.prices.outputs[cut]) + latency
 

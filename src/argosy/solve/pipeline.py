@@ -1,22 +1,23 @@
 """The pipeline search: which stages, on how many devices of each pool, with how many layers each.
 
-Variables: an ordered list of stages; each takes a range of layers and an ``Option``. Objective: seconds of one iteration. With f, b the stage's
-forward and backward, t its slowest and p its quickest forward + backward, x the least time to hand a micro-batch on, n_q the micro-batches
-in flight at the q-th stage from the end, M micro-batches, and rho the largest f / (f + b) of all options, three suffix programmes
-bound the time of whatever follows, for q stages from layer a on with at most u devices:
+Variables: an ordered list of stages; each takes a range of layers and an ``Option``. Objective: seconds of one
+iteration. With f, b the stage's forward and backward, t its slowest and p its quickest forward + backward, x the
+least time to hand a micro-batch on, n_q the micro-batches in flight at the q-th stage from the end, M micro-batches,
+and rho the largest f / (f + b) of all options, three suffix programmes bound the time of whatever follows, for q
+stages from layer a on with at most u devices:
 
     (1)  R[q, a, u] = min  p + 2x + R[q-1, b, u - v]
     (2)  W[q, a, u] = min  max( M t,  p + 2x + W[q-1, b, u - v],  (M - (n_q - 1) rho) t + 2x + R[q-1, b, u - v] )
     (3)  S[q, a, u] = min  max( M t + tail,  f + x + S[q-1, b, u - v] )
 
-over options of vector v and ends b. Each is a lower bound for every plan in the space because t, p, x and the tail (gradient exchange and
-update) are taken at their least over the options that fit in memory with n_q in flight. Fixed stages in front of a suffix enter through
-running sums (``_Node``), so that
+over options of vector v and ends b. Each is a lower bound for every plan in the space because t, p, x and the tail
+(gradient exchange and update) are taken at their least over the options that fit in memory with n_q in flight. Fixed
+stages in front of a suffix enter through running sums (``_Node``), so that
 
     (4)  bound(node) = max( M t and tails of the fixed stages,  H + W,  Y + R,  H_f + S )
 
-never decreases along a path: a best-first search on it meets complete plans in the order of their bounds, and whatever is left in
-the queue when the best plan is no slower than the next bound is proven no better.
+never decreases along a path: a best-first search on it meets complete plans in the order of their bounds, and
+whatever is left in the queue when the best plan is no slower than the next bound is proven no better.
 
 Not in here: contention between boundaries, changes over time, placement. The simulator judges those.
 """
@@ -69,7 +70,9 @@ class Menu:
         self.options = [list(options[vector]) for vector in self.vectors]
         self.weights = prices.parameters[None, :] - prices.parameters[:, None]
         self.rho = max(
-            float((o.forward[:, -1] / (o.forward[:, -1] + o.backward[:, -1])).max()) for row in self.options for o in row
+            float((o.forward[:, -1] / (o.forward[:, -1] + o.backward[:, -1])).max())
+            for row in self.options
+            for o in row
         )
         self.most = [np.stack([self._most_in_flight(o) for o in row]) for row in self.options]
         self.slow = [np.stack([o.slowest for o in row]) for row in self.options]
@@ -298,7 +301,9 @@ class PlanSearch:
         in_flight, count = menu.shape.in_flight(left), menu.shape.num_micro_batches
         slow, quick, ahead, done, over = self._terms(node, key)
         place: tuple[slice | int, ...] = (slice(None), *left_over)
-        rest, whole, tail = (array[left - 1][place] for array in (self.bounds.rest, self.bounds.whole, self.bounds.tail))
+        rest, whole, tail = (
+            array[left - 1][place] for array in (self.bounds.rest, self.bounds.whole, self.bounds.tail)
+        )
         passing = quick + 2 * over
         drained = np.maximum(
             node.drained + passing, node.passed + (count - (in_flight - 1) * menu.rho) * slow + 2 * over

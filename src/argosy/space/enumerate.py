@@ -49,9 +49,7 @@ def vectors(pools: Sequence[Pool], scope: Scope) -> Iterator[Vector]:
         yield counts
 
 
-def stage_options(
-    prices: Prices, micro_batch: int, scope: Scope, counters: Counters
-) -> dict[Vector, list[Option]]:
+def stage_options(prices: Prices, micro_batch: int, scope: Scope, counters: Counters) -> dict[Vector, list[Option]]:
     """All options by vector, less what the rules remove; vectors without options are left out."""
     most = widest(prices.chain.layers)
     result: dict[Vector, list[Option]] = {}

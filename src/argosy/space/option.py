@@ -1,16 +1,18 @@
 """The options of a stage: how a number of devices of each pool runs *some* range of layers.
 
-An option fixes everything but the layers: tensor width and samples of each part, recomputation and ZeRO. Its times and bytes are running
-sums over the layers, so one object prices every range. For layers a..b-1 and n micro-batches in flight:
+An option fixes everything but the layers: tensor width and samples of each part, recomputation and ZeRO. Its times
+and bytes are running sums over the layers, so one object prices every range. For layers a..b-1 and n micro-batches in
+flight:
 
     (1)  slowest(a, b)  = max over parts of forward + backward     what limits the rate of the stage
-    (2)  quickest(a, b) = min over parts of forward + backward     what a micro-batch needs at least to pass through and back
+    (2)  quickest(a, b) = min over parts of forward + backward     what a micro-batch needs at least to pass through
+         and back
     (3)  memory(a, b)   = weights + gradients + optimizer + n kept + receive buffers + what is recomputed at a time
     (4)  exchange(a, b) = seconds of gradient exchange that cannot overlap with the stage's own compute
     (5)  loaded(a, b)   = seconds per micro-batch that ZeRO 2 and 3 keep the network busy
 
-A part is a group of equal replicas from one pool. Samples are shared out one by one to the replica that would finish first, which
-minimises (1) over integer shares.
+A part is a group of equal replicas from one pool. Samples are shared out one by one to the replica that would finish
+first, which minimises (1) over integer shares.
 """
 
 from __future__ import annotations
@@ -112,7 +114,9 @@ class Option:
     @cached_property
     def spans_nodes(self) -> bool:
         """Whether its replicas sit in more than one node, wherever they are placed."""
-        fits = all(part.width * part.replicas <= pool.per_node for part, pool in zip(self.parts, self._pools, strict=True))
+        fits = all(
+            part.width * part.replicas <= pool.per_node for part, pool in zip(self.parts, self._pools, strict=True)
+        )
         homes = [{node[0].partition(".")[0] for node in pool.nodes} for pool in self._pools]
         return not fits or not set.intersection(*homes)
 
@@ -126,7 +130,8 @@ class Option:
         return slowest * width, max(pool.intra_latency for pool in self._pools)
 
     def exchange(self, weights: FloatArray | float) -> FloatArray | float:
-        """(4) for so many weights: all-reduce; under ZeRO 2 only the gather is left at the end, under ZeRO 3 nothing."""
+        """(4) for so many weights: all-reduce; under ZeRO 2 only the gather is left at the end, under ZeRO 3
+        nothing."""
         if self.replicas < 2 or self.zero == 3:
             return 0.0 * weights
         once = _ring(weights * self.prices.chain.dtype.bytes, self.replicas, *self.ring)
@@ -178,7 +183,9 @@ class Option:
         passing = prices.transient(self.recompute) + (2 * group + 1) * prices.outputs.max()
         kept = _range(prices.kept(self.recompute))
         room = [(USABLE * pool.device.kind.memory * part.width, part.most) for pool, part in self._both]
-        fixed = np.maximum.reduce([(self._bytes_per_weight * held + samples * passing) / size for size, samples in room])
+        fixed = np.maximum.reduce(
+            [(self._bytes_per_weight * held + samples * passing) / size for size, samples in room]
+        )
         each = np.maximum.reduce([samples * kept / size for size, samples in room])
         return fixed, each
 
@@ -204,8 +211,8 @@ def _ranges(sums: FloatArray) -> FloatArray:
 def share_samples(
     prices: Prices, groups: Sequence[tuple[int, int, int]], micro_batch: int, recompute: Recompute
 ) -> tuple[Part, ...] | None:
-    """Integer shares of a micro-batch for (pool, width, replicas) groups that minimise the slowest replica; None if there are more
-    replicas than samples."""
+    """Integer shares of a micro-batch for (pool, width, replicas) groups that minimise the slowest replica; None if
+    there are more replicas than samples."""
     total = sum(replicas for _, _, replicas in groups)
     if total > micro_batch:
         return None

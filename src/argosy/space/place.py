@@ -1,7 +1,7 @@
 """From numbers of devices to devices: which ones each stage takes.
 
-A stage's replicas sit in as few nodes as possible, no tensor-parallel group crosses a node, and a stage that fits into what is left of a node
-already begun goes there, next to its neighbour; otherwise it takes the emptiest nodes.
+A stage's replicas sit in as few nodes as possible, no tensor-parallel group crosses a node, and a stage that fits
+into what is left of a node already begun goes there, next to its neighbour; otherwise it takes the emptiest nodes.
 """
 
 from __future__ import annotations

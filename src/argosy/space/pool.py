@@ -1,8 +1,8 @@
 """Pools: devices that can take each other's place in a plan.
 
-Two devices belong to one pool if they are of one kind and equally efficient, and their nodes look alike from outside: the same devices,
-media, NIC, uplinks and wires. A plan then only says *how many* devices of each pool a stage takes; which ones is a matter of
-placement (``place``). This is what makes the search independent of the number of devices.
+Two devices belong to one pool if they are of one kind and equally efficient, and their nodes look alike from outside:
+the same devices, media, NIC, uplinks and wires. A plan then only says *how many* devices of each pool a stage takes;
+which ones is a matter of placement (``place``). This is what makes the search independent of the number of devices.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Prices per layer: what every layer of a chain costs on a pool, as running sums, so that any range of layers is a subtraction.
+"""Prices per layer: what every layer of a chain costs on a pool, as running sums, so that any range of layers is a
+subtraction.
 
-``sums[b] - sums[a]`` is the price of layers a..b-1. Everything is cached: a search asks for the same few hundred combinations of pool,
-tensor width, samples and recomputation again and again.
+``sums[b] - sums[a]`` is the price of layers a..b-1. Everything is cached: a search asks for the same few hundred
+combinations of pool, tensor width, samples and recomputation again and again.
 """
 
 from __future__ import annotations

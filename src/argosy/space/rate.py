@@ -1,8 +1,8 @@
 """A bound on throughput that holds for any number of stages and any granularity.
 
-Give every layer l a weight phi_l (its share of the model's FLOP, or of its parameters where no FLOP are known). In a plan with micro-batches of B
-samples and period T (no stage is slower than T per micro-batch), a device of pool p with tensor width w that runs layer l on n samples in
-t_l(n, w) seconds contributes at most
+Give every layer l a weight phi_l (its share of the model's FLOP, or of its parameters where no FLOP are known). In a
+plan with micro-batches of B samples and period T (no stage is slower than T per micro-batch), a device of pool p with
+tensor width w that runs layer l on n samples in t_l(n, w) seconds contributes at most
 
     (1)  r_p = max over l, n, w of  phi_l n / (B w t_l(n, w))
 

@@ -180,12 +180,7 @@ class TokenEmbedding:
         """(6)"""
         projection = self.width * hidden if self.width != hidden else 0
         norm = 0 if self.norm is None else self.norm.parameters(hidden)
-        return (
-            self.vocabulary * self.width
-            + projection
-            + (self.position_rows + self.token_types) * hidden
-            + norm
-        )
+        return self.vocabulary * self.width + projection + (self.position_rows + self.token_types) * hidden + norm
 
 
 @dataclass(frozen=True, kw_only=True)

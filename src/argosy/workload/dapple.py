@@ -103,15 +103,11 @@ def _parse(text: str, file: str) -> tuple[dict[str, _Node], list[tuple[str, str]
         if isinstance(parsed, Problem):
             problems.append(parsed)
         elif parsed.key in nodes:
-            problems.append(
-                Problem(file=file, line=number, found=show(parsed.key), expected="a node named once")
-            )
+            problems.append(Problem(file=file, line=number, found=show(parsed.key), expected="a node named once"))
         else:
             nodes[parsed.key] = parsed
     unknown = [(number, end) for number, end in ends if end not in nodes]
-    problems += [
-        Problem(file=file, line=n, found=show(end), expected="a node of this file") for n, end in unknown
-    ]
+    problems += [Problem(file=file, line=n, found=show(end), expected="a node of this file") for n, end in unknown]
     if not nodes and not problems:
         problems.append(Problem(file=file, expected="at least one node"))
     if problems:
@@ -176,9 +172,7 @@ def _topological(nodes: dict[str, _Node], edges: list[tuple[str, str]], file: st
                 heapq.heappush(ready, place[end])
     if len(ordered) < len(nodes):
         stuck = min((key for key in nodes if waiting[key]), key=place.__getitem__)
-        raise InputError(
-            [Problem(file=file, found=f"a cycle through {stuck}", expected="a graph without cycles")]
-        )
+        raise InputError([Problem(file=file, found=f"a cycle through {stuck}", expected="a graph without cycles")])
     return ordered
 
 

@@ -47,9 +47,7 @@ class _PresetFile(Schema):
 
 def preset_names() -> list[str]:
     """Names of the models that come with Argosy, sorted."""
-    return sorted(
-        entry.name.removesuffix(".toml") for entry in _folder().iterdir() if entry.name.endswith(".toml")
-    )
+    return sorted(entry.name.removesuffix(".toml") for entry in _folder().iterdir() if entry.name.endswith(".toml"))
 
 
 def read_preset(name: str) -> Preset:

@@ -79,9 +79,7 @@ class Profile:
     def chain(self, *, dtype: Dtype | None = None, optimizer: str = "adamw") -> Chain:
         """The measured model; its layers' FLOP are 0 where the profile does not know them."""
         if not self.layers:
-            raise bad_input(
-                "a list of layers: times alone do not make a model", where=f"{self.model}: layers"
-            )
+            raise bad_input("a list of layers: times alone do not make a model", where=f"{self.model}: layers")
         return Chain(
             name=self.model,
             layers=self.layers,
@@ -136,9 +134,7 @@ class Profile:
         return f"{self.model} on {self.device}: {len(self.rows)} rows, {layers} layers"
 
 
-def _interpolated(
-    rows: tuple[ProfileRow, ...], micro_batch: float, read: Callable[[ProfileRow], float]
-) -> float:
+def _interpolated(rows: tuple[ProfileRow, ...], micro_batch: float, read: Callable[[ProfileRow], float]) -> float:
     """(1) and (2)"""
     if len(rows) == 1:
         return read(rows[0]) * micro_batch / rows[0].micro_batch

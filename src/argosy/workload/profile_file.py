@@ -108,11 +108,7 @@ def write_profile(profile: Profile, path: Path | str) -> None:
 
 def _without_defaults(value: ProfileRow | Layer) -> dict[str, Any]:
     pairs = [(field, getattr(value, field.name)) for field in fields(value)]
-    return {
-        field.name: content
-        for field, content in pairs
-        if field.default is MISSING or content != field.default
-    }
+    return {field.name: content for field, content in pairs if field.default is MISSING or content != field.default}
 
 
 def _layer_problems(document: Document, content: _Profile) -> Iterator[Problem]:
@@ -138,9 +134,7 @@ def _row_problems(document: Document, content: _Profile) -> Iterator[Problem]:
             yield document.problem(place, "the name or kind of a layer", row.layer, suggestion=suggestion)
         key = (row.layer, row.micro_batch, row.tensor_width, row.dtype)
         if key in seen:
-            found = (
-                f"{row.layer}, micro-batch {row.micro_batch}, tensor width {row.tensor_width}, {row.dtype}"
-            )
+            found = f"{row.layer}, micro-batch {row.micro_batch}, tensor width {row.tensor_width}, {row.dtype}"
             expected = f"a measurement that rows[{seen[key]}] does not hold"
             yield document.problem(("rows", index), expected, found)
         seen.setdefault(key, index)

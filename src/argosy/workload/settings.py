@@ -52,9 +52,7 @@ def _parse_length(value: object) -> int:
     return value
 
 
-def parse_settings(
-    *, sequence_length: object, dtype: object, optimizer: object, fused_attention: bool
-) -> Settings:
+def parse_settings(*, sequence_length: object, dtype: object, optimizer: object, fused_attention: bool) -> Settings:
     """The choices, checked; one ``InputError`` names all that are wrong."""
     problems: list[Problem] = []
     settings = Settings(
@@ -68,16 +66,12 @@ def parse_settings(
     return settings
 
 
-def _checked(
-    name: str, value: object, parse: Callable[[object], Value], problems: list[Problem]
-) -> Value | None:
+def _checked(name: str, value: object, parse: Callable[[object], Value], problems: list[Problem]) -> Value | None:
     """The parsed value, or None and one more of ``problems``."""
     if value is None:
         return None
     try:
         return parse(value)
     except Mismatch as error:
-        problems.append(
-            Problem(path=name, expected=error.expected, found=error.found, suggestion=error.suggestion)
-        )
+        problems.append(Problem(path=name, expected=error.expected, found=error.found, suggestion=error.suggestion))
         return None

@@ -69,9 +69,7 @@ def build_chain(
     layers = _Layers(architecture, sequence_length, dtype, fused_attention)
     body = [layers.embedding()]
     if architecture.encoder:
-        body += [
-            layers.block(f"encoder.{i}", "encoder", block) for i, block in enumerate(architecture.encoder)
-        ]
+        body += [layers.block(f"encoder.{i}", "encoder", block) for i, block in enumerate(architecture.encoder)]
         body.append(layers.decoder_embedding())
     kind = "decoder" if architecture.encoder else "block"
     last = len(architecture.blocks) - 1
@@ -187,9 +185,7 @@ class _Layers:
         kept_inner, activated = self._feed_forward_elements(block.feed_forward)
         normed = sum(_normed_width(attention) for attention in attentions) * self.tokens
         kept = (block.num_norms + block.num_parts - block.parallel) * self.stream + kept_inner + normed
-        kept += (
-            sum(2 * (attention.query_width + attention.key_width) for attention in attentions) * self.tokens
-        )
+        kept += sum(2 * (attention.query_width + attention.key_width) for attention in attentions) * self.tokens
         kept += (block.cross is not None) * self.stream
         norm_outputs = (block.num_parts if block.pre_norm else block.num_parts - 1) * self.stream
         dropped = norm_outputs + activated + normed

@@ -194,9 +194,7 @@ class T5(Config):
     def architecture(self) -> Architecture:
         return Architecture(
             hidden=self.d_model,
-            embedding=TokenEmbedding(
-                vocabulary=self.vocab_size, width=self.d_model, dropout=self.dropout_rate > 0
-            ),
+            embedding=TokenEmbedding(vocabulary=self.vocab_size, width=self.d_model, dropout=self.dropout_rate > 0),
             encoder=self.side(self.num_layers, is_decoder=False),
             blocks=self.side(self.num_decoder_layers or self.num_layers, is_decoder=True),
             head=Head(

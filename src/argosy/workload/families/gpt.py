@@ -59,9 +59,7 @@ class Gpt2(Config):
             hidden=self.n_embd,
             embedding=embedding,
             blocks=(block,) * self.n_layer,
-            head=Head(
-                outputs=self.vocab_size, width=self.n_embd, norm=NormKind.LAYER, tied=self.tie_word_embeddings
-            ),
+            head=Head(outputs=self.vocab_size, width=self.n_embd, norm=NormKind.LAYER, tied=self.tie_word_embeddings),
             context=self.n_positions,
             length=Length.AT_MOST,
         )

@@ -84,9 +84,7 @@ class RotaryDecoder(Config):
             )
             for index in range(self.num_hidden_layers)
         )
-        head = Head(
-            outputs=self.vocab_size, width=self.hidden_size, norm=NormKind.RMS, tied=self.tie_word_embeddings
-        )
+        head = Head(outputs=self.vocab_size, width=self.hidden_size, norm=NormKind.RMS, tied=self.tie_word_embeddings)
         return Architecture(
             hidden=self.hidden_size,
             embedding=TokenEmbedding(vocabulary=self.vocab_size, width=self.hidden_size),
