@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("nbody",),
     ("runtime",),
     ("adapt",),
-    ("planner", "baselines"),
+    ("planner", "explain", "baselines"),
     ("solve",),
     ("sim",),
     ("space",),

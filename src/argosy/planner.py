@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from argosy.cluster.topology import Cluster
+from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError, bad_input
 from argosy.plan.plan import (
@@ -32,12 +33,14 @@ from argosy.plan.plan import (
     ModelRef,
     Plan,
     Predicted,
+    Recompute,
     RunnerUp,
     Search,
     Stage,
 )
 from argosy.schedule import ScheduleKind, ScheduleSpec
-from argosy.sim.simulate import simulate
+from argosy.sim.exact import simulate_exact
+from argosy.sim.fold import fold_plan
 from argosy.solve.judge import Complete, Judge
 from argosy.solve.pipeline import Choice, Menu, PlanSearch, Shape
 from argosy.space.enumerate import Scope, stage_options
@@ -55,6 +58,9 @@ SCHEDULES = (
     ScheduleSpec(kind=ScheduleKind.KFKB, k=2),
     ScheduleSpec(kind=ScheduleKind.KFKB, k=4),
 )
+
+
+_EFFORT = {Recompute.NONE: 0, Recompute.SELECTIVE: 1, Recompute.FULL: 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +98,13 @@ class Settings:
 
 @dataclass(order=True)
 class _Found:
-    """A complete plan with its judged time."""
+    """A complete plan with its judged time; of equal ones the one with least ZeRO and recomputation comes first."""
 
     seconds: float
+    effort: int
     number: int
     shape: Shape = field(compare=False)
+    schedule: ScheduleSpec = field(compare=False)
     plan: Complete = field(compare=False)
     units: Vector = field(compare=False)
 
@@ -122,6 +130,7 @@ class _PlanSearch:
     ) -> None:
         self.chain = chain
         self.cluster = cluster
+        self.calm = at_time_zero(cluster)
         self.global_batch = global_batch
         self.settings = settings
         self.model = model
@@ -153,20 +162,16 @@ class _PlanSearch:
         return time.process_time() - self.began > self.settings.time_budget
 
     def _shapes(self) -> list[tuple[float, Shape]]:
-        """Every shape with its throughput bound, most promising first."""
+        """Every way to cut the global batch with its throughput bound, most promising first."""
         shapes = []
         for count in range(1, self.global_batch + 1):
             if self.global_batch % count:
                 continue
             size = self.global_batch // count
-            bound = count * throughput_bound(self.prices, size)
-            shapes += [
-                (bound, Shape(num_micro_batches=count, micro_batch_size=size, schedule=schedule))
-                for schedule in self.settings.schedules
-                if schedule.k <= count
-            ]
-        order = {schedule: at for at, schedule in enumerate(self.settings.schedules)}
-        return sorted(shapes, key=lambda item: (item[0], order[item[1].schedule], item[1].num_micro_batches))
+            schedules = tuple(schedule for schedule in self.settings.schedules if schedule.k <= count)
+            shape = Shape(num_micro_batches=count, micro_batch_size=size, schedules=schedules)
+            shapes.append((count * throughput_bound(self.prices, size), shape))
+        return sorted(shapes, key=lambda item: (item[0], item[1].num_micro_batches))
 
     def _search(self, units: Vector) -> float:
         """One granularity: the least bound that is left open."""
@@ -189,12 +194,12 @@ class _PlanSearch:
                 menus[size] = stage_options(self.prices, size, scope, self.counters)
             if not menus[size]:
                 continue
-            menu = Menu(self.prices, shape, menus[size])
-            search = PlanSearch(menu, counts, min(sum(counts), 32), upper)
+            menu = Menu(self.prices, menus[size])
+            search = PlanSearch(menu, shape, counts, min(sum(counts), 32), upper)
             searches.append(search)
             self._keep(shape, list(search.descend(self.best)), units)
-            if self.found and self.found[0].shape is shape:
-                self._improve(self.found[0], menus[size])
+        if self.found:
+            self._improve(self.found[0], menus[self.found[0].shape.micro_batch_size])
         if self.settings.level > 1 or not self.settings.prune:
             self._prove(searches, units)
         return min([self.best, *(search.bound for search in searches)])
@@ -212,7 +217,7 @@ class _PlanSearch:
                 if following is None:
                     break
                 plans.append(following[1])
-            self._keep(search.menu.shape, plans, units)
+            self._keep(search.shape, plans, units)
             if self.settings.progress is not None:
                 self.settings.progress(Progress(seconds=self.best, bound=bound, candidates=self.judge.judged))
 
@@ -222,8 +227,11 @@ class _PlanSearch:
         if not fresh:
             return
         self.known.update(self._key(shape, plan) for plan in fresh)
-        for plan, seconds in zip(fresh, self.judge.seconds(shape, fresh).tolist(), strict=True):
-            self.found.append(_Found(seconds, len(self.known), shape, plan, units))
+        for plan, seconds, schedule in zip(fresh, *self.judge.seconds(shape, fresh), strict=True):
+            if seconds < math.inf:
+                rounded = float(f"{seconds:.9g}")
+                effort = sum(choice.option.zero + _EFFORT[choice.option.recompute] for choice in plan)
+                self.found.append(_Found(rounded, effort, len(self.found), shape, schedule, plan, units))
         self.found.sort()
         del self.found[32:]
 
@@ -234,22 +242,14 @@ class _PlanSearch:
         """Small moves from the best plan while they help: a layer to a neighbour, another option for a stage, two
         stages swapped."""
         while True:
-            neighbours = [plan for plan in _moves(best.plan, options) if self._fits(best.shape, plan)]
-            self._keep(best.shape, neighbours, best.units)
+            self._keep(best.shape, list(_moves(best.plan, options)), best.units)
             if self.found[0].seconds >= best.seconds * (1 - 1e-9) or self.found[0].shape is not best.shape:
                 return
             best = self.found[0]
 
-    def _fits(self, shape: Shape, plan: Complete) -> bool:
-        for choice, in_flight in zip(plan, shape.depths(len(plan)), strict=True):
-            fixed, each = choice.option.memory(shape.group)
-            if fixed[choice.first, choice.end] + in_flight * each[choice.first, choice.end] > 1:
-                return False
-        return True
-
     def _finish(self, bound: float, units: Vector) -> Plan:
         """Place the best few, let the exact engine decide, and write the certificate."""
-        finalists = [self._plan(found) for found in self.found[: 1 if self.settings.level == 1 else 3]]
+        finalists = [self._plan(found) for found in self._finalists()]
         judged = [(self._replay(plan), index) for index, plan in enumerate(finalists)]
         seconds, winner = min(judged)
         plan = finalists[winner]
@@ -296,7 +296,7 @@ class _PlanSearch:
             global_batch=self.global_batch,
             micro_batch_size=shape.micro_batch_size,
             num_micro_batches=shape.num_micro_batches,
-            schedule=shape.schedule,
+            schedule=found.schedule,
             stages=tuple(
                 Stage(
                     first=choice.first,
@@ -309,12 +309,29 @@ class _PlanSearch:
             ),
         )
 
+    def _finalists(self) -> list[_Found]:
+        """The best few, as many as the exact engine plays in a fraction of the search."""
+        tasks = 4 * len(self.found[0].plan) * self.found[0].shape.num_micro_batches
+        most = max(1, (6_000 if self.settings.level == 1 else 60_000) // tasks)
+        return self.found[: min(most, 8)]
+
     def _replay(self, plan: Plan) -> float:
-        timeline = simulate(plan, self.chain, self.cluster, model=self.model)
+        graph, cluster = fold_plan(plan, self.chain, self.calm, self.model)
+        timeline = simulate_exact(graph, cluster, record=0)
         return timeline.iteration_ends[0] if timeline.iteration_ends else math.inf
 
     def _why_infeasible(self) -> str:
         return f"no plan of {self.chain.name} fits on {self.cluster!r}"
+
+
+def at_time_zero(cluster: Cluster) -> Cluster:
+    """The cluster as it is at time 0, for ever: what a plan without a scenario is made for."""
+    links = tuple(
+        replace(link, bandwidth=Trace.constant(link.bandwidth.at(0)), latency=Trace.constant(link.latency.at(0)))
+        for link in cluster.links
+    )
+    devices = tuple(replace(device, speed=Trace.constant(device.speed.at(0))) for device in cluster.devices)
+    return replace(cluster, links=links, devices=devices)
 
 
 def _moves(plan: Complete, options: dict[Vector, list[Option]]) -> Iterator[Complete]:

@@ -33,7 +33,8 @@ from argosy.dtype import Dtype
 from argosy.plan.check import check_plan
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
 from argosy.schedule import Schedule, ScheduleKind, ScheduleSpec
-from argosy.sim.compile import compile_plan, overlaps
+from argosy.sim.compile import compile_plan
+from argosy.sim.split import overlaps
 from argosy.sim.exact import simulate_exact
 from argosy.sim.graph import Task, TaskGraph
 from argosy.sim.pipeline import pipeline_graph

@@ -10,12 +10,14 @@ from argosy import __version__
 from argosy.cli.cluster import cluster_app
 from argosy.cli.demo import demo
 from argosy.cli.devices import devices
+from argosy.cli.explain import explain
 from argosy.cli.models import models
+from argosy.cli.plan import plan
 from argosy.cli.simulate import simulate
 from argosy.cli.trace import trace
 
 app = typer.Typer(
-    help="Parallel training on unequal devices over a changing network: what would a plan do?",
+    help="Parallel training on unequal devices over a changing network: which plan, and why?",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -36,15 +38,16 @@ def options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Parallel training on unequal devices over a changing network: what would a plan do?
+    """Parallel training on unequal devices over a changing network: which plan, and why?
 
     \b
     Begin with:
         argosy demo
-        argosy simulate llama-3-8b-on-mixed-16
+        argosy plan -m gpt2-xl -c two-cards -b 64 --dtype fp16 -o plan.json
+        argosy explain plan.json
     """
 
 
-for command in (demo, simulate, trace, devices, models):
+for command in (demo, plan, explain, simulate, trace, devices, models):
     app.command()(command)
 app.add_typer(cluster_app, name="cluster")

@@ -1,4 +1,4 @@
-"""``argosy demo``: a bundled plan on a mixed cluster while other jobs take a link away."""
+"""``argosy demo``: a plan for a mixed cluster, why it is that one, and what schedules do when a link comes and goes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from argosy.cli.inputs import Scenario
+    from argosy.explain import Explanation
+    from argosy.plan.plan import Plan
     from argosy.report.comparison import Case
     from argosy.timeline import Timeline
 
 PLAN = "llama-3-8b-on-mixed-16"
+"""Made by hand: a stage per node."""
 SCHEDULES = {
     "k=1": ("kfkb", 1),
     "k=2": ("kfkb", 2),
@@ -27,47 +30,65 @@ SECONDS = 180.0
 """Of simulated time on the changing network."""
 _CALM_ITERATIONS = 3
 _RECORDED = 6
-_CHARTS = ("k=1", "k=4")
-_CHART_TIMES = (32.0, 34.5)
-"""Seconds; within the first time at which the link is taken away."""
+_TOLD = ("k=1", "k=4")
+"""The schedules that the last sentence compares; the first one's trace is written."""
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="Folder for the trace file.")] = Path("out"),
+    out: Annotated[Path, typer.Option("--out", help="Folder for the plan and the trace.")] = Path("out"),
     width: Width = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """A link that comes and goes, and what schedules do about it.
+    """Plan a model for a mixed cluster, explain, simulate.
 
-    Plays a bundled plan on a bundled cluster of 16 GPUs of two generations: how long iterations take on a calm
-    network and while other jobs take a link away. Needs no GPU.
+    On a bundled cluster of 16 GPUs of two generations: finds a plan, compares it with one made by hand, says what
+    holds it up and what fills its memory, and plays schedules while other jobs take a link away. Needs no GPU.
 
     \b
     Example:
         argosy demo
     """
     from argosy.cli.inputs import load_scenario, read_bundled_or_file
-    from argosy.cli.terminal import print_json, progress, stdout_console, write_file
+    from argosy.cli.terminal import progress, stdout_console, write_file
     from argosy.cli.trace import trace_files
-    from argosy.report.comparison import cases_to_dict
+    from argosy.plan.file import dumps_plan
 
+    by_hand = load_scenario(read_bundled_or_file(PLAN))
+    found, explanation, seconds_by_hand = _plan(by_hand, quiet=quiet)
     cases, timelines = [], {}
     for name, (schedule, k) in SCHEDULES.items():
         scenario = load_scenario(read_bundled_or_file(PLAN), schedule=schedule, k=k)
         with progress(f"simulating {SECONDS:g} s with {name}", quiet=quiet):
             case, timelines[name] = _play(scenario, name)
         cases.append(case)
-    output = out / "demo-trace.json.gz"
-    for path, content in trace_files(timelines[_CHARTS[0]], output=output).items():
+    plan_file, trace_file = out / "demo-plan.json", out / "demo-trace.json.gz"
+    write_file(plan_file, dumps_plan(found).encode())
+    for path, content in trace_files(timelines[_TOLD[0]], output=trace_file).items():
         write_file(path, content)
     if json:
-        print_json("demo", {"plan": PLAN, "cases": cases_to_dict(cases), "trace": str(output)})
+        _print_json(explanation, seconds_by_hand, cases, plan_file, trace_file)
         return
     console = stdout_console(width)
-    _show(console, scenario, cases, timelines)
-    told = f"wrote {output}, {_RECORDED} iterations with {_CHARTS[0]}; open it at https://ui.perfetto.dev"
-    console.print(f"\n{told}", soft_wrap=True)
+    _show_cluster(console, by_hand)
+    _show_plan(console, by_hand, explanation, seconds_by_hand)
+    _show_schedules(console, by_hand.plan, cases)
+    console.print(f"\nwrote {plan_file}; next: argosy explain {plan_file}", soft_wrap=True)
+    told = f"wrote {trace_file}, {_RECORDED} iterations with {_TOLD[0]}; open it at https://ui.perfetto.dev"
+    console.print(told, soft_wrap=True)
+
+
+def _plan(by_hand: Scenario, *, quiet: bool) -> tuple[Plan, Explanation, float]:
+    """A plan for what the plan by hand does, why it is as fast as it is, and the seconds that the one by hand takes."""
+    from argosy.cli.plan import search
+    from argosy.explain import explain_plan
+    from argosy.planner import Settings
+    from argosy.sim.simulate import simulate
+
+    chain, cluster = by_hand.chain, by_hand.cluster
+    found = search(chain, cluster, by_hand.plan.global_batch, Settings(), quiet=quiet)
+    seconds = simulate(by_hand.plan, chain, cluster).iteration_ends[0]
+    return found, explain_plan(found, chain, cluster), seconds
 
 
 def _play(scenario: Scenario, name: str) -> tuple[Case, Timeline]:
@@ -85,26 +106,21 @@ def _play(scenario: Scenario, name: str) -> tuple[Case, Timeline]:
     return Case(name=name, calm=summaries[0], changing=summaries[1]), timeline
 
 
-def _show(console: Console, scenario: Scenario, cases: list[Case], timelines: dict[str, Timeline]) -> None:
-    from argosy.report.comparison import case_table, in_a_sentence
-    from argosy.report.gantt import gantt
+def _print_json(
+    explanation: Explanation, seconds_by_hand: float, cases: list[Case], plan_file: Path, trace_file: Path
+) -> None:
+    from argosy.cli.terminal import print_json
+    from argosy.report.comparison import cases_to_dict
+    from argosy.report.explain import explanation_to_dict
 
-    plan = scenario.plan
-    _show_cluster(console, scenario)
-    console.print(
-        f"\n{plan.model.name}, {len(plan.stages)} pipeline stages (one per node), {plan.num_micro_batches} "
-        f"micro-batches of {plan.micro_batch_size}.\n"
-        "Simulated time per iteration when k forwards take turns with k backwards;\n"
-        "eager: k=1, with more forwards before the first backward.\n"
-    )
-    console.print(case_table(cases))
-    by_name = {case.name: case for case in cases}
-    console.print(f"\n{in_a_sentence(*(by_name[name] for name in _CHARTS))}\n")
-    for name in _CHARTS:
-        console.print(f"{name}, while the link is slow", style="bold")
-        is_last = name == _CHARTS[-1]
-        chart = gantt(timelines[name], between=_CHART_TIMES, width=console.width, legend=is_last)
-        console.print(chart, soft_wrap=True)
+    content = {
+        "by_hand": {"plan": PLAN, "iteration_seconds": seconds_by_hand},
+        "explanation": explanation_to_dict(explanation),
+        "cases": cases_to_dict(cases),
+        "plan": str(plan_file),
+        "trace": str(trace_file),
+    }
+    print_json("demo", content)
 
 
 def _show_cluster(console: Console, scenario: Scenario) -> None:
@@ -116,3 +132,32 @@ def _show_cluster(console: Console, scenario: Scenario) -> None:
     console.print(f"{scenario.cluster!r}")
     picture = sparkline(link.bandwidth, 0.0, SECONDS, width=32)
     console.print(f"{link.edge} {picture} {SECONDS:g} s; other jobs leave it {least} at times", soft_wrap=True)
+
+
+def _show_plan(console: Console, by_hand: Scenario, explanation: Explanation, seconds_by_hand: float) -> None:
+    from argosy.cli.explain import show_reasons
+    from argosy.cli.plan import show_plan
+    from argosy.report.explain import gain_in_percent, help_in_a_sentence
+    from argosy.units import TIME
+
+    console.print("\n1. Which plan?", style="bold")
+    show_plan(console, explanation.plan, by_hand.cluster)
+    by_hand_takes, gain = TIME.format(seconds_by_hand), gain_in_percent(seconds_by_hand / explanation.seconds - 1)
+    console.print(f"\nBy hand, with a stage per node, an iteration takes {by_hand_takes}; this plan is {gain} faster.")
+    console.print("\n2. Why is it no faster?", style="bold")
+    show_reasons(console, explanation, by_hand.cluster)
+    console.print(f"\n{help_in_a_sentence(explanation)}")
+
+
+def _show_schedules(console: Console, plan: Plan, cases: list[Case]) -> None:
+    from argosy.report.comparison import case_table, in_a_sentence
+
+    console.print("\n3. And when the network changes?", style="bold")
+    console.print(
+        f"The plan by hand, {plan.num_micro_batches} micro-batches of {plan.micro_batch_size}: simulated time per "
+        "iteration when k forwards take turns with k backwards; eager: k=1, with more forwards before the first "
+        "backward.\n"
+    )
+    console.print(case_table(cases))
+    by_name = {case.name: case for case in cases}
+    console.print(f"\n{in_a_sentence(*(by_name[name] for name in _TOLD))}")

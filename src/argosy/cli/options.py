@@ -36,3 +36,35 @@ Iterations = Annotated[
     int | None, typer.Option("--iterations", "-n", help="How many to play; 1, or with --until as many as begin.")
 ]
 Until = Annotated[str | None, typer.Option("--until", help='No iteration begins after this time, such as "2 min".')]
+ModelSource = Annotated[
+    str, typer.Option("--model", "-m", help="A model's name (argosy models), a config.json or its folder, a .toml.")
+]
+TargetCluster = Annotated[str, typer.Option("--cluster", "-c", help="A cluster file, or a bundled name.")]
+GlobalBatch = Annotated[int, typer.Option("--global-batch", "-b", help="Samples per iteration.")]
+SequenceLength = Annotated[
+    int | None, typer.Option("--sequence-length", help="Tokens per sample, in place of the model's.")
+]
+DtypeName = Annotated[
+    str | None, typer.Option("--dtype", help="fp32, tf32, fp16, bf16 or fp8, in place of the model's.")
+]
+OptimizerName = Annotated[
+    str | None, typer.Option("--optimizer", help="adamw, adam, lion, momentum or sgd, in place of the model's.")
+]
+Level = Annotated[
+    int, typer.Option("--level", min=1, max=2, help="1: a good plan at once. 2: search on until --gap is proven.")
+]
+Gap = Annotated[float, typer.Option("--gap", min=0, help="Level 2 ends when no plan can be faster by more than this.")]
+TimeBudget = Annotated[
+    str | None, typer.Option("--time-budget", help='CPU time after which the search ends, such as "30 s".')
+]
+Schedules = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--schedule",
+        metavar="SCHEDULE",
+        help="Only this one: 1f1b, eager-1f1b, kfkb (k=2 and k=4) or kfkb:K. Repeatable.",
+    ),
+]
+NoPrune = Annotated[bool, typer.Option("--no-prune", help="Look at everything; the same plan, later.")]
+NoMixed = Annotated[bool, typer.Option("--no-mixed", help="No stage on several kinds of device.")]
+Workers = Annotated[int, typer.Option("--workers", min=1, help="Processes that simulate candidates.")]

@@ -9,7 +9,6 @@ from argosy.dtype import Dtype
 from argosy.errors import bad_input
 from argosy.units import SIZE
 
-
 FULL_SPEED = Trace.constant(1.0)
 
 

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -139,6 +139,12 @@ class Cluster:
                 )
             self._routes[key] = found
         return self._routes[key]
+
+    def with_routes(self, routes: Mapping[tuple[str, str], tuple[Route, ...]]) -> Cluster:
+        """The same cluster with routes of the caller's own between some devices."""
+        copy = replace(self)
+        copy._routes.update(routes)
+        return copy
 
     def latency(self, route: Route, time: float = 0.0) -> float:
         """Seconds from one end to the other at ``time``."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -143,6 +144,18 @@ class Trace:
         if len(parts) > 4:
             parts = [*parts[:2], f"... {len(parts) - 3} more", parts[-1]]
         return f"Trace({', '.join([*parts, f'then {self.values[-1]:g}' if parts else f'{self.values[-1]:g}'])})"
+
+
+def total(traces: Iterable[Trace]) -> Trace:
+    """The pointwise sum: what several links carry together.
+
+    >>> total([Trace.constant(3.0), Trace.from_steps([(5, 1.0)], initial=4.0)])
+    Trace(7 until 5 s, then 4)
+    """
+    counted = Counter(traces)
+    knots = sorted({time for trace in counted for time in trace.times})
+    values = [sum(trace.at(time) * count for trace, count in counted.items()) for time in knots]
+    return Trace.from_steps(zip(knots, values, strict=True), initial=values[0])
 
 
 def minimum(traces: Iterable[Trace]) -> Trace:

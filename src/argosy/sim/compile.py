@@ -9,7 +9,6 @@ every device updates its weights.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -21,6 +20,7 @@ from argosy.plan.plan import Plan, Replica, Stage
 from argosy.schedule import Action, ActionKind, Schedule, build_schedule
 from argosy.schedule.check import needs
 from argosy.sim.graph import Flow, Task, TaskGraph
+from argosy.sim.split import overlaps, ring_flows, ring_pairs, share_overlaps
 from argosy.timeline import SpanKind
 from argosy.workload.chain import Chain
 
@@ -34,12 +34,7 @@ SPAN_KIND = {
 
 def compile_plan(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None) -> TaskGraph:
     """The task graph of one iteration of a plan that ``check_plan`` has passed."""
-    schedule = build_schedule(plan.schedule, len(plan.stages), plan.num_micro_batches)
-    compiler = _Compiler(plan, chain, cluster, model or ComputeModel())
-    for action in in_dependency_order(schedule):
-        compiler.add_action(action)
-    compiler.add_synchronisation()
-    return compiler.graph()
+    return Compiler(plan, chain, cluster, model or ComputeModel()).run()
 
 
 def in_dependency_order(schedule: Schedule) -> Iterator[Action]:
@@ -62,7 +57,9 @@ def in_dependency_order(schedule: Schedule) -> Iterator[Action]:
         assert remaining < before, "check_schedule finds deadlocks before this"
 
 
-class _Compiler:
+class Compiler:
+    """Collects the tasks of one iteration, action by action."""
+
     def __init__(self, plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> None:
         self.plan = plan
         self.chain = chain
@@ -85,6 +82,7 @@ class _Compiler:
         """Per stage, its last gather or scatter under ZeRO 2 or 3."""
         self.gradients_done: dict[tuple[int, int], int] = {}
         """Per stage and device, the last task that adds to its gradients."""
+        self.num_replicas = [len(stage.replicas) for stage in plan.stages]
         self.reductions = [sum(map(num_reductions, chain.layers[s.first : s.end])) for s in plan.stages]
         self.seconds = {
             (stage_index, replica_index, member): self._member_seconds(stage, replica, member)
@@ -92,6 +90,13 @@ class _Compiler:
             for replica_index, replica in enumerate(stage.replicas)
             for member in range(replica.width)
         }
+
+    def run(self) -> TaskGraph:
+        schedule = build_schedule(self.plan.schedule, len(self.plan.stages), self.plan.num_micro_batches)
+        for action in in_dependency_order(schedule):
+            self.add_action(action)
+        self.add_synchronisation()
+        return self.graph()
 
     def _member_seconds(self, stage: Stage, replica: Replica, member: int) -> tuple[float, float]:
         return stage_seconds(self.model, self.chain, stage, self._portion(replica, member))
@@ -128,7 +133,7 @@ class _Compiler:
             for name in replica.devices:
                 if action.kind.frees_activations:
                     self.gradients_done[action.stage, self.index[name]] = self.last[self.index[name]]
-        if stage.zero >= 2 and len(stage.replicas) > 1 and action.kind.frees_activations:
+        if stage.zero >= 2 and self.num_replicas[action.stage] > 1 and action.kind.frees_activations:
             self._scatter_gradients(stage, action)
         if action.kind is ActionKind.FORWARD and action.stage + 1 < len(self.plan.stages):
             self._send(action, action.stage + 1, stage.end - 1)
@@ -181,7 +186,7 @@ class _Compiler:
                 transfer = self._add(
                     Task(
                         kind=SpanKind.TRANSFER,
-                        flows=(Flow(source, destination, num_bytes),),
+                        flows=self._flows(source, destination, num_bytes),
                         after=(self.last[source],),
                         behind=self.channel_last.get(channel),
                         stage=action.stage,
@@ -194,6 +199,9 @@ class _Compiler:
                 for consumer in self._consumers(target_stage, action, is_gradient):
                     self.arriving[consumer, destination].append(transfer)
 
+    def _flows(self, source: int, target: int, num_bytes: float) -> tuple[Flow, ...]:
+        return (Flow(source, target, num_bytes),)
+
     def _consumers(self, stage: int, action: Action, is_gradient: bool) -> tuple[Action, ...]:
         if not is_gradient:
             return (Action(stage, ActionKind.FORWARD, action.micro_batch),)
@@ -202,7 +210,7 @@ class _Compiler:
 
     def _gather_weights(self, stage: Stage, action: Action) -> int | None:
         """ZeRO 3: collect the stage's weights while the action before is still computing."""
-        if len(stage.replicas) == 1 or action.kind is ActionKind.WEIGHT_GRADIENT:
+        if self.num_replicas[action.stage] == 1 or action.kind is ActionKind.WEIGHT_GRADIENT:
             return None
         weights = stage_parameters(self.chain, stage) * self.chain.dtype.bytes
         devices = [self.index[name] for name in stage.devices]
@@ -210,7 +218,7 @@ class _Compiler:
             Task(
                 kind=SpanKind.COLLECTIVE,
                 flows=self._rings([stage], weights),
-                rounds=len(stage.replicas) - 1,
+                rounds=self.num_replicas[action.stage] - 1,
                 after=self._after_exchange(
                     action.stage, {self.before_last[d] for d in devices if d in self.before_last}
                 ),
@@ -232,7 +240,7 @@ class _Compiler:
             Task(
                 kind=SpanKind.COLLECTIVE,
                 flows=self._rings([stage], gradients),
-                rounds=len(stage.replicas) - 1,
+                rounds=self.num_replicas[action.stage] - 1,
                 after=self._after_exchange(action.stage, {self.last[device] for device in devices}),
                 stage=action.stage,
                 micro_batch=action.micro_batch,
@@ -255,7 +263,7 @@ class _Compiler:
             flows = self._rings([self.plan.stages[stage] for stage in stages], payload)
             places = [(stage, device) for stage in stages for device in devices]
             ready = {self.gradients_done[place] for place in places if place in self.gradients_done}
-            num_replicas = sum(len(self.plan.stages[stage].replicas) for stage in stages)
+            num_replicas = sum(self.num_replicas[stage] for stage in stages)
             task = self._add(
                 Task(
                     kind=SpanKind.COLLECTIVE,
@@ -274,7 +282,7 @@ class _Compiler:
         """(stages, parameters, times around the ring) of what all replicas of these stages exchange at the end: a sum
         is twice around; under ZeRO 2 only the gather of the new weights is left, under ZeRO 3 nothing."""
         for index, stage in enumerate(self.plan.stages):
-            if len(stage.replicas) > 1:
+            if self.num_replicas[index] > 1:
                 yield (index,), stage_parameters(self.chain, stage), {2: 1, 3: 0}.get(stage.zero, 2)
         for index, layer in enumerate(self.chain.layers):
             if layer.tied_to is None:
@@ -290,13 +298,8 @@ class _Compiler:
         """Ring flows over all replicas of ``stages``; replicas of width w hold w slices, each slice has its own
         ring."""
         replicas = [replica for stage in stages for replica in stage.replicas]
-        slices = math.lcm(*(replica.width for replica in replicas))
-        flows: dict[tuple[int, int], float] = defaultdict(float)
-        for piece in range(slices):
-            ring = sorted({self.index[r.devices[piece * r.width // slices]] for r in replicas})
-            for flow in ring_flows(ring, payload / slices):
-                flows[flow.source, flow.target] += flow.bytes
-        return tuple(Flow(source, target, num_bytes) for (source, target), num_bytes in flows.items())
+        pairs = ring_pairs([[self.index[name] for name in replica.devices] for replica in replicas], int)
+        return tuple(Flow(source, target, share * payload) for (source, target), share in pairs.items())
 
     def _add_update(self, device: int, waits: list[int]) -> None:
         seconds = 0.0
@@ -305,6 +308,9 @@ class _Compiler:
                 for member, name in enumerate(replica.devices):
                     if self.index[name] == device:
                         seconds += update_seconds(self.chain, stage, self._portion(replica, member))
+        self._end_with_update(device, seconds, waits)
+
+    def _end_with_update(self, device: int, seconds: float, waits: list[int]) -> None:
         after = tuple(sorted({self.last[device], *waits}))
         task = self._add(Task(kind=SpanKind.UPDATE, device=device, seconds=seconds, after=after))
         self._occupy([device], task)
@@ -330,54 +336,3 @@ class _Compiler:
                 self.before_last[device] = self.last[device]
             self.last[device] = task
             self.first.setdefault(device, task)
-
-
-def ring_flows(devices: Sequence[int], payload: float) -> tuple[Flow, ...]:
-    """Each device sends (n-1)/n of ``payload`` to the next: once around for a gather or a scatter; double the payload
-    for an all-reduce, which is both.
-
-    >>> [(flow.source, flow.target, flow.bytes) for flow in ring_flows([0, 1, 2], 300.0)]
-    [(0, 1, 200.0), (1, 2, 200.0), (2, 0, 200.0)]
-    """
-    count = len(devices)
-    if count < 2:
-        return ()
-    each = payload * (count - 1) / count
-    return tuple(Flow(devices[i], devices[(i + 1) % count], each) for i in range(count))
-
-
-def overlaps(sources: Sequence[Replica], targets: Sequence[Replica]) -> Iterator[tuple[Replica, Replica, int]]:
-    """Pairs of replicas that hold the same samples of a micro-batch, and how many.
-
-    >>> one, two = Replica(devices=("a",), samples=3), Replica(devices=("b",), samples=1)
-    >>> whole = Replica(devices=("c",), samples=4)
-    >>> [count for *_, count in overlaps([one, two], [whole])]
-    [3, 1]
-    """
-    start = 0
-    for source in sources:
-        begin = 0
-        for target in targets:
-            common = min(start + source.samples, begin + target.samples) - max(start, begin)
-            if common > 0:
-                yield source, target, common
-            begin += target.samples
-        start += source.samples
-
-
-def share_overlaps(sources: Sequence[float], targets: Sequence[float]) -> Iterator[tuple[int, int, float]]:
-    """Pairs of members of two tensor-parallel groups that hold the same part of a tensor split along one dim, and the
-    part.
-
-    >>> list(share_overlaps([0.5, 0.5], [1.0]))
-    [(0, 0, 0.5), (1, 0, 0.5)]
-    """
-    start = 0.0
-    for source, share in enumerate(sources):
-        begin = 0.0
-        for target, other in enumerate(targets):
-            common = min(start + share, begin + other) - max(start, begin)
-            if common > 1e-12:
-                yield source, target, common
-            begin += other
-        start += share

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from argosy.cluster.topology import Cluster
-from argosy.cluster.trace import FloatArray
+from argosy.schedule import ScheduleSpec
 from argosy.sim.constant import pipeline_seconds
-from argosy.solve.pipeline import Choice, Shape
+from argosy.solve.pipeline import Choice, Shape, group_size, in_flight
 from argosy.space.option import Option, Part
 from argosy.space.pool import Pool
 from argosy.space.price import Prices
@@ -38,37 +38,46 @@ class Judge:
         self.hops: dict[tuple[int, int], tuple[float, float]] = {}
         self.judged = 0
 
-    def seconds(self, shape: Shape, plans: Sequence[Complete]) -> FloatArray:
-        """The time of every plan, in the order given."""
-        result = np.empty(len(plans))
+    def seconds(self, shape: Shape, plans: Sequence[Complete]) -> tuple[list[float], list[ScheduleSpec]]:
+        """The time of every plan under the best schedule that fits in memory, and that schedule; infinity if none
+        does."""
+        best = [math.inf] * len(plans)
+        under = [shape.schedules[0]] * len(plans)
         by_length: dict[int, list[int]] = defaultdict(list)
         for index, plan in enumerate(plans):
             by_length[len(plan)].append(index)
         for length, members in by_length.items():
-            columns = [self._columns(plans[index]) for index in members]
-            forward, backward, transfer, tail = (np.array([c[i] for c in columns]).T for i in range(4))
-            result[members] = pipeline_seconds(
-                shape.depths(length),
-                shape.group,
-                shape.num_micro_batches,
-                forward=forward,
-                backward=backward,
-                transfer=transfer,
-                tail=tail,
-            )
+            columns = {index: self._columns(plans[index]) for index in members}
+            for schedule in shape.schedules:
+                depths = [in_flight(schedule, left, shape.num_micro_batches) for left in range(length, 0, -1)]
+                group = group_size(schedule)
+                fitting = [index for index in members if _fits(plans[index], depths, group)]
+                if not fitting:
+                    continue
+                forward, backward, transfer, tail = (np.array([columns[i][at] for i in fitting]).T for at in range(4))
+                found = pipeline_seconds(
+                    depths,
+                    group,
+                    shape.num_micro_batches,
+                    forward=forward,
+                    backward=backward,
+                    transfer=transfer,
+                    tail=tail,
+                )
+                for index, seconds in zip(fitting, found.tolist(), strict=True):
+                    if seconds < best[index] * (1 - 1e-12):
+                        best[index], under[index] = seconds, schedule
         self.judged += len(plans)
-        return result
+        return best, under
 
     def _columns(self, plan: Complete) -> tuple[list[float], list[float], list[float], list[float]]:
         forward, backward, transfer, tail = [], [], [], []
         for index, choice in enumerate(plan):
             option, first, end = choice.option, choice.first, choice.end
-            weights = float(self.prices.parameters[end] - self.prices.parameters[first])
-            ahead = float((option.forward[:, end] - option.forward[:, first]).max())
-            back = float((option.backward[:, end] - option.backward[:, first]).max())
+            ahead, back = option.seconds(first, end)
             forward.append(ahead)
-            backward.append(back + max(0.0, float(option.loaded(weights)) - ahead - back))
-            tail.append(float(option.tail(np.array([weights]))[0]))
+            backward.append(back)
+            tail.append(option.tail(first, end))
             follower = plan[index + 1].option if index + 1 < len(plan) else None
             transfer.append(self._transfer(option, follower, end))
         return forward, backward, transfer, tail
@@ -89,7 +98,10 @@ class Judge:
 
     def _inside(self, source: Option, target: Option) -> tuple[float, float]:
         pool = self.prices.pools[source.parts[0].pool]
-        slowest = max(part.most / (part.width * pool.intra_bandwidth) for part in (*source.parts, *target.parts))
+        sides = (source.parts, target.parts)
+        if pool.intra_is_shared:
+            return sum(part.most * part.replicas for part in sides[0]) / pool.intra_bandwidth, pool.intra_latency
+        slowest = max(part.most / (part.width * pool.intra_bandwidth) for side in sides for part in side)
         return slowest, pool.intra_latency
 
     def _pair(self, one: Part, other: Part) -> tuple[float, float, float, float]:
@@ -107,6 +119,12 @@ class Judge:
                 between = min(rates[1:-1], default=math.inf) if len(rates) > 1 else rates[0]
                 self.wires[key] = (rates[0], rates[-1], between, self.cluster.latency(route))
         return self.wires[key]
+
+
+def _fits(plan: Complete, depths: Sequence[int], group: int) -> bool:
+    return all(
+        choice.option.fits(choice.first, choice.end, depth, group) for choice, depth in zip(plan, depths, strict=True)
+    )
 
 
 def _side_by_side(source: Option, target: Option, pools: Sequence[Pool]) -> bool:

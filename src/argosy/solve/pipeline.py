@@ -35,67 +35,125 @@ from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.space.option import Option, Vector
 from argosy.space.price import FloatArray, Prices
 
+_DESCENTS = 3
+"""Numbers of stages for which the bounds are followed down at once."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What all plans of one sub-problem share: the micro-batches and the schedule."""
+    """What all plans of one sub-problem share: how the global batch is cut, and which schedules it may run under."""
 
     num_micro_batches: int
     micro_batch_size: int
-    schedule: ScheduleSpec
+    schedules: tuple[ScheduleSpec, ...]
 
-    @property
-    def group(self) -> int:
-        return self.schedule.k if self.schedule.kind is ScheduleKind.KFKB else 1
+    def least_in_flight(self, from_end: int) -> int:
+        """Under the schedule that needs least memory at the q-th stage from the end."""
+        return min(in_flight(schedule, from_end, self.num_micro_batches) for schedule in self.schedules)
 
-    def in_flight(self, from_end: int) -> int:
-        """n_q."""
-        ahead = 2 * from_end - 1 if self.schedule.kind is ScheduleKind.EAGER else self.group * from_end
-        return min(ahead, self.num_micro_batches)
-
-    def depths(self, num_stages: int) -> tuple[int, ...]:
-        return tuple(self.in_flight(left) for left in range(num_stages, 0, -1))
+    def most_in_flight(self, from_end: int) -> int:
+        """Under the schedule that hides most: n_q of (2)."""
+        return max(in_flight(schedule, from_end, self.num_micro_batches) for schedule in self.schedules)
 
     def __repr__(self) -> str:
-        return f"{self.num_micro_batches} micro-batches of {self.micro_batch_size}, {self.schedule!r}"
+        return f"{self.num_micro_batches} micro-batches of {self.micro_batch_size}"
+
+
+def group_size(schedule: ScheduleSpec) -> int:
+    """Backwards in a row."""
+    return schedule.k if schedule.kind is ScheduleKind.KFKB else 1
+
+
+def in_flight(schedule: ScheduleSpec, from_end: int, num_micro_batches: int) -> int:
+    """Micro-batches in flight at the q-th stage from the end."""
+    ahead = 2 * from_end - 1 if schedule.kind is ScheduleKind.EAGER else group_size(schedule) * from_end
+    return min(ahead, num_micro_batches)
 
 
 class Menu:
-    """The options of a sub-problem with their tables, grouped by vector (in units of the search's granularity)."""
+    """The options for one micro-batch size, grouped by vector (in units of the search's granularity), as tables
+    [option, a, b] over all ranges of layers a..b-1."""
 
-    def __init__(self, prices: Prices, shape: Shape, options: Mapping[Vector, Sequence[Option]]) -> None:
+    def __init__(self, prices: Prices, options: Mapping[Vector, Sequence[Option]]) -> None:
         self.prices = prices
-        self.shape = shape
         self.vectors = sorted(options)
         self.options = [list(options[vector]) for vector in self.vectors]
-        self.weights = prices.parameters[None, :] - prices.parameters[:, None]
-        self.rho = max(
-            float((o.forward[:, -1] / (o.forward[:, -1] + o.backward[:, -1])).max())
-            for row in self.options
-            for o in row
-        )
-        self.most = [np.stack([self._most_in_flight(o) for o in row]) for row in self.options]
-        self.slow = [np.stack([o.slowest for o in row]) for row in self.options]
-        self.quick = [np.stack([o.quickest for o in row]) for row in self.options]
-        self.quick_forward = [np.stack([o.quickest_forward for o in row]) for row in self.options]
-        self.tail = [np.stack([o.tail(self.weights) for o in row]) for row in self.options]
-        self.hop = [np.array([o.hop for o in row]) for row in self.options]
+        self.hop = [np.array([option.hop for option in row]) for row in self.options]
+        self.most: list[FloatArray] = []
+        """Micro-batches in flight with which the layers fit; below 1 they do not fit."""
+        self.slow: list[FloatArray] = []
+        self.quick: list[FloatArray] = []
+        self.quick_forward: list[FloatArray] = []
+        self.tail: list[FloatArray] = []
+        self.rho = 0.0
+        for row in self.options:
+            self._add_times(row)
+            self._add_memory(row)
 
-    def _most_in_flight(self, option: Option) -> FloatArray:
-        """[a, b]: the most micro-batches in flight with which the layers fit; below 1 they do not fit at all."""
-        fixed, each = option.memory(self.shape.group)
-        return np.floor((1 - fixed) / np.maximum(each, 1e-30) + 1e-9)
+    def _add_times(self, row: list[Option]) -> None:
+        """t, p, f and the tail of every option."""
+        prices, parts = self.prices, range(len(row[0].parts))
+        forward, backward = _sums(row, parts, least=False)
+        least = _sums(row, parts, least=True) if any(p.extra for o in row for p in o.parts) else (forward, backward)
+        total = forward[:, :, -1] + backward[:, :, -1]
+        self.rho = max(self.rho, float((forward[:, :, -1] / total).max()))
+        slow = np.maximum.reduce([_ranges((forward + backward)[:, part]) for part in parts])
+        loads = np.array([option.load for option in row])
+        if loads.any():
+            np.maximum(slow, loads[:, :1, None] * prices.held + loads[:, 1:, None], out=slow)
+        nic = np.array([option.nic_load for option in row])
+        if nic.any():
+            crossing = prices.outputs[:, None] + prices.outputs[None, :]
+            np.maximum(slow, nic[:, None, None] * crossing, out=slow)
+        exchange = np.array([(o.exchange[0] + o.update, o.exchange[1]) for o in row])
+        self.slow.append(slow)
+        self.quick.append(np.minimum.reduce([_ranges((least[0] + least[1])[:, part]) for part in parts]))
+        self.quick_forward.append(np.minimum.reduce([_ranges(least[0][:, part]) for part in parts]))
+        self.tail.append(exchange[:, :1, None] * prices.held + exchange[:, 1:, None])
 
-    def least(self, key: int, in_flight: int) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    def _add_memory(self, row: list[Option]) -> None:
+        """How many micro-batches in flight fit, at k = 1."""
+        prices = self.prices
+        kept = np.array([prices.kept_ranges(option.recompute) for option in row])
+        passing = np.array([prices.transient(option.recompute) for option in row]) + 3 * prices.largest_output
+        per_weight = np.array([option.bytes_per_weight for option in row])
+        fits = []
+        for part in range(len(row[0].parts)):
+            size, samples = (np.array([option.room[part][at] for option in row]) for at in (0, 1))
+            free = size[:, None, None] - per_weight[:, None, None] * prices.held - samples[:, None, None] * passing
+            fits.append(np.floor(free / np.maximum(samples[:, None, None] * kept, 1e-9) + 1e-9))
+        self.most.append(np.minimum.reduce(fits))
+
+    def least(self, key: int, in_flight: int, count: int) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """Tables [a, b] of the least t, p, f and M t + tail over the options of a vector that fit."""
-        fits = self.most[key] >= in_flight
-        count = self.shape.num_micro_batches
+        misfit = np.where(self.most[key] >= in_flight, 0.0, np.inf)
+        slow = self.slow[key] + misfit
         return (
-            np.where(fits, self.slow[key], np.inf).min(axis=0),
-            np.where(fits, self.quick[key], np.inf).min(axis=0),
-            np.where(fits, self.quick_forward[key], np.inf).min(axis=0),
-            np.where(fits, count * self.slow[key] + self.tail[key], np.inf).min(axis=0),
+            slow.min(axis=0),
+            (self.quick[key] + misfit).min(axis=0),
+            (self.quick_forward[key] + misfit).min(axis=0),
+            (count * slow + self.tail[key]).min(axis=0),
         )
+
+
+def _sums(row: list[Option], parts: range, *, least: bool) -> tuple[FloatArray, FloatArray]:
+    """[option, part, layer]: running sums of forward and backward for the replica with most (fewest) samples."""
+    pairs = [
+        [
+            option.prices.seconds(part.pool, part.width, part.samples if least else part.most, option.recompute)
+            for part in option.parts
+        ]
+        for option in row
+    ]
+    forward, backward = (
+        np.array([[pairs[at][part][way] for part in parts] for at in range(len(row))]) for way in (0, 1)
+    )
+    return forward, backward
+
+
+def _ranges(sums: FloatArray) -> FloatArray:
+    """[option, a, b] = sums[option, b] - sums[option, a]."""
+    return sums[:, None, :] - sums[:, :, None]
 
 
 @dataclass(frozen=True)
@@ -112,20 +170,20 @@ class Bounds:
         return max(float(self.whole[num_stages][place]), float(self.tail[num_stages][place]))
 
 
-def suffix_bounds(menu: Menu, counts: Vector, most_stages: int, upper: float) -> Bounds:
+def suffix_bounds(menu: Menu, shape: Shape, counts: Vector, most_stages: int, upper: float) -> Bounds:
     """(1) to (3) for all suffixes; what cannot stay below ``upper`` becomes infinite."""
-    num_layers, count = menu.prices.num_layers, menu.shape.num_micro_batches
+    num_layers, count = menu.prices.num_layers, shape.num_micro_batches
     size = (num_layers + 1, *(number + 1 for number in counts))
     start = np.full(size, np.inf)
     start[num_layers] = 0.0
     rest, whole, tail = [start], [start], [start]
     outputs = menu.prices.outputs
     for left in range(1, most_stages + 1):
-        in_flight = menu.shape.in_flight(left)
-        drained = count - (in_flight - 1) * menu.rho
+        least = shape.least_in_flight(left)
+        drained = count - (shape.most_in_flight(left) - 1) * menu.rho
         new = [np.full(size, np.inf) for _ in range(3)]
         for key, vector in enumerate(menu.vectors):
-            slow, quick, ahead, done = menu.least(key, in_flight)
+            slow, quick, ahead, done = menu.least(key, least, count)
             longest = _longest(slow, done, count, upper)
             if not longest:
                 continue
@@ -222,10 +280,11 @@ class _Entry:
 class PlanSearch:
     """Best-first search over the complete plans of one sub-problem."""
 
-    def __init__(self, menu: Menu, counts: Vector, most_stages: int, upper: float) -> None:
+    def __init__(self, menu: Menu, shape: Shape, counts: Vector, most_stages: int, upper: float) -> None:
         self.menu = menu
+        self.shape = shape
         self.counts = counts
-        self.bounds = suffix_bounds(menu, counts, min(most_stages, menu.prices.num_layers), upper)
+        self.bounds = suffix_bounds(menu, shape, counts, min(most_stages, menu.prices.num_layers), upper)
         self.heap: list[_Entry] = []
         self.tie = itertools.count()
         self.expanded = 0
@@ -243,7 +302,7 @@ class PlanSearch:
     def descend(self, upper: float) -> Iterator[tuple[Choice, ...]]:
         """For each number of stages, the plan that the bounds lead to directly, most promising first."""
         roots = sorted((entry for entry in self.heap if not entry.node.choices), key=lambda entry: entry.bound)
-        for root in roots:
+        for root in roots[:_DESCENTS]:
             node: _Node | None = root.node
             if root.bound >= upper:
                 return
@@ -274,12 +333,15 @@ class PlanSearch:
     def _children(self, node: _Node, upper: float, *, best_only: bool = False) -> Iterator[tuple[float, _Node]]:
         """All ways to add the next stage that stay below ``upper``, by (4), ties by the shortest rest."""
         found: list[tuple[float, float, int, int, int]] = []
+        best = upper
         for key, vector in enumerate(self.menu.vectors):
             left_over = tuple(have - take for have, take in zip(node.devices, vector, strict=True))
             if min(left_over) < 0:
                 continue
             bounds, rest = self._child_bounds(node, key, left_over)
-            rows, ends = np.nonzero(bounds < upper)
+            if best_only:
+                best = min(best, float(bounds.min()) * (1 + 1e-9))
+            rows, ends = np.nonzero(bounds <= best) if best_only else np.nonzero(bounds < upper)
             for row, end in zip(rows.tolist(), ends.tolist(), strict=True):
                 found.append((float(bounds[row, end]), float(rest[row, end]), key, row, end))
         found.sort()
@@ -293,21 +355,19 @@ class PlanSearch:
         hop = menu.hop[key]
         over = np.where(outputs > 0, outputs * hop[:, :1] + hop[:, 1:], 0.0)
         slow = menu.slow[key][:, first]
-        done = menu.shape.num_micro_batches * slow + menu.tail[key][:, first]
+        done = self.shape.num_micro_batches * slow + menu.tail[key][:, first]
         return slow, menu.quick[key][:, first], menu.quick_forward[key][:, first], done, over
 
     def _child_bounds(self, node: _Node, key: int, left_over: Vector) -> tuple[FloatArray, FloatArray]:
         menu, left = self.menu, node.left
-        in_flight, count = menu.shape.in_flight(left), menu.shape.num_micro_batches
+        count = self.shape.num_micro_batches
         slow, quick, ahead, done, over = self._terms(node, key)
         place: tuple[slice | int, ...] = (slice(None), *left_over)
         rest, whole, tail = (
             array[left - 1][place] for array in (self.bounds.rest, self.bounds.whole, self.bounds.tail)
         )
         passing = quick + 2 * over
-        drained = np.maximum(
-            node.drained + passing, node.passed + (count - (in_flight - 1) * menu.rho) * slow + 2 * over
-        )
+        drained = np.maximum(node.drained + passing, node.passed + self._drain(left) * slow + 2 * over)
         bound = np.maximum.reduce(
             [
                 np.maximum(node.fixed, node.passed + count * slow),
@@ -317,16 +377,20 @@ class PlanSearch:
                 node.passed_forward + ahead + over + tail,
             ]
         )
-        bound[(menu.most[key][:, node.first] < in_flight)] = np.inf
+        bound[menu.most[key][:, node.first] < self.shape.least_in_flight(left)] = np.inf
         bound[:, : node.first + 1] = np.inf
         return bound, passing + rest
 
+    def _drain(self, left: int) -> float:
+        """M - (n_q - 1) rho."""
+        return self.shape.num_micro_batches - (self.shape.most_in_flight(left) - 1) * self.menu.rho
+
     def _child(self, node: _Node, key: int, row: int, end: int) -> _Node:
         menu, left = self.menu, node.left
-        in_flight, count = menu.shape.in_flight(left), menu.shape.num_micro_batches
+        count = self.shape.num_micro_batches
         slow, quick, ahead, done, over = (float(term[row, end]) for term in self._terms(node, key))
         passing = quick + 2 * over
-        waits = node.passed + (count - (in_flight - 1) * menu.rho) * slow + 2 * over
+        waits = node.passed + self._drain(left) * slow + 2 * over
         return _Node(
             choices=(*node.choices, Choice(menu.options[key][row], node.first, end)),
             left=left - 1,

@@ -22,11 +22,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
 from argosy.plan.plan import Recompute
 from argosy.space.pool import Pool
-from argosy.space.price import FloatArray, Prices
+from argosy.space.price import Prices
 
 Vector = tuple[int, ...]
 """Devices taken from each pool."""
@@ -49,12 +47,17 @@ class Part:
 
     @property
     def most(self) -> int:
+        """Samples of the busiest of them."""
         return self.samples + (self.extra > 0)
+
+    @property
+    def devices(self) -> int:
+        return self.width * self.replicas
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Option:
-    """One way to run a stage on a vector of devices."""
+    """One way to run a stage on a vector of devices; ``solve.pipeline.Menu`` makes tables of many."""
 
     prices: Prices
     vector: Vector
@@ -67,145 +70,120 @@ class Option:
         return sum(part.replicas for part in self.parts)
 
     @cached_property
-    def forward(self) -> FloatArray:
-        """(parts, layers + 1): running sums for the replica with most samples."""
-        return np.stack([self._seconds(part, part.most)[0] for part in self.parts])
-
-    @cached_property
-    def backward(self) -> FloatArray:
-        return np.stack([self._seconds(part, part.most)[1] for part in self.parts])
-
-    @cached_property
-    def least(self) -> tuple[FloatArray, FloatArray]:
-        """As ``forward`` and ``backward``, for the replica with fewest samples."""
-        pairs = [self._seconds(part, part.samples) for part in self.parts]
-        return np.stack([pair[0] for pair in pairs]), np.stack([pair[1] for pair in pairs])
-
-    def _seconds(self, part: Part, samples: int) -> tuple[FloatArray, FloatArray]:
-        return self.prices.seconds(part.pool, part.width, samples, self.recompute)
-
-    @cached_property
-    def slowest(self) -> FloatArray:
-        """(1) as a table [a, b]; never less than (5), nor than what the NIC needs for what comes and goes."""
-        table: FloatArray = _ranges(self.forward + self.backward).max(axis=0)
-        np.maximum(table, self.loaded(_range(self.prices.parameters)), out=table)
-        outputs = self.prices.outputs
-        for part, pool in zip(self.parts, self._pools, strict=True):
-            if part.width * part.replicas >= pool.node_size and pool.nic_bandwidth:
-                samples = part.samples * min(part.replicas, pool.per_node // part.width)
-                np.maximum(table, (outputs[:, None] + outputs[None, :]) * (samples / pool.nic_bandwidth), out=table)
-        return table
-
-    @cached_property
-    def quickest(self) -> FloatArray:
-        """(2) as a table [a, b]."""
-        table: FloatArray = _ranges(self.least[0] + self.least[1]).min(axis=0)
-        return table
-
-    @cached_property
-    def quickest_forward(self) -> FloatArray:
-        table: FloatArray = _ranges(self.least[0]).min(axis=0)
-        return table
-
-    @cached_property
-    def _pools(self) -> list[Pool]:
+    def pools(self) -> list[Pool]:
+        """One for each part."""
         return [self.prices.pools[part.pool] for part in self.parts]
+
+    def seconds(self, first: int, end: int) -> tuple[float, float]:
+        """Forward and backward of the slowest replica; (5) stretches the backward."""
+        pairs = [self.prices.seconds(part.pool, part.width, part.most, self.recompute) for part in self.parts]
+        crowd = [self._crowding(part, pool, first, end) for part, pool in zip(self.parts, self.pools, strict=True)]
+        forward = max(float(sums[end] - sums[first]) + more for (sums, _), more in zip(pairs, crowd, strict=True))
+        backward = max(float(sums[end] - sums[first]) + more for (_, sums), more in zip(pairs, crowd, strict=True))
+        if self.zero >= 2:
+            each, once = self.load
+            backward = max(backward, each * float(self.prices.held[first, end]) + once - forward)
+        return forward, backward
+
+    def _crowding(self, part: Part, pool: Pool, first: int, end: int) -> float:
+        """What the other groups of a node add to a group's reductions where all share one bus."""
+        if part.width < 2 or not pool.intra_is_shared:
+            return 0.0
+        others = min(part.replicas, pool.per_node // part.width) - 1
+        payload = 2 * part.most * float(self.prices.reduced[end] - self.prices.reduced[first])
+        return others * payload * (part.width - 1) / pool.intra_bandwidth
+
+    def tail(self, first: int, end: int) -> float:
+        """(4) and the update."""
+        each, once = self.exchange
+        return (each + self.update) * float(self.prices.held[first, end]) + once
+
+    def fits(self, first: int, end: int, in_flight: int, group: int) -> bool:
+        """(3): whether the layers fit; a stage holds 2 k + 1 receive buffers."""
+        prices = self.prices
+        weights, passing = prices.held[first, end], prices.transient(self.recompute)[first, end]
+        kept = in_flight * prices.kept_ranges(self.recompute)[first, end] + (2 * group + 1) * prices.largest_output
+        used = [(self.bytes_per_weight * weights + samples * (passing + kept)) / size for size, samples in self.room]
+        return bool(max(used) <= 1)
 
     @cached_property
     def spans_nodes(self) -> bool:
         """Whether its replicas sit in more than one node, wherever they are placed."""
-        fits = all(
-            part.width * part.replicas <= pool.per_node for part, pool in zip(self.parts, self._pools, strict=True)
-        )
-        homes = [{node[0].partition(".")[0] for node in pool.nodes} for pool in self._pools]
-        return not fits or not set.intersection(*homes)
+        if any(part.devices > pool.per_node for part, pool in zip(self.parts, self.pools, strict=True)):
+            return True
+        return len(self.parts) > 1 and not frozenset.intersection(*(pool.homes for pool in self.pools))
 
     @cached_property
     def ring(self) -> tuple[float, float]:
-        """(bandwidth, latency) at which the replicas exchange the whole weights of the stage, ring by ring."""
+        """Seconds per byte and latency of passing the whole weights of the stage around all its replicas once."""
+        if self.replicas < 2:
+            return 0.0, 0.0
+        around = (self.replicas - 1) / self.replicas
         if self.spans_nodes:
-            return min(pool.nic_bandwidth for pool in self._pools), max(pool.nic_latency for pool in self._pools)
-        width = min(part.width for part in self.parts)
-        slowest = min(pool.intra_bandwidth for pool in self._pools)
-        return slowest * width, max(pool.intra_latency for pool in self._pools)
+            latency = max(pool.nic_latency for pool in self.pools)
+            return around / min(pool.nic_bandwidth for pool in self.pools), (self.replicas - 1) * latency
+        bandwidth = min(pool.intra_bandwidth for pool in self.pools) * min(part.width for part in self.parts)
+        if any(pool.intra_is_shared for pool in self.pools):
+            bandwidth = min(pool.intra_bandwidth for pool in self.pools) / self.replicas
+        return around / bandwidth, (self.replicas - 1) * max(pool.intra_latency for pool in self.pools)
 
-    def exchange(self, weights: FloatArray | float) -> FloatArray | float:
-        """(4) for so many weights: all-reduce; under ZeRO 2 only the gather is left at the end, under ZeRO 3
+    @cached_property
+    def exchange(self) -> tuple[float, float]:
+        """(4) as seconds per weight and seconds: a sum is twice around; under ZeRO 2 only a gather is left, under 3
         nothing."""
-        if self.replicas < 2 or self.zero == 3:
-            return 0.0 * weights
-        once = _ring(weights * self.prices.chain.dtype.bytes, self.replicas, *self.ring)
-        return once if self.zero == 2 else 2 * once
+        times = {2: 1, 3: 0}.get(self.zero, 2)
+        return times * self.ring[0] * self.prices.chain.dtype.bytes, times * self.ring[1]
 
-    def loaded(self, weights: FloatArray | float) -> FloatArray | float:
-        """(5): ZeRO 2 scatters gradients after every backward; ZeRO 3 also gathers weights twice."""
-        if self.replicas < 2 or self.zero < 2:
-            return 0.0 * weights
-        once = _ring(weights * self.prices.chain.dtype.bytes, self.replicas, *self.ring)
-        return once if self.zero == 2 else 3 * once
+    @cached_property
+    def load(self) -> tuple[float, float]:
+        """(5) alike: ZeRO 2 scatters gradients after every backward; ZeRO 3 also gathers weights twice."""
+        times = {2: 1, 3: 3}.get(self.zero, 0)
+        return times * self.ring[0] * self.prices.chain.dtype.bytes, times * self.ring[1]
+
+    @cached_property
+    def update(self) -> float:
+        """Seconds per weight: the optimizer reads and writes all it keeps."""
+        rates = [pool.memory_bandwidth * part.width for pool, part in zip(self.pools, self.parts, strict=True)]
+        return 2 * self.bytes_per_weight / min(rates)
+
+    @cached_property
+    def bytes_per_weight(self) -> float:
+        weights, gradients, optimizer = map(float, self.prices.state_bytes)
+        over = self.replicas
+        weights, gradients = weights / (over if self.zero >= 3 else 1), gradients / (over if self.zero >= 2 else 1)
+        return weights + gradients + optimizer / (over if self.zero >= 1 else 1)
+
+    @cached_property
+    def room(self) -> list[tuple[float, int]]:
+        """Per part: bytes that a replica may use, and its samples."""
+        both = zip(self.pools, self.parts, strict=True)
+        return [(USABLE * pool.device.kind.memory * part.width, part.most) for pool, part in both]
+
+    @cached_property
+    def nic_load(self) -> float:
+        """Seconds that a NIC is busy per byte and sample that crosses it; 0 where neighbours may sit in the same
+        node."""
+        loads = [
+            part.samples * min(part.replicas, pool.per_node // part.width) / pool.nic_bandwidth
+            for pool, part in zip(self.pools, self.parts, strict=True)
+            if part.devices >= pool.node_size and pool.nic_bandwidth
+        ]
+        return max(loads, default=0.0)
 
     @cached_property
     def hop(self) -> tuple[float, float]:
         """(seconds per output byte and sample, latency) of handing a micro-batch on, at the least."""
         choices = []
-        for part, pool in zip(self.parts, self._pools, strict=True):
-            inside = (part.samples / (pool.intra_bandwidth * part.width), pool.intra_latency)
+        for part, pool in zip(self.parts, self.pools, strict=True):
+            lanes = 1 if pool.intra_is_shared else part.width
+            inside = (part.samples / (pool.intra_bandwidth * lanes), pool.intra_latency)
             outside = (part.samples / pool.nic_bandwidth, pool.nic_latency) if pool.nic_bandwidth else inside
-            fills_node = part.width * part.replicas >= pool.node_size
-            choices.append(outside if fills_node else min(inside, outside))
+            choices.append(outside if part.devices >= pool.node_size else min(inside, outside))
         return min(choice[0] for choice in choices), min(choice[1] for choice in choices)
-
-    def tail(self, weights: FloatArray) -> FloatArray:
-        """(4) and the update, for tables of weights."""
-        seconds = np.zeros_like(weights) + self.exchange(weights)
-        slowest = min(p.device.efficiency * p.device.kind.memory_bandwidth * q.width for p, q in self._both)
-        return seconds + weights * (2 * self._bytes_per_weight / slowest)
-
-    @property
-    def _both(self) -> list[tuple[Pool, Part]]:
-        return list(zip(self._pools, self.parts, strict=True))
-
-    @cached_property
-    def _bytes_per_weight(self) -> float:
-        weight_bytes, gradient_bytes, optimizer = map(float, self.prices.state_bytes)
-        weight_bytes /= self.replicas if self.zero >= 3 else 1
-        gradient_bytes /= self.replicas if self.zero >= 2 else 1
-        optimizer /= self.replicas if self.zero >= 1 else 1
-        return weight_bytes + gradient_bytes + optimizer
-
-    def memory(self, group: int) -> tuple[FloatArray, FloatArray]:
-        """(3) over what a device may use, as tables [a, b] of the fullest part: what is always held, and what each
-        micro-batch in flight adds. Their sum is at most 1 where the layers fit."""
-        prices = self.prices
-        held = _range(prices.parameters)
-        for index, partner, weights in prices.tied:
-            held[: min(index, partner) + 1, max(index, partner) + 1 :] -= weights
-        passing = prices.transient(self.recompute) + (2 * group + 1) * prices.outputs.max()
-        kept = _range(prices.kept(self.recompute))
-        room = [(USABLE * pool.device.kind.memory * part.width, part.most) for pool, part in self._both]
-        fixed = np.maximum.reduce(
-            [(self._bytes_per_weight * held + samples * passing) / size for size, samples in room]
-        )
-        each = np.maximum.reduce([samples * kept / size for size, samples in room])
-        return fixed, each
 
     def __repr__(self) -> str:
         parts = " + ".join(f"{p.replicas}x{p.width} {self.prices.pools[p.pool].name} n={p.most}" for p in self.parts)
         return f"{parts}, zero {self.zero}, recompute {self.recompute}"
-
-
-def _ring(num_bytes: FloatArray | float, count: int, bandwidth: float, latency: float) -> FloatArray | float:
-    return num_bytes * ((count - 1) / count / bandwidth) + (count - 1) * latency
-
-
-def _range(sums: FloatArray) -> FloatArray:
-    """[a, b] = sums[b] - sums[a]."""
-    return sums[None, :] - sums[:, None]
-
-
-def _ranges(sums: FloatArray) -> FloatArray:
-    """The same for every part."""
-    return sums[:, None, :] - sums[:, :, None]
 
 
 def share_samples(

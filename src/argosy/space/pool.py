@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from argosy.cluster.device import Device
@@ -29,6 +30,8 @@ class Pool:
     intra_bandwidth: float
     """Bytes/s between two devices of a node over the best medium; infinity where a node has only one."""
     intra_latency: float
+    intra_is_shared: bool
+    """Whether that bandwidth is one capacity for the whole node."""
     nic_bandwidth: float
     """Bytes/s out of a node, over the widest first link to anywhere else; 0 without a way out."""
     nic_latency: float
@@ -37,6 +40,16 @@ class Pool:
     @property
     def name(self) -> str:
         return self.device.kind.name
+
+    @cached_property
+    def homes(self) -> frozenset[str]:
+        """Names of its nodes."""
+        return frozenset(node[0].partition(".")[0] for node in self.nodes)
+
+    @cached_property
+    def memory_bandwidth(self) -> float:
+        """Bytes/s that a device reaches."""
+        return self.device.efficiency * self.device.kind.memory_bandwidth
 
     @property
     def per_node(self) -> int:
@@ -68,10 +81,11 @@ def find_pools(cluster: Cluster) -> tuple[Pool, ...]:
 
 def _pool(cluster: Cluster, index: int, nodes: Sequence[tuple[str, ...]]) -> Pool:
     home, _ = cluster.node_of[nodes[0][0]]
-    best = (float("inf"), 0.0)
+    best, shared = (float("inf"), 0.0), False
     if len(home.devices) > 1:
         routes = cluster.routes(home.devices[0], home.devices[1])
-        best = max((cluster.bandwidth(route).at(0), -cluster.latency(route)) for route in routes)
+        route = max(routes, key=lambda r: (cluster.bandwidth(r).at(0), -cluster.latency(r)))
+        best, shared = (cluster.bandwidth(route).at(0), cluster.latency(route)), len(route.links) == 1
     bandwidth, latency = _outward(cluster, home)
     return Pool(
         index=index,
@@ -79,7 +93,8 @@ def _pool(cluster: Cluster, index: int, nodes: Sequence[tuple[str, ...]]) -> Poo
         nodes=tuple(nodes),
         node_size=len(home.devices),
         intra_bandwidth=best[0],
-        intra_latency=-best[1],
+        intra_latency=best[1],
+        intra_is_shared=shared,
         nic_bandwidth=bandwidth,
         nic_latency=latency,
     )

@@ -50,7 +50,8 @@ class Prices:
         if width > 1 and layer.reduced_bytes:
             payload = 2 * layer.reduced_bytes * samples
             latency = where.intra_latency * num_reductions(layer) * 2
-            reduce = ring_seconds(payload, width, where.intra_bandwidth, 0.0) + (width - 1) * latency
+            bandwidth = where.intra_bandwidth / (width if where.intra_is_shared else 1)
+            reduce = ring_seconds(payload, width, bandwidth, 0.0) + (width - 1) * latency
         return forward / speed + reduce, (backward + again) / speed + reduce
 
     @property
@@ -66,6 +67,11 @@ class Prices:
         return [first.setdefault(key, index) for index, key in enumerate(keys)]
 
     @cached_property
+    def distinct_layers(self) -> list[int]:
+        """One layer of each cost."""
+        return sorted(set(self._shapes))
+
+    @cached_property
     def parameters(self) -> FloatArray:
         """Running sum of weights held; a tied layer counts as holding its copy."""
         return _sums([layer.parameters + layer.tied_parameters for layer in self.chain.layers])
@@ -77,13 +83,37 @@ class Prices:
         return [(i, layer.tied_to, layer.tied_parameters) for i, layer in layers if layer.tied_to is not None]
 
     @cached_property
+    def reduced(self) -> FloatArray:
+        """Running sum of the bytes per sample that tensor-parallel groups reduce in a forward."""
+        return _sums([layer.reduced_bytes for layer in self.chain.layers])
+
+    @cached_property
+    def held(self) -> FloatArray:
+        """[a, b]: weights that layers a..b-1 hold; two tied layers in one range hold theirs once."""
+        table = self.parameters[None, :] - self.parameters[:, None]
+        for index, partner, weights in self.tied:
+            table[: min(index, partner) + 1, max(index, partner) + 1 :] -= weights
+        return table
+
+    @cached_property
     def outputs(self) -> FloatArray:
         """Bytes per sample across a cut before each layer; 0 at both ends."""
         return np.array([0.0, *(layer.output_bytes for layer in self.chain.layers[:-1]), 0.0])
 
-    def kept(self, recompute: Recompute) -> FloatArray:
-        """Running sum of activation bytes per sample."""
-        return self._kept[recompute]
+    @cached_property
+    def largest_output(self) -> float:
+        return float(self.outputs.max())
+
+    def kept_ranges(self, recompute: Recompute) -> FloatArray:
+        """[a, b]: activation bytes per sample of layers a..b-1."""
+        if recompute not in self._kept_ranges:
+            sums = self._kept[recompute]
+            self._kept_ranges[recompute] = sums[None, :] - sums[:, None]
+        return self._kept_ranges[recompute]
+
+    @cached_property
+    def _kept_ranges(self) -> dict[Recompute, FloatArray]:
+        return {}
 
     @cached_property
     def _kept(self) -> dict[Recompute, FloatArray]:

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
-
 from argosy.space.option import Option
 
 
@@ -27,35 +25,27 @@ class Counters:
 
 
 def fits_nowhere(option: Option) -> bool:
-    """*memory*: safe because memory grows with every layer: if no single layer fits with one micro-batch in flight,
-    no range does."""
-    fixed, each = option.memory(1)
-    return bool(np.diagonal(fixed + each, offset=1).min() > 1)
+    """*memory*: safe because memory grows with every layer: if no single layer fits with one micro-batch in flight, no
+    range of layers does."""
+    return not any(option.fits(layer, layer + 1, 1, 1) for layer in option.prices.distinct_layers)
 
 
 def without_dominated(options: Sequence[Option], counters: Counters) -> list[Option]:
-    """*dominance*: drop an option if another on the same devices is no slower in every table and needs no more memory.
+    """*dominance*: of options with the same parts and recomputation, which differ in ZeRO only, drop one if another
+    is no worse in gradient exchange, network load and memory.
 
-    Safe because the bound and the judged time of a plan never fall when an entry of these tables rises, so that the
-    other option can take its place in any plan. Of equals, the first stays.
+    Safe because these are the only numbers in which they differ, and times, memory and bounds of every plan grow with
+    each of them. Of equals, the first stays.
     """
-    kept: list[tuple[Option, tuple[np.ndarray, ...]]] = []
-    for option in sorted(options, key=lambda one: (float(one.slowest[0, -1]), one.zero)):
-        tables = _tables(option)
-        if any(all((a <= b + 1e-15).all() for a, b in zip(mine, tables, strict=True)) for _, mine in kept):
+    kept: list[Option] = []
+    for option in options:
+        mine = (*option.exchange, *option.load, option.bytes_per_weight, option.update)
+        rivals = (other for other in kept if (other.parts, other.recompute) == (option.parts, option.recompute))
+        if any(
+            all(a <= b for a, b in zip((*o.exchange, *o.load, o.bytes_per_weight, o.update), mine, strict=True))
+            for o in rivals
+        ):
             counters.add("dominance")
         else:
-            kept.append((option, tables))
-    return [option for option, _ in kept]
-
-
-def _tables(option: Option) -> tuple[np.ndarray, ...]:
-    """Everything that a smaller value of makes a plan better or no worse."""
-    fixed, each = option.memory(1)
-    weights = option.prices.parameters[None, :] - option.prices.parameters[:, None]
-    upper = np.triu_indices(len(weights), 1)
-    times = (option.forward, option.backward, option.least[0], option.least[1])
-    steps = tuple(np.diff(sums).max(axis=0) for sums in times[:2]) + tuple(
-        np.diff(sums).min(axis=0) for sums in times[2:]
-    )
-    return (*steps, option.slowest[upper], fixed[upper], each[upper], option.tail(weights)[upper], np.array(option.hop))
+            kept.append(option)
+    return kept

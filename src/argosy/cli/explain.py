@@ -1,0 +1,83 @@
+"""``argosy explain``: why a plan takes as long as it does, and what would help."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from argosy.cli.options import ClusterSource, Json, PlanSource, Quiet, Traces, Width
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from argosy.cluster.topology import Cluster
+    from argosy.explain import Explanation
+
+
+def explain(
+    plan: PlanSource,
+    cluster: ClusterSource = None,
+    trace: Traces = None,
+    width: Width = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Why a plan takes so long, and what would help.
+
+    Prints what fills the memory of each device, which stage and link hold the others up, what faster ones or more
+    memory would buy, why other plans lost, and why devices were left out.
+
+    \b
+    Example:
+        argosy explain llama-3-8b-on-mixed-16
+    """
+    from argosy.cli.inputs import load_scenario, read_bundled_or_file
+    from argosy.cli.terminal import print_json, progress, stdout_console
+    from argosy.explain import explain_plan
+    from argosy.plan.file import schedule_to_dict
+    from argosy.report.explain import explanation_to_dict
+
+    scenario = load_scenario(read_bundled_or_file(plan), cluster=cluster, traces=trace or ())
+    with progress(f"simulating {scenario.plan!r} and changes to it", quiet=quiet):
+        explanation = explain_plan(scenario.plan, scenario.chain, scenario.cluster)
+    if json:
+        names = {
+            "model": scenario.plan.model.name,
+            "cluster": {"name": scenario.cluster.name, "hash": scenario.cluster.hash},
+            "schedule": schedule_to_dict(scenario.plan.schedule),
+        }
+        print_json("explain", {**names, **explanation_to_dict(explanation)})
+        return
+    _show(stdout_console(width), explanation, scenario.cluster)
+
+
+def _show(console: Console, explanation: Explanation, cluster: Cluster) -> None:
+    from argosy.report.plan import left_out_lines, plan_title, runner_up_table, stage_table
+
+    plan = explanation.plan
+    console.print(f"{plan_title(plan)}\n")
+    console.print(stage_table(plan, cluster))
+    console.print()
+    show_reasons(console, explanation, cluster)
+    show_what_ifs(console, explanation)
+    if plan.runner_ups:
+        console.print()
+        console.print(runner_up_table(plan))
+    for line in left_out_lines(plan, cluster):
+        console.print(line)
+
+
+def show_reasons(console: Console, explanation: Explanation, cluster: Cluster) -> None:
+    """Bottleneck and memory."""
+    from argosy.report.explain import memory_table, reason_table
+
+    console.print(reason_table(explanation))
+    console.print("\nmemory in GiB, when a device holds most", style="dim")
+    console.print(memory_table(explanation, cluster))
+
+
+def show_what_ifs(console: Console, explanation: Explanation) -> None:
+    from argosy.report.explain import memory_in_a_sentence, what_if_table
+
+    console.print()
+    console.print(what_if_table(explanation))
+    console.print(memory_in_a_sentence(explanation))

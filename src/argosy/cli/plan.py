@@ -1,0 +1,222 @@
+"""``argosy plan``: how a model should run on a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from argosy.cli.options import (
+    DtypeName,
+    Gap,
+    GlobalBatch,
+    Json,
+    Level,
+    ModelSource,
+    NoMixed,
+    NoPrune,
+    OptimizerName,
+    Quiet,
+    Schedules,
+    SequenceLength,
+    TargetCluster,
+    TimeBudget,
+    Width,
+    Workers,
+)
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from rich.console import Console
+
+    from argosy.cluster.topology import Cluster
+    from argosy.plan.plan import Plan
+    from argosy.planner import Progress, Settings
+    from argosy.schedule import ScheduleSpec
+    from argosy.workload.chain import Chain
+
+
+def plan(
+    model: ModelSource,
+    cluster: TargetCluster,
+    global_batch: GlobalBatch,
+    sequence_length: SequenceLength = None,
+    dtype: DtypeName = None,
+    optimizer: OptimizerName = None,
+    level: Level = 1,
+    gap: Gap = 0.01,
+    time_budget: TimeBudget = None,
+    no_prune: NoPrune = False,
+    schedule: Schedules = None,
+    no_mixed: NoMixed = False,
+    workers: Workers = 1,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan here, as JSON.")] = None,
+    width: Width = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """How a model should run on a cluster.
+
+    Prints which layers run on which devices, the time that is predicted, how much faster any other plan could be at
+    most, what the search took, and which plans and devices it left aside.
+
+    \b
+    Examples:
+        argosy plan -m llama-3-8b -c mixed-16 -b 128 --sequence-length 2048 --dtype fp16
+        argosy plan -m gpt2-xl -c two-cards -b 64 --dtype fp16 --level 2 -o plan.json
+    """
+    from argosy.cli.inputs import check_at_least
+    from argosy.cli.terminal import print_json, stdout_console, write_file
+    from argosy.cluster.file import load_cluster
+    from argosy.plan.file import dumps_plan
+    from argosy.planner import Settings
+    from argosy.workload.load import load_model
+
+    check_at_least("--global-batch", global_batch, 1)
+    settings = Settings(level=level, gap=gap, time_budget=_budget(time_budget), prune=not no_prune)
+    settings = replace(settings, mixed=False if no_mixed else None)
+    if schedule:
+        settings = replace(settings, schedules=parse_schedules(schedule))
+    chain = load_model(model, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
+    where = load_cluster(cluster)
+    with _executor(workers) as executor:
+        found = search(chain, where, global_batch, replace(settings, executor=executor), quiet=quiet)
+    found = replace(found, model=replace(found.model, name=model))  # what ``load_model`` takes, also for a file
+    if output is not None:
+        write_file(output, dumps_plan(found).encode())
+    if json:
+        print_json("plan", _to_dict(found))
+        return
+    console = stdout_console(width)
+    show_plan(console, found, where)
+    _show_alternatives(console, found, where)
+    if output is not None:
+        console.print(f"\nwrote {output}; next: argosy explain {output}, argosy simulate {output}", soft_wrap=True)
+
+
+def search(chain: Chain, cluster: Cluster, global_batch: int, settings: Settings, *, quiet: bool) -> Plan:
+    """Find a plan, telling on stderr how far the search is."""
+    from argosy.explain import with_prediction
+    from argosy.planner import find_plan
+
+    with _watch(f"planning {chain.name} for {cluster!r}", quiet=quiet) as tell:
+        found = find_plan(chain, cluster, global_batch=global_batch, settings=replace(settings, progress=tell))
+        complete = found.predicted is not None and found.predicted.peak_memory_bytes
+        return found if complete else with_prediction(found, chain, cluster)
+
+
+@contextlib.contextmanager
+def _watch(message: str, *, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
+    """How far a search is, on stderr: on a terminal one line that changes, elsewhere a line per percent of the gap."""
+    if quiet:
+        yield None
+    elif sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
+        from rich.console import Console
+
+        with Console(stderr=True).status(message) as status:
+            yield lambda state: status.update(f"{message}: {_state(state)}")
+    else:
+        sys.stderr.write(f"{message}\n")
+        told: set[tuple[float, float]] = set()
+
+        def tell(state: Progress) -> None:
+            news = (state.seconds, round(state.gap, 2))
+            if news not in told:
+                told.add(news)
+                sys.stderr.write(f"{_state(state)}\n")
+
+        yield tell
+
+
+def _state(state: Progress) -> str:
+    from argosy.units import TIME
+
+    if not math.isfinite(state.seconds):
+        return f"no plan yet, bound {TIME.format(state.bound)}, {state.candidates:,} plans judged"
+    times = f"best {TIME.format(state.seconds)}, bound {TIME.format(state.bound)}"
+    return f"{times}, gap {100 * state.gap:.1f} %, {state.candidates:,} plans judged"
+
+
+@contextlib.contextmanager
+def _executor(workers: int) -> Iterator[Executor | None]:
+    if workers == 1:
+        yield None
+        return
+    from concurrent.futures import ProcessPoolExecutor
+
+    with ProcessPoolExecutor(workers) as executor:
+        yield executor
+
+
+def _budget(text: str | None) -> float:
+    from argosy.errors import Mismatch, bad_input
+    from argosy.units import TIME
+
+    if text is None:
+        return math.inf
+    try:
+        return TIME.parse(text)
+    except Mismatch:
+        raise bad_input('a time such as "30 s"', text, where="--time-budget") from None
+
+
+def parse_schedules(names: Sequence[str]) -> tuple[ScheduleSpec, ...]:
+    """What ``--schedule`` names, each once; ``kfkb`` alone is every k that is searched without the option."""
+    from argosy.errors import bad_input, closest
+    from argosy.planner import SCHEDULES
+    from argosy.schedule import ScheduleKind, ScheduleSpec
+
+    known = list(dict.fromkeys(str(spec.kind) for spec in SCHEDULES))
+    chosen: list[ScheduleSpec] = []
+    for name in names:
+        kind, separator, k = name.partition(":")
+        if kind in known and not separator:
+            chosen += [spec for spec in SCHEDULES if str(spec.kind) == kind]
+        elif kind == ScheduleKind.KFKB and k.isdecimal() and int(k) > 0:
+            chosen.append(ScheduleSpec(kind=ScheduleKind.KFKB, k=int(k)))
+        else:
+            expected = f"one of the schedules {', '.join(known)} or kfkb:K with K of at least 1"
+            raise bad_input(expected, name, where="--schedule", suggestion=closest(name, known))
+    return tuple(dict.fromkeys(chosen))
+
+
+def _to_dict(plan: Plan) -> dict[str, Any]:
+    """The plan file, and beside it what people look for first."""
+    from argosy.plan.file import plan_to_dict
+
+    content = plan_to_dict(plan)
+    beside = {name: content.get(name) for name in ("predicted", "certificate", "search", "runner_ups", "left_out")}
+    if plan.predicted is not None:
+        tokens = plan.predicted.samples_per_second * plan.model.sequence_length
+        beside["predicted"] = {**content["predicted"], "tokens_per_second": tokens}
+    return {"plan": content, **beside}
+
+
+def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:
+    """The stages, and what is expected of them."""
+    from argosy.report.plan import figure_table, plan_title, stage_table
+
+    console.print(f"{plan_title(plan)}\n")
+    console.print(stage_table(plan, cluster))
+    console.print()
+    console.print(figure_table(plan, cluster))
+
+
+def _show_alternatives(console: Console, plan: Plan, cluster: Cluster) -> None:
+    from argosy.report.plan import left_out_lines, runner_up_table
+
+    if plan.runner_ups:
+        console.print()
+        console.print(runner_up_table(plan))
+    if plan.left_out:
+        console.print()
+    for line in left_out_lines(plan, cluster):
+        console.print(line)

@@ -1,0 +1,157 @@
+"""Why a plan is as fast as it is, for people and for ``--json``: memory, bottleneck, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from argosy.cluster.topology import Cluster
+from argosy.explain import MORE_MEMORY, DeviceMemory, Explanation, WhatIf
+from argosy.report.marks import percent
+from argosy.report.plan import devices_in_short, throughput
+from argosy.report.summary import critical_parts
+from argosy.report.tables import plain_table
+from argosy.units import SIZE, TIME
+
+_MOST_PARTS = 4
+_MOST_SETTINGS = 4
+_PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
+_NOTHING = 0.0005
+"""A gain below this is none."""
+_HALF_A_PERCENT = 0.005
+
+
+def memory_table(explanation: Explanation, cluster: Cluster) -> Table:
+    """GiB when a device holds most; neighbours with the same figures share a line."""
+    columns = ("device", *_PARTS, "peak", "of", "free")
+    table = plain_table(*columns, right=columns[1:])
+    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
+    for cells, group in groupby(explanation.memory, key=_memory_cells):
+        *parts, free = cells
+        style = "bold red" if free.startswith("-") else ""
+        names = devices_in_short([one.device for one in group], cluster)
+        table.add_row(names, *parts, Text(free, style=style))
+    return table
+
+
+def _memory_cells(memory: DeviceMemory) -> tuple[str, ...]:
+    amounts = [getattr(memory, part) for part in _PARTS]
+    return (*(_gib(one) for one in (*amounts, memory.peak)), f"{memory.capacity / 2**30:.0f}", _gib(memory.free))
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.1f}"
+
+
+def reason_table(explanation: Explanation) -> Table:
+    """Time, bottleneck, busiest link and critical path, one a line."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, text in _reasons(explanation):
+        table.add_row(name, text)
+    return table
+
+
+def _reasons(explanation: Explanation) -> Iterator[tuple[str, str]]:
+    plan, load = explanation.plan, explanation.bottleneck
+    rate = throughput(plan.global_batch / explanation.seconds, plan.model.sequence_length)
+    yield "iteration", f"{TIME.format(explanation.seconds)}, {rate}"
+    shares = {"computes": load.computing, "exchanges tensors": load.exchanging, "waits": 1 - load.busy}
+    spent = [f"{what} for {percent(share)}" for what, share in shares.items() if share >= _HALF_A_PERCENT]
+    yield "bottleneck", f"stage {load.stage}: it {', '.join(spent)} of the time"
+    if explanation.edges:
+        busiest = explanation.edges[0]
+        yield "busiest link", f"{busiest.edge}, {percent(busiest.utilisation)} of what it could carry"
+    path = critical_parts(explanation.timeline.critical_path())
+    total = sum(spent for _, spent in path)
+    shown = [(what, spent) for what, spent in path[:_MOST_PARTS] if spent >= _HALF_A_PERCENT * total]
+    rest = total - sum(spent for _, spent in shown)
+    shown += [("other", rest)] if rest >= _HALF_A_PERCENT * total else []
+    yield "critical path", ", ".join(f"{what} {percent(spent / total)}" for what, spent in shown)
+
+
+def what_if_table(explanation: Explanation) -> Table:
+    """What a change would buy; whether the memory suffices where that is a question."""
+    table = plain_table("what if", "iteration", "gain", "memory", right=("iteration", "gain"))
+    table.columns[0].no_wrap = False
+    for one in sorted(explanation.improvements, key=lambda one: -one.gain):
+        table.add_row(one.change, TIME.format(one.seconds), gain_in_percent(one.gain))
+    for one in (*explanation.settings[:_MOST_SETTINGS], *explanation.additions):
+        need = f"{SIZE.format(one.missing, digits=3)} too little" if one.missing else "fits"
+        table.add_row(one.change, TIME.format(one.seconds), gain_in_percent(one.gain), need)
+    return table
+
+
+def gain_in_percent(gain: float) -> str:
+    """
+    >>> gain_in_percent(0.0312), gain_in_percent(-0.5), gain_in_percent(0.0001)
+    ('3.1 %', '-50.0 %', '-')
+    """
+    return "-" if abs(gain) < _NOTHING else f"{100 * gain:.1f} %"
+
+
+def memory_in_a_sentence(explanation: Explanation) -> str:
+    """What one more GB of memory on every device would buy."""
+    helpful = [one for one in explanation.settings if one.gain > _NOTHING]
+    if not explanation.settings:
+        return "More memory buys this plan nothing: no stage recomputes, or exchanges weights to save memory."
+    if not helpful:
+        return "More memory buys this plan nothing: settings that need more are no faster."
+    within = [one for one in helpful if one.missing <= MORE_MEMORY]
+    if not within:
+        nearest = helpful[0]
+        need = SIZE.format(nearest.missing, digits=3)
+        return f"1 GB more memory buys this plan nothing: {nearest.change} is the nearest, and lacks {need}."
+    best = max(within, key=lambda one: one.gain)
+    with_what = "1 GB more memory on every device allows" if best.missing else "There is memory for"
+    return f"{with_what} {best.change}, which is {gain_in_percent(best.gain)} faster."
+
+
+def help_in_a_sentence(explanation: Explanation) -> str:
+    """The two changes that would buy most."""
+    fitting = [one for one in (*explanation.improvements, *explanation.settings) if not one.missing]
+    best = sorted((one for one in fitting if one.gain > _NOTHING), key=lambda one: -one.gain)[:2]
+    if not best:
+        return "No small change would make it faster."
+    return f"Most would help {', then '.join(f'{one.change} ({gain_in_percent(one.gain)})' for one in best)}."
+
+
+def explanation_to_dict(explanation: Explanation) -> dict[str, Any]:
+    """For JSON; seconds, bytes, and shares of 1."""
+    plan, path = explanation.plan, critical_parts(explanation.timeline.critical_path())
+    samples_per_second = plan.global_batch / explanation.seconds
+    return {
+        "iteration_seconds": explanation.seconds,
+        "samples_per_second": samples_per_second,
+        "tokens_per_second": samples_per_second * plan.model.sequence_length,
+        "memory": [_memory_to_dict(memory) for memory in explanation.memory],
+        "stages": [{**vars(load), "busy": load.busy} for load in explanation.loads],
+        "edges": [dict(vars(load)) for load in explanation.edges],
+        "bottleneck": {
+            "stage": explanation.bottleneck.stage,
+            "edge": explanation.edges[0].edge if explanation.edges else None,
+        },
+        "critical_path": [{"what": what, "seconds": spent} for what, spent in path],
+        "improvements": _what_ifs_to_list(explanation.improvements),
+        "settings": _what_ifs_to_list(explanation.settings),
+        "additions": _what_ifs_to_list(explanation.additions),
+        "runner_ups": [dict(vars(other)) for other in plan.runner_ups],
+        "left_out": [dict(vars(left)) for left in plan.left_out],
+    }
+
+
+def _memory_to_dict(memory: DeviceMemory) -> dict[str, Any]:
+    parts = {f"{part}_bytes": getattr(memory, part) for part in (*_PARTS, "peak", "capacity", "free")}
+    return {"device": memory.device, "kind": memory.kind, **parts}
+
+
+def _what_ifs_to_list(what_ifs: Iterable[WhatIf]) -> list[dict[str, Any]]:
+    return [
+        {"change": one.change, "iteration_seconds": one.seconds, "gain": one.gain, "missing_bytes": one.missing}
+        for one in what_ifs
+    ]

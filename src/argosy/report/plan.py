@@ -1,0 +1,171 @@
+"""A plan for people: its stages, what is expected of it, how sure that is, and what it was chosen over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+
+from rich.table import Table
+
+from argosy.cluster.topology import Cluster
+from argosy.plan.plan import Certificate, Plan, Predicted, Recompute, Replica, Search, Stage
+from argosy.report.marks import names_in_short
+from argosy.report.tables import plain_table
+from argosy.units import SIZE, TIME
+
+_MOST_PRUNED = 6
+
+
+def plan_title(plan: Plan) -> str:
+    """``gpt2-xl on two-cards: 2 stages, 16 micro-batches of 4, 1f1b``."""
+    stages = f"{len(plan.stages)} stage{'' if len(plan.stages) == 1 else 's'}"
+    batches = f"{plan.num_micro_batches} micro-batch{'' if plan.num_micro_batches == 1 else 'es'}"
+    head = f"{plan.model.name} on {plan.cluster.name}: {stages}"
+    return f"{head}, {batches} of {plan.micro_batch_size}, {plan.schedule!r}"
+
+
+def stage_table(plan: Plan, cluster: Cluster) -> Table:
+    """A line per stage; ``2 x 4`` are two replicas, each of four devices that share a layer's tensors."""
+    columns = ("stage", "layers", "on", "devices", "replicas", "samples", "recompute", "zero")
+    table = plain_table(*columns, right=("stage", "replicas", "zero"))
+    for name in ("devices", "samples"):
+        column = table.columns[columns.index(name)]
+        column.no_wrap, column.overflow = False, "fold"
+    for index, stage in enumerate(plan.stages):
+        table.add_row(
+            str(index),
+            f"{stage.first}..{stage.end - 1}",
+            "\n".join(_kinds(stage, cluster)),
+            devices_in_short(stage.devices, cluster),
+            "\n".join(_groups(stage.replicas)),
+            samples_in_short(stage.replicas),
+            "-" if stage.recompute is Recompute.NONE else str(stage.recompute),
+            str(stage.zero) if stage.zero else "-",
+        )
+    return table
+
+
+def _kinds(stage: Stage, cluster: Cluster) -> Iterator[str]:
+    counts: dict[str, int] = {}
+    for name in stage.devices:
+        kind = cluster.device(name).kind.name
+        counts[kind] = counts.get(kind, 0) + 1
+    yield from (f"{count}x {kind}" for kind, count in counts.items())
+
+
+def _groups(replicas: Iterable[Replica]) -> Iterator[str]:
+    for width, group in groupby(replicas, key=lambda replica: replica.width):
+        yield f"{len(list(group))} x {width}"
+
+
+def samples_in_short(replicas: Iterable[Replica]) -> str:
+    """Samples of a micro-batch that each replica takes.
+
+    >>> samples_in_short([Replica(devices=("a",), samples=n) for n in (2, 2)])
+    '2 each'
+    >>> samples_in_short([Replica(devices=("a",), samples=n) for n in (3, 3, 1)])
+    '2x 3, 1'
+    """
+    runs = [(samples, len(list(group))) for samples, group in groupby(replicas, key=lambda one: one.samples)]
+    if len(runs) == 1:
+        samples, count = runs[0]
+        return f"{samples} each" if count > 1 else str(samples)
+    return ", ".join(f"{count}x {samples}" if count > 1 else str(samples) for samples, count in runs)
+
+
+def devices_in_short(devices: Iterable[str], cluster: Cluster) -> str:
+    """Names in few letters; a node that is there with all its devices goes by its own name.
+
+    >>> from argosy.cluster.file import load_cluster
+    >>> devices_in_short(["a0.0", "a0.1", "a0.2", "a0.3", "v1.0", "v1.1"], load_cluster("mixed-16"))
+    'a0, v1.0..1'
+    """
+    chosen = set(devices)
+    names: list[str] = []
+    for node in cluster.nodes:
+        here = [name for name in node.devices if name in chosen]
+        names += [node.name] if len(here) == len(node.devices) else here
+    return names_in_short(names)
+
+
+def figure_table(plan: Plan, cluster: Cluster) -> Table:
+    """What is expected of a plan and how it was found, one figure a line."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, text in _figures(plan, cluster):
+        table.add_row(name, text)
+    return table
+
+
+def _figures(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, str]]:
+    if plan.predicted is not None:
+        yield "iteration", f"{TIME.format(plan.predicted.iteration_seconds)} predicted"
+        yield "throughput", throughput(plan.predicted.samples_per_second, plan.model.sequence_length)
+        if plan.predicted.peak_memory_bytes:
+            yield "memory", _fullest(plan.predicted, cluster)
+        if plan.predicted.bottleneck:
+            yield "bottleneck", plan.predicted.bottleneck
+    if plan.certificate is not None:
+        yield "certificate", certificate_in_a_sentence(plan.certificate)
+    if plan.search is not None:
+        yield "search", _effort(plan.search)
+
+
+def throughput(samples_per_second: float, sequence_length: int) -> str:
+    """
+    >>> throughput(19.0631, 2048)
+    '19.06 samples/s, 39,041 tokens/s'
+    """
+    tokens = f", {samples_per_second * sequence_length:,.0f} tokens/s" if sequence_length > 1 else ""
+    return f"{samples_per_second:.4g} samples/s{tokens}"
+
+
+def _fullest(predicted: Predicted, cluster: Cluster) -> str:
+    shares = {name: held / cluster.device(name).kind.memory for name, held in predicted.peak_memory_bytes}
+    name = max(shares, key=lambda one: shares[one])
+    held = dict(predicted.peak_memory_bytes)[name]
+    capacity = SIZE.format(cluster.device(name).kind.memory, digits=3)
+    return f"{held / 2**30:.1f} of {capacity} on the fullest device, {name}"
+
+
+def certificate_in_a_sentence(certificate: Certificate) -> str:
+    """What is proven: gap = predicted time over lower bound, minus 1."""
+    bound = TIME.format(certificate.lower_bound_seconds)
+    if certificate.gap <= 0:
+        return f"no plan of {certificate.scope} is faster"
+    return f"no plan of {certificate.scope} is more than {gap_in_percent(certificate.gap)} faster (bound {bound})"
+
+
+def gap_in_percent(gap: float) -> str:
+    """
+    >>> gap_in_percent(0.0459)
+    '4.6 %'
+    """
+    return f"{100 * gap:.3g} %" if gap >= 1 else f"{100 * gap:.2g} %"
+
+
+def _effort(search: Search) -> str:
+    removed = sorted(search.pruned, key=lambda rule: (-rule[1], rule[0]))
+    rules = [f"{rule} {count:,}" for rule, count in removed if count][:_MOST_PRUNED]
+    text = f"{search.candidates:,} plans judged in {TIME.format(search.cpu_seconds, digits=3)} of CPU time"
+    return f"{text}; removed by {', '.join(rules)}" if rules else text
+
+
+def runner_up_table(plan: Plan) -> Table:
+    """The plans that came close, and why they lost."""
+    table = plain_table("runner-up", "iteration", "why it lost", right=("iteration",))
+    for column in (table.columns[0], table.columns[2]):
+        column.no_wrap, column.ratio = False, 1
+    table.columns[0].ratio = 2
+    for other in plan.runner_ups:
+        table.add_row(other.description, TIME.format(other.iteration_seconds), other.reason)
+    return table
+
+
+def left_out_lines(plan: Plan, cluster: Cluster) -> list[str]:
+    """Devices that the plan does not use, those with one reason together."""
+    reasons: dict[str, list[str]] = {}
+    for left in plan.left_out:
+        reasons.setdefault(left.reason, []).append(left.device)
+    return [f"left out: {devices_in_short(names, cluster)}: {reason}" for reason, names in reasons.items()]
