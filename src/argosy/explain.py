@@ -389,8 +389,8 @@ class _Question:
             device = self.cluster.device(left.device)
             idle[device.kind.name][device.node].append(device.name)
         for nodes in idle.values():
-            group = next((tuple(names[:width]) for names in nodes.values() if len(names) >= width), None)
+            group = next((tuple(names[:width]) for names in nodes.values() if len(names) >= width), ())
             with contextlib.suppress(ArgosyError):  # no route, or no such dtype there: the planner's reason says so
-                plan = group and with_replica(self.plan, stage, group, self.chain, self.cluster, self.model)
-                if plan:
-                    yield self._what_if(f"{', '.join(group or ())} as a further replica of stage {stage}", plan=plan)
+                plan = with_replica(self.plan, stage, group, self.chain, self.cluster, self.model) if group else None
+                if plan is not None:
+                    yield self._what_if(f"{', '.join(group)} as a further replica of stage {stage}", plan=plan)

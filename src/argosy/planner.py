@@ -60,6 +60,8 @@ SCHEDULES = (
 )
 
 
+_FILL = 4
+"""Stages that a pipeline has, roughly; only decides which shapes are looked at first."""
 _EFFORT = {Recompute.NONE: 0, Recompute.SELECTIVE: 1, Recompute.FULL: 2}
 
 
@@ -162,7 +164,8 @@ class _PlanSearch:
         return time.process_time() - self.began > self.settings.time_budget
 
     def _shapes(self) -> list[tuple[float, Shape]]:
-        """Every way to cut the global batch with its throughput bound, most promising first."""
+        """Every way to cut the global batch with its throughput bound, most promising first: a pipeline of a few stages
+        takes so many micro-batches longer to fill and drain."""
         shapes = []
         for count in range(1, self.global_batch + 1):
             if self.global_batch % count:
@@ -171,7 +174,12 @@ class _PlanSearch:
             schedules = tuple(schedule for schedule in self.settings.schedules if schedule.k <= count)
             shape = Shape(num_micro_batches=count, micro_batch_size=size, schedules=schedules)
             shapes.append((count * throughput_bound(self.prices, size), shape))
-        return sorted(shapes, key=lambda item: (item[0], item[1].num_micro_batches))
+
+        def promise(item: tuple[float, Shape]) -> tuple[float, int]:
+            count = item[1].num_micro_batches
+            return item[0] * (1 + _FILL / count), -count
+
+        return sorted(shapes, key=promise)
 
     def _search(self, units: Vector) -> float:
         """One granularity: the least bound that is left open."""
@@ -183,7 +191,7 @@ class _PlanSearch:
         searches: list[PlanSearch] = []
         menus: dict[int, dict[Vector, list[Option]]] = {}
         shapes = self._shapes()
-        self.free_bound = shapes[0][0]
+        self.free_bound = min(bound for bound, _ in shapes)
         for bound, shape in shapes:
             upper = self.best if self.settings.prune else math.inf
             if bound >= upper or self._out_of_time():
@@ -312,7 +320,7 @@ class _PlanSearch:
     def _finalists(self) -> list[_Found]:
         """The best few, as many as the exact engine plays in a fraction of the search."""
         tasks = 4 * len(self.found[0].plan) * self.found[0].shape.num_micro_batches
-        most = max(1, (6_000 if self.settings.level == 1 else 60_000) // tasks)
+        most = max(1, (3_000 if self.settings.level == 1 else 60_000) // tasks)
         return self.found[: min(most, 8)]
 
     def _replay(self, plan: Plan) -> float:

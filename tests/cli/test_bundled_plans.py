@@ -9,9 +9,9 @@ import pytest
 from bundled_plans import PLANS
 
 import argosy
-from argosy.cli.inputs import bundled_plans, load_scenario, read_bundled_or_file
+from argosy.cli.inputs import load_scenario, read_bundled_or_file
 from argosy.cluster.file import cluster_from_content, load_cluster
-from argosy.plan.file import dumps_plan
+from argosy.plan.file import bundled_plans, dumps_plan
 from argosy.report.summary import Summary, summarise
 from argosy.sim.simulate import simulate
 

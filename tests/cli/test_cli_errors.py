@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from command_result import PLAN, Run
 
+from argosy.cluster.file import bundled_clusters
 from argosy.errors import InfeasibleError, RunError
 
 FILES = {
@@ -28,7 +29,7 @@ CASES = {
     "bundled plans gpt2-xl-on-two-cards, llama-3-8b-on-mixed-16; "
     'did you mean "llama-3-8b-on-mixed-16"?',
     ("simulate", PLAN, "--cluster", "mixed"): 'found "mixed", expected a cluster file or one of the bundled '
-    'clusters geo-8, mixed-16, two-cards; did you mean "mixed-16"?',
+    f'clusters {", ".join(bundled_clusters())}; did you mean "mixed-8"?',
     ("simulate", PLAN, "--k", "0"): "--k: found 0, expected a whole number of at least 1",
     ("simulate", PLAN, "--k", "2", "--schedule", "1f1b"): "--k: found 2, expected no --k with a schedule other "
     "than kfkb",
@@ -54,8 +55,8 @@ CASES = {
     ("simulate", PLAN, "-o", "plain.txt/x.json"): "plain.txt/x.json: found Not a directory, expected a writable file",
     ("trace", "missing.json"): "missing.json: expected an existing file",
     ("cluster", "check", "nowhere.toml"): "nowhere.toml: expected an existing file",
-    ("cluster", "show", "geo8"): 'found "geo8", expected a cluster file or one of the bundled clusters geo-8, '
-    'mixed-16, two-cards; did you mean "geo-8"?',
+    ("cluster", "show", "geo8"): 'found "geo8", expected a cluster file or one of the bundled clusters '
+    f'{", ".join(bundled_clusters())}; did you mean "geo-8"?',
 }
 
 

@@ -34,10 +34,10 @@ from argosy.plan.check import check_plan
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
 from argosy.schedule import Schedule, ScheduleKind, ScheduleSpec
 from argosy.sim.compile import compile_plan
-from argosy.sim.split import overlaps
 from argosy.sim.exact import simulate_exact
 from argosy.sim.graph import Task, TaskGraph
 from argosy.sim.pipeline import pipeline_graph
+from argosy.sim.split import overlaps
 from argosy.timeline import SpanKind, Timeline
 from argosy.timeline.file import dumps_timeline, loads_timeline
 from argosy.workload.chain import Chain, Layer

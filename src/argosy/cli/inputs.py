@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,22 @@ from argosy.cluster.file import build_cluster, cluster_from_content, load_cluste
 from argosy.cluster.schema import ChangeSchema
 from argosy.cluster.topology import Cluster
 from argosy.cluster.tracefile import read_trace
-from argosy.document import Document, Location, Schema, parse_json, read_json, read_toml, validate
+from argosy.cost.compute import ComputeModel
+from argosy.document import Document, Location, Schema, read_toml, validate
 from argosy.errors import InputError, Mismatch, Problem, bad_input, closest
 from argosy.plan.check import check_plan
-from argosy.plan.file import plan_from_document
+from argosy.plan.file import plan_from_document, read_plan
 from argosy.plan.plan import Plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.units import TIME
 from argosy.workload.chain import Chain
+from argosy.workload.dapple import read_dapple
 from argosy.workload.load import load_model
+from argosy.workload.profile_file import read_profile
 
 _NO_CHANGES = "none"
+
+read_bundled_or_file = read_plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +41,7 @@ class Scenario:
     plan: Plan
     chain: Chain
     cluster: Cluster
+    model: ComputeModel = field(default_factory=ComputeModel)
 
 
 def load_scenario(
@@ -46,6 +51,7 @@ def load_scenario(
     traces: Sequence[str] = (),
     schedule: str | None = None,
     k: int | None = None,
+    profiles: Sequence[str] = (),
 ) -> Scenario:
     """The plan in a document, on its own cluster or another, under other changes or another schedule."""
     plan = plan_from_document(document)
@@ -55,25 +61,13 @@ def load_scenario(
     ref = plan.model
     chain = load_model(ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)
     check_plan(plan, chain, where, document=document)
-    return Scenario(plan=plan, chain=chain, cluster=where)
+    return Scenario(plan=plan, chain=chain, cluster=where, model=compute_model(profiles))
 
 
-def bundled_plans() -> list[str]:
-    """Names of the plans that come with the package."""
-    files = (resources.files("argosy") / "data" / "plans").iterdir()
-    return sorted(Path(file.name).stem for file in files if file.name.endswith(".json"))
-
-
-def read_bundled_or_file(source: str) -> Document:
-    """The JSON file at a path, or the bundled plan of that name; a file wins."""
-    bundled = resources.files("argosy") / "data" / "plans" / f"{source}.json"
-    if Path(source).exists() or Path(source).suffix == ".json" or "/" in source:
-        return read_json(source)
-    if not bundled.is_file():
-        names = bundled_plans()
-        expected = f"a plan.json or one of the bundled plans {', '.join(names)}"
-        raise bad_input(expected, source, suggestion=closest(source, names))
-    return parse_json(bundled.read_text(encoding="utf-8"), file=f"{source}.json")
+def compute_model(profiles: Sequence[str]) -> ComputeModel:
+    """The roofline, with measured profiles in its place for the device kinds that they are of."""
+    measured = [read_dapple(path)[1] if path.endswith(".txt") else read_profile(path) for path in profiles]
+    return ComputeModel(profiles={profile.device: profile for profile in measured} or None)
 
 
 def parse_until(text: str | None) -> float:

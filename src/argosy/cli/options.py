@@ -25,6 +25,14 @@ Traces = Annotated[
         metavar="TRACE",
     ),
 ]
+Profiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--profile",
+        help="Measured layer times of one device kind, in place of the roofline: JSON, or DAPPLE's text. Repeatable.",
+        metavar="FILE",
+    ),
+]
 ScheduleName = Annotated[
     str | None,
     typer.Option(

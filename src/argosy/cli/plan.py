@@ -103,7 +103,10 @@ def plan(
 
 
 def search(chain: Chain, cluster: Cluster, global_batch: int, settings: Settings, *, quiet: bool) -> Plan:
-    """Find a plan, telling on stderr how far the search is."""
+    """Find a plan, telling on stderr how far the search is.
+
+    An interrupt ends the command: ``Settings`` has no way yet to stop a search and keep the best plan. It belongs here.
+    """
     from argosy.explain import with_prediction
     from argosy.planner import find_plan
 

@@ -13,6 +13,7 @@ from argosy.cli.options import (
     Iterations,
     Json,
     PlanSource,
+    Profiles,
     Quiet,
     ScheduleName,
     Traces,
@@ -40,6 +41,7 @@ def simulate(
     until: Until = None,
     schedule: ScheduleName = None,
     k: GroupSize = None,
+    profile: Profiles = None,
     iteration: Annotated[int, typer.Option("--iteration", help="Which one the chart shows, from 0.")] = 0,
     transfers: Annotated[bool, typer.Option("--transfers", help="Chart what crosses the network, too.")] = False,
     output: Annotated[
@@ -67,7 +69,9 @@ def simulate(
     from argosy.timeline.file import dumps_timeline
 
     document = read_bundled_or_file(plan)
-    scenario = load_scenario(document, cluster=cluster, traces=trace or (), schedule=schedule, k=k)
+    scenario = load_scenario(
+        document, cluster=cluster, traces=trace or (), schedule=schedule, k=k, profiles=profile or ()
+    )
     timeline = play(scenario, iterations=iterations, until=until, quiet=quiet, least_recorded=iteration + 1)
     if output is not None:
         write_file(output, dumps_timeline(timeline).encode())
@@ -100,6 +104,7 @@ def play(
             scenario.plan,
             scenario.chain,
             scenario.cluster,
+            model=scenario.model,
             iterations=count,
             record=min(count, max(_MOST_RECORDED, least_recorded)),
             until=end,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,7 @@ from pydantic import BeforeValidator, Field
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import canonical
 from argosy.document import Document, Schema, parse_json, read_json, validate
-from argosy.errors import Mismatch
+from argosy.errors import Mismatch, bad_input, closest
 from argosy.plan.plan import (
     Certificate,
     ClusterRef,
@@ -153,8 +154,27 @@ class PlanSchema(Schema):
     left_out: list[LeftOutSchema] = Field(default_factory=list)
 
 
-def load_plan(path: Path | str) -> Plan:
-    return plan_from_document(read_json(path))
+def load_plan(source: Path | str) -> Plan:
+    """A plan from a JSON file, or a bundled one by its name (``llama-3-8b-on-mixed-16``)."""
+    return plan_from_document(read_plan(source))
+
+
+def read_plan(source: Path | str) -> Document:
+    """The JSON document at a path, or the bundled plan of that name; a file wins."""
+    bundled = resources.files("argosy") / "data" / "plans" / f"{source}.json"
+    if Path(source).exists() or Path(source).suffix == ".json" or "/" in str(source):
+        return read_json(source)
+    if not bundled.is_file():
+        names = bundled_plans()
+        expected = f"a plan.json or one of the bundled plans {', '.join(names)}"
+        raise bad_input(expected, str(source), suggestion=closest(str(source), names))
+    return parse_json(bundled.read_text(encoding="utf-8"), file=f"{source}.json")
+
+
+def bundled_plans() -> list[str]:
+    """Names of the plans that come with the package."""
+    files = (resources.files("argosy") / "data" / "plans").iterdir()
+    return sorted(Path(file.name).stem for file in files if file.name.endswith(".json"))
 
 
 def loads_plan(text: str, *, file: str = "plan.json") -> Plan:

@@ -1,0 +1,202 @@
+"""``argosy plan``: what it searches with, prints and writes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command_result import Run
+
+from argosy.cluster.topology import Cluster
+from argosy.errors import InfeasibleError
+from argosy.plan.file import load_plan
+from argosy.plan.plan import Plan
+from argosy.planner import SCHEDULES, Progress, Settings, find_plan
+from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.workload.chain import Chain
+
+SMALL = ("plan", "-m", "gpt2", "-c", "two-cards", "-b", "4", "--dtype", "fp16")
+KINDS = ("1f1b", "eager-1f1b", "kfkb", "kfkb:K")
+
+CASES = {
+    ("-b", "0"): "--global-batch: found 0, expected a whole number of at least 1",
+    ("--time-budget", "30"): '--time-budget: found "30", expected a time such as "30 s"',
+    ("--schedule", "gpipe"): '--schedule: found "gpipe", expected one of the schedules 1f1b, eager-1f1b, kfkb or '
+    "kfkb:K with K of at least 1",
+    ("--schedule", "eager"): '--schedule: found "eager", expected one of the schedules 1f1b, eager-1f1b, kfkb or '
+    'kfkb:K with K of at least 1; did you mean "eager-1f1b"?',
+    ("--schedule", "kfkb:0"): '--schedule: found "kfkb:0", expected one of the schedules 1f1b, eager-1f1b, kfkb or '
+    'kfkb:K with K of at least 1; did you mean "kfkb"?',
+    ("--dtype", "fp61"): 'dtype: found "fp61", expected one of the dtypes fp32, tf32, fp16, bf16, fp8; '
+    'did you mean "fp16"?',
+    ("--sequence-length", "5000"): "sequence_length: found 5000, expected at most 1024: gpt2 has learned no position "
+    "beyond",
+    ("-c", "nowhere.toml"): "nowhere.toml: expected an existing file",
+    ("-m", "nothing.json"): "nothing.json: expected an existing file or folder",
+    ("-o", "made.txt/plan.json"): "made.txt/plan.json: found Not a directory, expected a writable file",
+}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """The settings of every search, which itself goes on."""
+    seen: list[Settings] = []
+
+    def spy(chain: Chain, cluster: Cluster, *, global_batch: int, settings: Settings) -> Plan:
+        seen.append(settings)
+        return find_plan(chain, cluster, global_batch=global_batch, settings=replace(settings, executor=None))
+
+    monkeypatch.setattr("argosy.planner.find_plan", spy)
+    return seen
+
+
+@pytest.mark.parametrize("arguments", CASES, ids=" ".join)
+def test_message(run: Run, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    (tmp_path / "made.txt").write_text("")
+    result = run(*SMALL, "-q", *arguments)
+    assert result.err == f"error: {CASES[arguments]}\n"
+    assert result.code == 2
+    assert result.out == ""
+
+
+@pytest.mark.parametrize("arguments", [("plan",), (*SMALL, "--level", "3"), (*SMALL, "--gap", "x")])
+def test_usage_errors(run: Run, arguments: tuple[str, ...]) -> None:
+    result = run(*arguments)
+    assert result.code == 2
+    assert "Error:" in result.err
+
+
+def test_what_fits_nowhere_is_infeasible(run: Run) -> None:
+    result = run("plan", "-m", "llama-3-70b", "-c", "two-cards", "-b", "2", "--dtype", "fp16", "-q", "-o", "plan.json")
+    assert result.code == 3
+    assert result.err.startswith("error: no plan of llama-3-70b fits on two-cards")
+    assert result.out == ""
+    assert not Path("plan.json").exists()
+
+
+def test_prints_stages_figures_and_proof_within_80_columns(run: Run) -> None:
+    result = run(*SMALL, "-q")
+    assert result.code == 0
+    assert result.err == ""
+    assert max(map(len, result.out.splitlines())) <= 80
+    assert "\x1b" not in result.out
+    assert result.out.startswith("gpt2 on two-cards: ")
+    for text in ("stage  layers", "iteration    ", " samples/s, ", "of 48 GiB", "no plan of ", "plans judged"):
+        assert text in result.out
+
+
+def test_json_has_the_plan_and_beside_it_what_matters(run: Run, tmp_path: Path) -> None:
+    document = json.loads(run(*SMALL, "-q", "--json", "-o", "plan.json").out)
+    assert document["version"] == 1
+    assert document["command"] == "plan"
+    assert list(document) == sorted(document)
+    assert document["plan"] == json.loads((tmp_path / "plan.json").read_text())
+    for name in ("certificate", "search", "runner_ups", "left_out"):
+        assert document[name] == document["plan"][name]
+    predicted = document["predicted"]
+    assert predicted["samples_per_second"] == pytest.approx(4 / predicted["iteration_seconds"])
+    assert predicted["tokens_per_second"] == pytest.approx(1024 * predicted["samples_per_second"])
+    devices = [device for s in document["plan"]["stages"] for r in s["replicas"] for device in r["devices"]]
+    assert sorted(predicted["peak_memory_bytes"]) == sorted(devices)
+    assert all(held > 0 for held in predicted["peak_memory_bytes"].values())
+    gap = predicted["iteration_seconds"] / document["certificate"]["lower_bound_seconds"] - 1
+    assert document["certificate"]["gap"] == pytest.approx(gap)
+    assert document["search"]["cpu_seconds"] >= 0
+    assert document["search"]["candidates"] > 0
+    assert {"divisibility", "memory", "dominance", "bound"} <= set(document["search"]["pruned"])
+
+
+def test_written_plan_is_one_that_other_commands_take(run: Run, tmp_path: Path) -> None:
+    result = run(*SMALL, "-q", "-o", "made/plan.json")
+    assert "wrote made/plan.json; next: argosy explain made/plan.json, argosy simulate made/plan.json\n" in result.out
+    seconds = load_plan(tmp_path / "made" / "plan.json").predicted
+    simulated = json.loads(run("simulate", "made/plan.json", "--json", "-q").out)
+    assert seconds is not None
+    assert simulated["iterations"]["seconds"] == [pytest.approx(seconds.iteration_seconds)]
+    assert run("explain", "made/plan.json", "-q").code == 0
+
+
+def test_model_from_a_file_keeps_the_file_s_name(run: Run, tmp_path: Path) -> None:
+    config = {"model_type": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 4, "vocab_size": 1000, "n_positions": 128}
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "config.json").write_text(json.dumps(config))
+    made = run("plan", "-m", "own", "-c", "two-cards", "-b", "4", "--dtype", "fp16", "-q", "-o", "plan.json")
+    assert made.code == 0, made.err
+    assert load_plan(tmp_path / "plan.json").model.name == "own"
+    assert run("simulate", "plan.json", "-q").code == 0
+
+
+def test_options_reach_the_search(run: Run, asked: list[Settings]) -> None:
+    run(*SMALL, "-q")
+    run(*SMALL, "-q", "--level", "2", "--gap", "0.5", "--time-budget", "2 min", "--no-prune", "--no-mixed")
+    assert asked[0] == replace(Settings(), progress=None)
+    assert asked[1] == Settings(level=2, gap=0.5, time_budget=120.0, prune=False, mixed=False)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("kfkb",), tuple(spec for spec in SCHEDULES if spec.kind is ScheduleKind.KFKB)),
+        (("1f1b", "kfkb:3", "1f1b"), (ScheduleSpec(), ScheduleSpec(kind=ScheduleKind.KFKB, k=3))),
+    ],
+)
+def test_schedules_are_those_asked_for(
+    run: Run, asked: list[Settings], names: tuple[str, ...], expected: tuple[ScheduleSpec, ...]
+) -> None:
+    run(*SMALL, "-q", *(part for name in names for part in ("--schedule", name)))
+    assert asked[0].schedules == expected
+
+
+def test_workers_are_processes(run: Run, asked: list[Settings]) -> None:
+    assert run(*SMALL, "-q", "--workers", "2").code == 0
+    assert isinstance(asked[0].executor, ProcessPoolExecutor)
+
+
+def searching(states: list[Progress]) -> Callable[..., Plan]:
+    """A search that tells these states and finds nothing."""
+
+    def search(chain: Chain, cluster: Cluster, *, global_batch: int, settings: Settings) -> Plan:
+        for state in states if settings.progress is not None else ():
+            settings.progress(state)  # type: ignore[misc]
+        raise InfeasibleError("nothing fits")
+
+    return search
+
+
+def test_progress_is_a_line_when_something_changed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = [
+        Progress(seconds=float("inf"), bound=1.0, candidates=16),
+        Progress(seconds=2.0, bound=1.0, candidates=1032),
+        Progress(seconds=2.0, bound=1.001, candidates=1048),
+        Progress(seconds=1.5, bound=1.25, candidates=1064),
+    ]
+    monkeypatch.setattr("argosy.planner.find_plan", searching(states))
+    assert run(*SMALL).err.splitlines() == [
+        "planning gpt2 for two-cards: 2x RTX-A6000 + 2x RTX-2080Ti in 1 node",
+        "no plan yet, bound 1 s, 16 plans judged",
+        "best 2 s, bound 1 s, gap 100.0 %, 1,032 plans judged",
+        "best 1.5 s, bound 1.25 s, gap 20.0 %, 1,064 plans judged",
+        "error: nothing fits",
+    ]
+    assert run(*SMALL, "-q").err == "error: nothing fits\n"
+
+
+def test_json_needs_no_terminal_library() -> None:
+    program = (
+        "import sys; from argosy.cli import main\n"
+        f"try: main([*{SMALL}, '-q', '--json'])\n"
+        "except SystemExit: assert not {'rich', 'torch', 'multiprocessing'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_help_has_its_example(run: Run) -> None:
+    result = run("plan", "--help")
+    assert "    argosy plan -m llama-3-8b" in result.out
+    assert all(kind in result.out for kind in KINDS)

@@ -1,0 +1,190 @@
+"""The judge against the engines, and the recurrence that it stands on."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning_cases import Case, Recipe, complete_plans, random_case
+from strategies import full_mesh, schedules
+
+from argosy.cluster.trace import Trace
+from argosy.plan.plan import Recompute
+from argosy.schedule import ScheduleKind, ScheduleSpec, build_schedule
+from argosy.schedule.generate import default_depth
+from argosy.sim.batch import simulate_batch
+from argosy.sim.constant import pipeline_seconds
+from argosy.sim.exact import simulate_exact
+from argosy.sim.pipeline import StageCost, pipeline_graph
+from argosy.sim.simulate import simulate
+from argosy.solve.judge import Complete, Judge
+from argosy.solve.pipeline import Choice, Shape, group_size, in_flight
+from argosy.space.option import Option, share_samples
+
+FAMILY = (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B, ScheduleKind.EAGER, ScheduleKind.KFKB)
+seconds = st.floats(0.125, 8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(schedule=schedules(kinds=FAMILY, max_stages=5, max_micro_batches=9), data=st.data())
+def test_the_recurrence_equals_both_engines_on_dedicated_links(schedule, data) -> None:
+    """For every schedule of the family, depths given or not, with links that take no latency."""
+    count, num_stages = schedule.num_micro_batches, schedule.num_stages
+    costs = [
+        StageCost(forward=data.draw(seconds), backward=data.draw(seconds), output_bytes=data.draw(seconds))
+        for _ in range(num_stages)
+    ]
+    depths = [sum(1 for _ in itertools.takewhile(lambda a: a.kind.name == "FORWARD", row)) for row in schedule.rows]
+    mesh = full_mesh(num_stages, bandwidths=(Trace.constant(2.0),))
+    graph = pipeline_graph(schedule, costs, [device.name for device in mesh.devices])
+    group = _group(schedule.rows[0], depths[0], count)
+    ours = pipeline_seconds(
+        depths,
+        group,
+        count,
+        forward=np.array([[cost.forward] for cost in costs]),
+        backward=np.array([[cost.backward] for cost in costs]),
+        transfer=np.array([[cost.output_bytes / 2.0] for cost in costs]),
+        tail=np.zeros((num_stages, 1)),
+    )
+    (end,) = simulate_exact(graph, mesh).iteration_ends
+    assert ours[0] == pytest.approx(end, rel=1e-9)
+    assert simulate_batch(graph, [mesh])[0, 0] == pytest.approx(end, rel=1e-9)
+
+
+def _group(row, depth: int, count: int) -> int:
+    """Backwards in a row after the warm-up; all of them where nothing follows."""
+    if depth == count:
+        return 1
+    return sum(1 for _ in itertools.takewhile(lambda action: action.kind.name == "BACKWARD", row[depth:]))
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+@pytest.mark.parametrize("kind", [ScheduleKind.ONE_F_ONE_B, ScheduleKind.EAGER, ScheduleKind.KFKB])
+def test_micro_batches_in_flight_are_those_of_the_schedule(kind: ScheduleKind, k: int) -> None:
+    spec = ScheduleSpec(kind=kind, k=k)
+    for num_stages, count in itertools.product(range(1, 6), (k, 7, 12)):
+        depths = tuple(in_flight(spec, left, count) for left in range(num_stages, 0, -1))
+        assert depths == default_depth(spec, num_stages, count)
+        row = build_schedule(spec, num_stages, count).rows[0]
+        if depths[0] + group_size(spec) < count:
+            assert _group(row, depths[0], count) == group_size(spec)
+
+
+def test_few_candidates_and_many_are_timed_alike() -> None:
+    random = np.random.default_rng(0)
+    forward, backward, transfer, tail = random.uniform(0.1, 2, (4, 4, 50))
+    shape = ((6, 4, 4, 2), 2, 9)
+    many = pipeline_seconds(*shape, forward=forward, backward=backward, transfer=transfer, tail=tail)
+    for column in range(50):
+        part = slice(column, column + 1)
+        one = pipeline_seconds(
+            *shape,
+            forward=forward[:, part],
+            backward=backward[:, part],
+            transfer=transfer[:, part],
+            tail=tail[:, part],
+        )
+        assert one[0] == many[column]
+
+
+def test_the_tail_of_a_stage_counts_from_its_own_last_backward() -> None:
+    """Two stages, one micro-batch: F0 0..1, F1 1..2, B1 2..4, B0 4..6."""
+
+    def end(first_tail: float, last_tail: float) -> float:
+        ones, twos = np.ones((2, 1)), np.full((2, 1), 2.0)
+        tail = np.array([[first_tail], [last_tail]])
+        return float(
+            pipeline_seconds((1, 1), 1, 1, forward=ones, backward=twos, transfer=np.zeros((2, 1)), tail=tail)[0]
+        )
+
+    assert end(0, 0) == 6
+    assert end(0, 1.5) == 6
+    assert end(0, 3) == 7
+    assert end(0.5, 2) == 6.5
+
+
+def some_plans(seed: int, recipe: Recipe, zero: tuple[int, ...]) -> tuple[Case, Shape, list[Complete]]:
+    """Up to six plans of a random case."""
+    random = Random(seed)
+    case = random_case(seed, recipe)
+    shape = random.choice(case.shapes)
+    scope = case.scope(prune=False, zero=zero, recompute=(Recompute.NONE,))
+    plans = list(itertools.islice(complete_plans(case, shape, case.options(shape.micro_batch_size, scope)), 2000))
+    return case, shape, random.sample(plans, min(6, len(plans)))
+
+
+def exact(case: Case, shape: Shape, plan: Complete) -> float:
+    (end,) = simulate(case.placed(shape, plan), case.chain, case.cluster, model=case.model).iteration_ends
+    return end
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_up_to_two_stages_of_one_device_are_judged_exactly(seed: int) -> None:
+    """Nothing is shared where each direction between two devices has one message at a time; latency apart, which the
+    judge counts as if the link were busy meanwhile."""
+    recipe = Recipe(max_devices=2, max_layers=4, wide=False, per_node=(1,), tight=False)
+    case, shape, plans = some_plans(seed, recipe, zero=(1,))
+    for plan in plans:
+        if all(choice.option.replicas == 1 for choice in plan):
+            judged, end = case.seconds(shape, [plan])[0], exact(case, shape, plan)
+            latency = 2 * shape.num_micro_batches * 2 * 0.02 if len(plan) > 1 else 0.0
+            assert end * (1 - 1e-9) <= judged <= end + latency + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_judge_is_near_the_exact_engine(seed: int) -> None:
+    """Contention between boundaries is not judged, so it may be below; it was seen up to 1.61 times above, where a
+    micro-batch is handed on piece by piece. ZeRO 2 and 3 are another matter: see below."""
+    case, shape, plans = some_plans(seed, Recipe(max_devices=8, max_layers=5), zero=(1,))
+    for plan, judged in zip(plans, case.seconds(shape, plans), strict=True):
+        assert 0.45 <= judged / exact(case, shape, plan) <= 1.7
+
+
+def stage_alone(case: Case, micro_batch: int, zero: int) -> Complete:
+    """All devices of the first pool as replicas of one stage."""
+    count = case.pools[0].count
+    parts = share_samples(case.prices, [(0, 1, count)], micro_batch, Recompute.NONE)
+    assert parts is not None
+    vector = (count, *(0,) * (len(case.pools) - 1))
+    option = Option(prices=case.prices, vector=vector, parts=parts, recompute=Recompute.NONE, zero=zero)
+    return (Choice(option, 0, len(case.chain.layers)),)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("seed", range(8))
+def test_replicas_of_one_stage_are_judged_exactly(seed: int, zero: int) -> None:
+    """Compute, gradient exchange and update of one stage on a node for every replica."""
+    recipe = Recipe(max_devices=4, max_pools=1, max_layers=3, wide=False, per_node=(1,), tight=False, batches=(4,))
+    case = random_case(seed, recipe)
+    shape = next(shape for shape in case.shapes if shape.num_micro_batches == 1)
+    plan = stage_alone(case, 4, zero)
+    judged = case.seconds(shape, [plan])[0]
+    assert judged < math.inf
+    assert judged == pytest.approx(exact(case, shape, plan), rel=1e-6)
+
+
+def test_the_judge_tells_options_apart_that_come_and_go() -> None:
+    """Options are judged by what they are, also where one takes the place in memory of another that is gone."""
+    recipe = Recipe(max_devices=8, max_layers=4, max_pools=2, outputs=8.0, tight=False, per_node=(1, 2))
+    case = next(case for case in (random_case(seed, recipe) for seed in range(100)) if len(case.counts) == 2)
+    shape = next(shape for shape in case.shapes if shape.num_micro_batches == 1)
+    judge = Judge(case.prices, case.cluster)
+    vectors = [(1, 0), (0, 1)] * 50
+    Random(0).shuffle(vectors)
+    for one, other in itertools.pairwise(vectors):
+        options = []
+        for vector in (one, other):
+            parts = share_samples(case.prices, [(vector.index(1), 1, 1)], case.global_batch, Recompute.NONE)
+            assert parts is not None
+            options.append(
+                Option(prices=case.prices, vector=vector, parts=parts, recompute=Recompute.NONE, zero=0)
+            )
+        plan = tuple(Choice(option, first, end) for option, first, end in zip(options, (0, 1), (1, 2), strict=True))
+        fresh = Judge(case.prices, case.cluster).seconds(shape, [plan])[0]
+        assert judge.seconds(shape, [plan])[0] == fresh
