@@ -1,6 +1,6 @@
 """Small random planning problems, and every complete plan of them: the oracle of the planner's tests.
 
-Layers take from tenths of a second to seconds, so that nothing is lost in rounding, and memory is short in most of them.
+Layers take from tenths of a second to seconds, so that nothing is lost in rounding, and memory is often short.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ def random_chain(random: Random, recipe: Recipe) -> Chain:
 
 def random_cluster_file(random: Random, recipe: Recipe, chain: Chain) -> dict[str, Any]:
     """Up to three kinds of devices, each in nodes of its own on one switch."""
-    left = random.randint(1, recipe.max_devices)
+    left = random.randint(min(recipe.per_node), recipe.max_devices)
     needed = 16 * chain.parameters + sum(layer.activation_bytes for layer in chain.layers)
     kinds: list[dict[str, Any]] = []
     nodes: list[dict[str, Any]] = []

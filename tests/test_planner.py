@@ -55,9 +55,7 @@ def exact_settings(case: Case, **changes: Any) -> Settings:
 
 
 def plan_of(case: Case, settings: Settings) -> Plan:
-    return find_plan(
-        case.chain, case.cluster, global_batch=case.global_batch, settings=settings, model=case.model
-    )
+    return find_plan(case.chain, case.cluster, global_batch=case.global_batch, settings=settings, model=case.model)
 
 
 def best_judged(case: Case, plan: Plan) -> float:

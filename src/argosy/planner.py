@@ -172,30 +172,37 @@ class _PlanSearch:
                 continue
             size = self.global_batch // count
             schedules = tuple(schedule for schedule in self.settings.schedules if schedule.k <= count)
+            if not schedules:
+                continue
             shape = Shape(num_micro_batches=count, micro_batch_size=size, schedules=schedules)
             shapes.append((count * throughput_bound(self.prices, size), shape))
 
-        def promise(item: tuple[float, Shape]) -> tuple[float, int]:
-            count = item[1].num_micro_batches
-            return item[0] * (1 + _FILL / count), -count
+        return sorted(shapes, key=lambda item: (_estimate(*item), -item[1].num_micro_batches))
 
-        return sorted(shapes, key=promise)
+    def _hardly_pays(self, bound: float, shape: Shape) -> bool:
+        """Level 1 does not look at shapes that would have to be far better than pipelines usually are."""
+        return self.settings.level == 1 and self.settings.prune and _estimate(bound, shape) > 1.1 * self.best
 
     def _search(self, units: Vector) -> float:
         """One granularity: the least bound that is left open."""
         mixed = self.settings.mixed
         if mixed is None:
             mixed = self.settings.level > 1 or sum(pool.count for pool in self.pools) <= 8
-        scope = Scope(units=units, mixed=mixed, prune=self.settings.prune)
+        zero = (1, 3) if self.settings.level == 1 else (1, 2, 3)
+        scope = Scope(units=units, mixed=mixed, zero=zero, prune=self.settings.prune)
         counts = scope.counts(self.pools)
         searches: list[PlanSearch] = []
         menus: dict[int, dict[Vector, list[Option]]] = {}
         shapes = self._shapes()
-        self.free_bound = min(bound for bound, _ in shapes)
+        self.free_bound = min((bound for bound, _ in shapes), default=math.inf)
+        left_open = math.inf
         for bound, shape in shapes:
             upper = self.best if self.settings.prune else math.inf
-            if bound >= upper or self._out_of_time():
+            if bound >= upper:
                 self.counters.add("bound")
+                continue
+            if self.found and (self._out_of_time() or self._hardly_pays(bound, shape)):
+                left_open = min(left_open, bound)
                 continue
             size = shape.micro_batch_size
             if size not in menus:
@@ -203,18 +210,20 @@ class _PlanSearch:
             if not menus[size]:
                 continue
             menu = Menu(self.prices, menus[size])
-            search = PlanSearch(menu, shape, counts, min(sum(counts), 32), upper)
+            search = PlanSearch(menu, shape, counts, min(sum(counts), 32), min(upper, _hope(bound, shape)))
+            if not search.heap and self.settings.prune and upper > _hope(bound, shape):
+                search = PlanSearch(menu, shape, counts, min(sum(counts), 32), upper)
             searches.append(search)
             self._keep(shape, list(search.descend(self.best)), units)
-        if self.found:
+        if self.found and self.found[0].units == units:
             self._improve(self.found[0], menus[self.found[0].shape.micro_batch_size])
         if self.settings.level > 1 or not self.settings.prune:
             self._prove(searches, units)
-        return min([self.best, *(search.bound for search in searches)])
+        return min([self.best, left_open, *(search.bound for search in searches)])
 
     def _prove(self, searches: list[PlanSearch], units: Vector) -> None:
         """Best-first over all shapes, until the gap is small enough."""
-        while not self._out_of_time():
+        while searches and not self._out_of_time():
             search = min(searches, key=lambda one: one.bound)
             bound = search.bound
             if bound >= self.best * (1 if self.settings.gap == 0 else 1 / (1 + self.settings.gap)):
@@ -244,7 +253,8 @@ class _PlanSearch:
         del self.found[32:]
 
     def _key(self, shape: Shape, plan: Complete) -> tuple[object, ...]:
-        return (shape, *((id(choice.option), choice.first, choice.end) for choice in plan))
+        chosen = ((c.option.parts, c.option.recompute, c.option.zero, c.first, c.end) for c in plan)
+        return (shape, *chosen)
 
     def _improve(self, best: _Found, options: dict[Vector, list[Option]]) -> None:
         """Small moves from the best plan while they help: a layer to a neighbour, another option for a stage, two
@@ -284,7 +294,7 @@ class _PlanSearch:
             ),
             runner_ups=tuple(
                 RunnerUp(description=repr(other.plan), iteration_seconds=other.seconds, reason="slower")
-                for other in self.found[1:4]
+                for other in [*self.found[:winner], *self.found[winner + 1 :]][:3]
             ),
             left_out=tuple(
                 LeftOut(device=device.name, reason="no faster plan uses it")
@@ -330,6 +340,16 @@ class _PlanSearch:
 
     def _why_infeasible(self) -> str:
         return f"no plan of {self.chain.name} fits on {self.cluster!r}"
+
+
+def _estimate(bound: float, shape: Shape) -> float:
+    """What a pipeline at the throughput bound takes with filling and draining."""
+    return bound * (1 + _FILL / shape.num_micro_batches)
+
+
+def _hope(bound: float, shape: Shape) -> float:
+    """So slow a plan is not worth its place in the tables, unless there is no other."""
+    return 2 * _estimate(bound, shape)
 
 
 def at_time_zero(cluster: Cluster) -> Cluster:

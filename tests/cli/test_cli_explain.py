@@ -100,9 +100,7 @@ def test_missing_plan(run: Run) -> None:
 
 def test_progress_is_one_plain_line_on_stderr(run: Run) -> None:
     told = run("explain", "gpt2-xl-on-two-cards").err
-    assert told == (
-        "simulating Plan: gpt2-xl on two-cards, 2 stages, 16 micro-batches of 4, 1f1b and changes to it\n"
-    )
+    assert told == ("simulating Plan: gpt2-xl on two-cards, 2 stages, 16 micro-batches of 4, 1f1b and changes to it\n")
 
 
 def test_help_has_its_example(run: Run) -> None:

@@ -262,7 +262,10 @@ def test_what_memory_buys() -> None:
     told = {
         (near, far): "1 GB more memory on every device allows recompute none in stage 0, which is 1.3 % faster.",
         (replace(near, missing=0.0),): "There is memory for recompute none in stage 0, which is 1.3 % faster.",
-        (useless, far): "1 GB more memory buys this plan nothing: zero 1 in stages 0, 1 is the nearest, and lacks 6 GiB.",
+        (
+            useless,
+            far,
+        ): "1 GB more memory buys this plan nothing: zero 1 in stages 0, 1 is the nearest, and lacks 6 GiB.",
         (useless,): "More memory buys this plan nothing: settings that need more are no faster.",
         (): "More memory buys this plan nothing: no stage recomputes, or exchanges weights to save memory.",
     }

@@ -172,7 +172,11 @@ def test_replicas_of_one_stage_are_judged_exactly(seed: int, zero: int) -> None:
 def test_the_judge_tells_options_apart_that_come_and_go() -> None:
     """Options are judged by what they are, also where one takes the place in memory of another that is gone."""
     recipe = Recipe(max_devices=8, max_layers=4, max_pools=2, outputs=8.0, tight=False, per_node=(1, 2))
-    case = next(case for case in (random_case(seed, recipe) for seed in range(100)) if len(case.counts) == 2)
+    case = next(
+        case
+        for case in (random_case(seed, recipe) for seed in range(100))
+        if len(case.counts) == len(case.chain.layers) == 2
+    )
     shape = next(shape for shape in case.shapes if shape.num_micro_batches == 1)
     judge = Judge(case.prices, case.cluster)
     vectors = [(1, 0), (0, 1)] * 50
@@ -182,9 +186,7 @@ def test_the_judge_tells_options_apart_that_come_and_go() -> None:
         for vector in (one, other):
             parts = share_samples(case.prices, [(vector.index(1), 1, 1)], case.global_batch, Recompute.NONE)
             assert parts is not None
-            options.append(
-                Option(prices=case.prices, vector=vector, parts=parts, recompute=Recompute.NONE, zero=0)
-            )
+            options.append(Option(prices=case.prices, vector=vector, parts=parts, recompute=Recompute.NONE, zero=0))
         plan = tuple(Choice(option, first, end) for option, first, end in zip(options, (0, 1), (1, 2), strict=True))
         fresh = Judge(case.prices, case.cluster).seconds(shape, [plan])[0]
         assert judge.seconds(shape, [plan])[0] == fresh

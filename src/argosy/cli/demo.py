@@ -85,8 +85,8 @@ def _plan(by_hand: Scenario, *, quiet: bool) -> tuple[Plan, Explanation, float]:
     from argosy.planner import Settings
     from argosy.sim.simulate import simulate
 
-    chain, cluster = by_hand.chain, by_hand.cluster
-    found = search(chain, cluster, by_hand.plan.global_batch, Settings(), quiet=quiet)
+    chain, cluster, batch = by_hand.chain, by_hand.cluster, by_hand.plan.global_batch
+    found = search(chain, cluster, global_batch=batch, settings=Settings(), model=by_hand.model, quiet=quiet)
     seconds = simulate(by_hand.plan, chain, cluster).iteration_ends[0]
     return found, explain_plan(found, chain, cluster), seconds
 

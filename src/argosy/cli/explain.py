@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from argosy.cli.options import ClusterSource, Json, PlanSource, Quiet, Traces, Width
+from argosy.cli.options import ClusterSource, Json, PlanSource, Profiles, Quiet, Traces, Width
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,6 +17,7 @@ def explain(
     plan: PlanSource,
     cluster: ClusterSource = None,
     trace: Traces = None,
+    profile: Profiles = None,
     width: Width = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -36,9 +37,10 @@ def explain(
     from argosy.plan.file import schedule_to_dict
     from argosy.report.explain import explanation_to_dict
 
-    scenario = load_scenario(read_bundled_or_file(plan), cluster=cluster, traces=trace or ())
+    document = read_bundled_or_file(plan)
+    scenario = load_scenario(document, cluster=cluster, traces=trace or (), profiles=profile or ())
     with progress(f"simulating {scenario.plan!r} and changes to it", quiet=quiet):
-        explanation = explain_plan(scenario.plan, scenario.chain, scenario.cluster)
+        explanation = explain_plan(scenario.plan, scenario.chain, scenario.cluster, model=scenario.model)
     if json:
         names = {
             "model": scenario.plan.model.name,

@@ -23,6 +23,7 @@ from argosy.cli.options import (
     NoMixed,
     NoPrune,
     OptimizerName,
+    Profiles,
     Quiet,
     Schedules,
     SequenceLength,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from argosy.cluster.topology import Cluster
+    from argosy.cost.compute import ComputeModel
     from argosy.plan.plan import Plan
     from argosy.planner import Progress, Settings
     from argosy.schedule import ScheduleSpec
@@ -51,6 +53,7 @@ def plan(
     sequence_length: SequenceLength = None,
     dtype: DtypeName = None,
     optimizer: OptimizerName = None,
+    profile: Profiles = None,
     level: Level = 1,
     gap: Gap = 0.01,
     time_budget: TimeBudget = None,
@@ -73,7 +76,7 @@ def plan(
         argosy plan -m llama-3-8b -c mixed-16 -b 128 --sequence-length 2048 --dtype fp16
         argosy plan -m gpt2-xl -c two-cards -b 64 --dtype fp16 --level 2 -o plan.json
     """
-    from argosy.cli.inputs import check_at_least
+    from argosy.cli.inputs import check_at_least, compute_model
     from argosy.cli.terminal import print_json, stdout_console, write_file
     from argosy.cluster.file import load_cluster
     from argosy.plan.file import dumps_plan
@@ -86,9 +89,10 @@ def plan(
     if schedule:
         settings = replace(settings, schedules=parse_schedules(schedule))
     chain = load_model(model, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
-    where = load_cluster(cluster)
+    where, costs = load_cluster(cluster), compute_model(profile or ())
     with _executor(workers) as executor:
-        found = search(chain, where, global_batch, replace(settings, executor=executor), quiet=quiet)
+        settings = replace(settings, executor=executor)
+        found = search(chain, where, global_batch=global_batch, settings=settings, model=costs, quiet=quiet)
     found = replace(found, model=replace(found.model, name=model))  # what ``load_model`` takes, also for a file
     if output is not None:
         write_file(output, dumps_plan(found).encode())
@@ -102,7 +106,9 @@ def plan(
         console.print(f"\nwrote {output}; next: argosy explain {output}, argosy simulate {output}", soft_wrap=True)
 
 
-def search(chain: Chain, cluster: Cluster, global_batch: int, settings: Settings, *, quiet: bool) -> Plan:
+def search(
+    chain: Chain, cluster: Cluster, *, global_batch: int, settings: Settings, model: ComputeModel, quiet: bool
+) -> Plan:
     """Find a plan, telling on stderr how far the search is.
 
     An interrupt ends the command: ``Settings`` has no way yet to stop a search and keep the best plan. It belongs here.
@@ -111,9 +117,10 @@ def search(chain: Chain, cluster: Cluster, global_batch: int, settings: Settings
     from argosy.planner import find_plan
 
     with _watch(f"planning {chain.name} for {cluster!r}", quiet=quiet) as tell:
-        found = find_plan(chain, cluster, global_batch=global_batch, settings=replace(settings, progress=tell))
+        settings = replace(settings, progress=tell)
+        found = find_plan(chain, cluster, global_batch=global_batch, settings=settings, model=model)
         complete = found.predicted is not None and found.predicted.peak_memory_bytes
-        return found if complete else with_prediction(found, chain, cluster)
+        return found if complete else with_prediction(found, chain, cluster, model=model)
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ class Judge:
         self.prices = prices
         self.cluster = cluster
         self.wires: dict[tuple[int, int], tuple[float, float, float, float]] = {}
-        self.hops: dict[tuple[int, int], tuple[float, float]] = {}
+        self.hops: dict[tuple[tuple[Part, ...], tuple[Part, ...]], tuple[float, float]] = {}
         self.judged = 0
 
     def seconds(self, shape: Shape, plans: Sequence[Complete]) -> tuple[list[float], list[ScheduleSpec]]:
@@ -93,7 +93,7 @@ class Judge:
         """(2), for one micro-batch."""
         if target is None:
             return 0.0
-        key = (id(source), id(target))
+        key = (source.parts, target.parts)
         if key not in self.hops:
             pairs = [self._pair(one, other) for one in source.parts for other in target.parts]
             inside = _side_by_side(source, target, self.prices.pools)

@@ -3,8 +3,8 @@
 Variables: an ordered list of stages; each takes a range of layers and an ``Option``. Objective: seconds of one
 iteration. With f, b the stage's forward and backward, t its slowest and p its quickest forward + backward, x the
 least time to hand a micro-batch on, n_q the micro-batches in flight at the q-th stage from the end, M micro-batches,
-and rho the largest f / (f + b) of all options, three suffix programmes bound the time of whatever follows, for q
-stages from layer a on with at most u devices:
+and rho the largest f / (f + b) of a layer in any option, three suffix programmes bound the time of whatever follows,
+for q stages from layer a on with at most u devices:
 
     (1)  R[q, a, u] = min  p + 2x + R[q-1, b, u - v]
     (2)  W[q, a, u] = min  max( M t,  p + 2x + W[q-1, b, u - v],  (M - (n_q - 1) rho) t + 2x + R[q-1, b, u - v] )
@@ -30,6 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.space.option import Option, Vector
@@ -95,16 +96,12 @@ class Menu:
         prices, parts = self.prices, range(len(row[0].parts))
         forward, backward = _sums(row, parts, least=False)
         least = _sums(row, parts, least=True) if any(p.extra for o in row for p in o.parts) else (forward, backward)
-        total = forward[:, :, -1] + backward[:, :, -1]
-        self.rho = max(self.rho, float((forward[:, :, -1] / total).max()))
+        ahead, total = np.diff(forward), np.diff(forward + backward)
+        self.rho = max(self.rho, float(np.divide(ahead, total, out=np.zeros_like(total), where=total > 0).max()))
         slow = np.maximum.reduce([_ranges((forward + backward)[:, part]) for part in parts])
         loads = np.array([option.load for option in row])
         if loads.any():
             np.maximum(slow, loads[:, :1, None] * prices.held + loads[:, 1:, None], out=slow)
-        nic = np.array([option.nic_load for option in row])
-        if nic.any():
-            crossing = prices.outputs[:, None] + prices.outputs[None, :]
-            np.maximum(slow, nic[:, None, None] * crossing, out=slow)
         exchange = np.array([(o.exchange[0] + o.update, o.exchange[1]) for o in row])
         self.slow.append(slow)
         self.quick.append(np.minimum.reduce([_ranges((least[0] + least[1])[:, part]) for part in parts]))
@@ -122,18 +119,8 @@ class Menu:
             size, samples = (np.array([option.room[part][at] for option in row]) for at in (0, 1))
             free = size[:, None, None] - per_weight[:, None, None] * prices.held - samples[:, None, None] * passing
             fits.append(np.floor(free / np.maximum(samples[:, None, None] * kept, 1e-9) + 1e-9))
-        self.most.append(np.minimum.reduce(fits))
-
-    def least(self, key: int, in_flight: int, count: int) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """Tables [a, b] of the least t, p, f and M t + tail over the options of a vector that fit."""
-        misfit = np.where(self.most[key] >= in_flight, 0.0, np.inf)
-        slow = self.slow[key] + misfit
-        return (
-            slow.min(axis=0),
-            (self.quick[key] + misfit).min(axis=0),
-            (self.quick_forward[key] + misfit).min(axis=0),
-            (count * slow + self.tail[key]).min(axis=0),
-        )
+        width = np.array([option.width for option in row])
+        self.most.append(np.where(width[:, None, None] <= prices.widest, np.minimum.reduce(fits), 0.0))
 
 
 def _sums(row: list[Option], parts: range, *, least: bool) -> tuple[FloatArray, FloatArray]:
@@ -156,86 +143,118 @@ def _ranges(sums: FloatArray) -> FloatArray:
     return sums[:, None, :] - sums[:, :, None]
 
 
+class States:
+    """How many devices of each pool are left, numbered: the vectors up to ``counts`` in row order."""
+
+    def __init__(self, counts: Vector) -> None:
+        self.sizes = tuple(number + 1 for number in counts)
+        self.vectors = np.stack([axis.ravel() for axis in np.indices(self.sizes)], axis=1)
+        steps = [int(np.prod(self.sizes[at + 1 :])) for at in range(len(counts))]
+        self.steps = np.array(steps)
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def index(self, vector: Vector) -> int:
+        return int(np.dot(vector, self.steps))
+
+    def taking(self, vector: Vector) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """The states that have a vector to give, and what they become."""
+        rich = np.nonzero((self.vectors >= np.array(vector)).all(axis=1))[0]
+        return rich, rich - self.index(vector)
+
+
 @dataclass(frozen=True)
 class Bounds:
-    """(1) to (3): per number of stages from the end, an array over (first layer, devices of each pool)."""
+    """(1) to (3): per number of stages from the end, an array [state, first layer]."""
 
+    states: States
     rest: list[FloatArray]
     whole: list[FloatArray]
     tail: list[FloatArray]
 
     def at(self, num_stages: int, first: int, devices: Vector) -> float:
         """The larger of W and S."""
-        place = (first, *devices)
-        return max(float(self.whole[num_stages][place]), float(self.tail[num_stages][place]))
+        state = self.states.index(devices)
+        return max(float(self.whole[num_stages][state, first]), float(self.tail[num_stages][state, first]))
 
 
 def suffix_bounds(menu: Menu, shape: Shape, counts: Vector, most_stages: int, upper: float) -> Bounds:
     """(1) to (3) for all suffixes; what cannot stay below ``upper`` becomes infinite."""
     num_layers, count = menu.prices.num_layers, shape.num_micro_batches
-    size = (num_layers + 1, *(number + 1 for number in counts))
-    start = np.full(size, np.inf)
-    start[num_layers] = 0.0
-    rest, whole, tail = [start], [start], [start]
-    outputs = menu.prices.outputs
+    states = States(counts)
+    start = np.full((len(states), num_layers + 1), np.inf)
+    start[:, num_layers] = 0.0
+    bounds = Bounds(states, [start], [start], [start])
+    arrays = (bounds.rest, bounds.whole, bounds.tail)
+    strips = [_Strip(menu, key, count, upper) for key in range(len(menu.vectors))]
+    moves = [states.taking(vector) for vector in menu.vectors]
     for left in range(1, most_stages + 1):
-        least = shape.least_in_flight(left)
         drained = count - (shape.most_in_flight(left) - 1) * menu.rho
-        new = [np.full(size, np.inf) for _ in range(3)]
-        for key, vector in enumerate(menu.vectors):
-            slow, quick, ahead, done = menu.least(key, least, count)
-            longest = _longest(slow, done, count, upper)
-            if not longest:
+        new = [np.full(start.shape, np.inf) for _ in range(3)]
+        for strip, (target, source) in zip(strips, moves, strict=True):
+            if not strip.length:
                 continue
-            hop = menu.hop[key].min(axis=0)
-            over = np.where(outputs > 0, outputs * hop[0] + hop[1], 0.0)
-            source = tuple(slice(0, number + 1 - taken) for number, taken in zip(counts, vector, strict=True))
-            target = tuple(slice(taken, None) for taken in vector)
-            windows = [_windows(array[-1][(slice(None), *source)], longest) for array in (rest, whole, tail)]
-            tables = [_band(table, longest, len(counts)) for table in (slow, quick, ahead, done)]
-            hops = _band(np.broadcast_to(over, slow.shape), longest, len(counts))
-            passing = tables[1] + 2 * hops
-            later = windows[0] + passing
-            found = [
-                later,
-                np.maximum(
-                    np.maximum(count * tables[0], windows[1] + passing), windows[0] + (drained * tables[0] + 2 * hops)
-                ),
-                np.maximum(tables[3], windows[2] + (tables[2] + hops)),
-            ]
-            for array, values in zip(new, found, strict=True):
-                view = array[(slice(None), *target)]
-                np.minimum(view, values.min(axis=-1), out=view)
+            rest, whole, tail = (_windows(array[-1][source], strip.length) for array in arrays)
+            slow, quick, ahead, done = strip.least(shape.least_in_flight(left))
+            passing = quick + 2 * strip.hop
+            later = rest + passing
+            longest = whole + passing
+            np.maximum(longest, count * slow, out=longest)
+            np.maximum(longest, rest + (drained * slow + 2 * strip.hop), out=longest)
+            ending = tail + (ahead + strip.hop)
+            np.maximum(ending, done, out=ending)
+            for least, values in zip(new, (later, longest, ending), strict=True):
+                least[target] = np.minimum(least[target], values.min(axis=0))
         lost = (new[1] >= upper) | (new[2] >= upper)
-        for bounds, values in zip((rest, whole, tail), new, strict=True):
+        for array, values in zip(arrays, new, strict=True):
             values[lost] = np.inf
-            bounds.append(values)
+            array.append(values)
         if lost.all():
             break
-    return Bounds(rest, whole, tail)
+    return bounds
 
 
-def _longest(slow: FloatArray, done: FloatArray, count: int, upper: float) -> int:
-    """The most layers that any stage of this vector can take without passing ``upper``."""
-    first, end = np.nonzero((count * slow < upper) & (done < upper))
-    ahead = end - first
-    return int(ahead.max(initial=0))
+class _Strip:
+    """The tables of one vector as [option, l, a] = those of layers a..a+l, as far as any option stays below a bound."""
+
+    def __init__(self, menu: Menu, key: int, count: int, upper: float) -> None:
+        slow = menu.slow[key]
+        first, end = np.nonzero(count * slow.min(axis=0) < upper)
+        self.length = int((end - first).max(initial=0))
+        if not self.length:
+            return
+        rows = np.arange(slow.shape[1])[None, :]
+        columns = rows + 1 + np.arange(self.length)[:, None]
+        self.outside = np.where(columns < slow.shape[1], 0.0, np.inf)
+        columns = np.minimum(columns, slow.shape[1] - 1)
+        outputs = menu.prices.outputs
+        least_hop = menu.hop[key].min(axis=0)
+        self.hop = np.where(outputs > 0, outputs * least_hop[0] + least_hop[1], 0.0)[columns][:, None, :]
+        self.most = menu.most[key][:, rows, columns]
+        self.slow = slow[:, rows, columns]
+        self.quick = menu.quick[key][:, rows, columns]
+        self.quick_forward = menu.quick_forward[key][:, rows, columns]
+        self.done = count * self.slow + menu.tail[key][:, rows, columns]
+
+    def least(self, in_flight: int) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """[l, 1, a]: the least t, p, f and M t + tail over the options that fit; the 1 is for the states."""
+        misfit = np.where(self.most >= in_flight, self.outside, np.inf)
+        return (
+            (self.slow + misfit).min(axis=0)[:, None, :],
+            (self.quick + misfit).min(axis=0)[:, None, :],
+            (self.quick_forward + misfit).min(axis=0)[:, None, :],
+            (self.done + misfit).min(axis=0)[:, None, :],
+        )
 
 
 def _windows(array: FloatArray, length: int) -> FloatArray:
-    """[a, u..., l] = array[a + 1 + l, u...], infinite past the end."""
-    padding = np.full((length, *array.shape[1:]), np.inf)
-    padded = np.concatenate((array[1:], padding))
-    return np.lib.stride_tricks.sliding_window_view(padded, length, axis=0)
-
-
-def _band(table: FloatArray, length: int, num_pools: int) -> FloatArray:
-    """[a, 1..., l] = table[a, a + 1 + l], infinite past the end; ones for the pools."""
-    size = len(table)
-    columns = np.arange(size)[:, None] + 1 + np.arange(length)[None, :]
-    inside = columns < size
-    values = np.where(inside, table[np.arange(size)[:, None], np.minimum(columns, size - 1)], np.inf)
-    return values.reshape(size, *(1,) * num_pools, length)
+    """[l, state, a] = array[state, a + 1 + l], infinite past the end."""
+    num_states, size = array.shape
+    padded = np.full((num_states, size + length), np.inf)
+    padded[:, : size - 1] = array[:, 1:]
+    across, along = padded.strides
+    return np.lib.stride_tricks.as_strided(padded, (length, num_states, size), (along, across, along), writeable=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,9 +381,9 @@ class PlanSearch:
         menu, left = self.menu, node.left
         count = self.shape.num_micro_batches
         slow, quick, ahead, done, over = self._terms(node, key)
-        place: tuple[slice | int, ...] = (slice(None), *left_over)
+        state = self.bounds.states.index(left_over)
         rest, whole, tail = (
-            array[left - 1][place] for array in (self.bounds.rest, self.bounds.whole, self.bounds.tail)
+            array[left - 1][state] for array in (self.bounds.rest, self.bounds.whole, self.bounds.tail)
         )
         passing = quick + 2 * over
         drained = np.maximum(node.drained + passing, node.passed + self._drain(left) * slow + 2 * over)

@@ -98,13 +98,18 @@ class Option:
         each, once = self.exchange
         return (each + self.update) * float(self.prices.held[first, end]) + once
 
+    @cached_property
+    def width(self) -> int:
+        """Of the widest tensor-parallel group."""
+        return max(part.width for part in self.parts)
+
     def fits(self, first: int, end: int, in_flight: int, group: int) -> bool:
-        """(3): whether the layers fit; a stage holds 2 k + 1 receive buffers."""
+        """(3): whether the layers can be split so and fit; a stage holds 2 k + 1 receive buffers."""
         prices = self.prices
         weights, passing = prices.held[first, end], prices.transient(self.recompute)[first, end]
         kept = in_flight * prices.kept_ranges(self.recompute)[first, end] + (2 * group + 1) * prices.largest_output
         used = [(self.bytes_per_weight * weights + samples * (passing + kept)) / size for size, samples in self.room]
-        return bool(max(used) <= 1)
+        return bool(self.width <= prices.widest[first, end] and max(used) <= 1)
 
     @cached_property
     def spans_nodes(self) -> bool:
@@ -160,17 +165,6 @@ class Option:
         return [(USABLE * pool.device.kind.memory * part.width, part.most) for pool, part in both]
 
     @cached_property
-    def nic_load(self) -> float:
-        """Seconds that a NIC is busy per byte and sample that crosses it; 0 where neighbours may sit in the same
-        node."""
-        loads = [
-            part.samples * min(part.replicas, pool.per_node // part.width) / pool.nic_bandwidth
-            for pool, part in zip(self.pools, self.parts, strict=True)
-            if part.devices >= pool.node_size and pool.nic_bandwidth
-        ]
-        return max(loads, default=0.0)
-
-    @cached_property
     def hop(self) -> tuple[float, float]:
         """(seconds per output byte and sample, latency) of handing a micro-batch on, at the least."""
         choices = []
@@ -178,7 +172,8 @@ class Option:
             lanes = 1 if pool.intra_is_shared else part.width
             inside = (part.samples / (pool.intra_bandwidth * lanes), pool.intra_latency)
             outside = (part.samples / pool.nic_bandwidth, pool.nic_latency) if pool.nic_bandwidth else inside
-            choices.append(outside if part.devices >= pool.node_size else min(inside, outside))
+            fills_node = part.devices >= pool.node_size == pool.per_node
+            choices.append(outside if fills_node else min(inside, outside))
         return min(choice[0] for choice in choices), min(choice[1] for choice in choices)
 
     def __repr__(self) -> str:

@@ -6,29 +6,38 @@ into what is left of a node already begun goes there, next to its neighbour; oth
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from argosy.plan.plan import Replica
-from argosy.space.option import Option
+from argosy.space.option import Option, Part
 from argosy.space.pool import Pool
 
 
 def place_stages(pools: Sequence[Pool], options: Sequence[Option]) -> list[tuple[Replica, ...]]:
     """The replicas of every stage, in stage order."""
+    parts = [(stage, part) for stage, option in enumerate(options) for part in option.parts]
+    placed = _place(pools, parts) or _place(pools, sorted(parts, key=lambda item: -item[1].width))
+    assert placed is not None, "widths divide one another"
+    return [tuple(itertools.chain(*(placed[stage, part] for part in o.parts))) for stage, o in enumerate(options)]
+
+
+def _place(pools: Sequence[Pool], parts: Sequence[tuple[int, Part]]) -> dict[tuple[int, Part], list[Replica]] | None:
+    """Parts of stages in the order given, which may leave no node for a wide group: then None. Widest first never does
+    where widths divide one another."""
     free = [[list(node) for node in pool.nodes] for pool in pools]
-    placed = []
-    for option in options:
-        replicas: list[Replica] = []
-        for part in option.parts:
-            groups = _take(free[part.pool], part.width, part.replicas)
-            samples = [part.samples + (index < part.extra) for index in range(part.replicas)]
-            replicas += [Replica(devices=tuple(g), samples=n) for g, n in zip(groups, samples, strict=True)]
-        placed.append(tuple(replicas))
+    placed = {}
+    for stage, part in parts:
+        groups = _take(free[part.pool], part.width, part.replicas)
+        if len(groups) < part.replicas:
+            return None
+        samples = [part.samples + (index < part.extra) for index in range(part.replicas)]
+        placed[stage, part] = [Replica(devices=tuple(g), samples=n) for g, n in zip(groups, samples, strict=True)]
     return placed
 
 
 def _take(nodes: list[list[str]], width: int, count: int) -> list[list[str]]:
-    """``count`` groups of ``width`` devices; the nodes give them up."""
+    """Up to ``count`` groups of ``width`` devices; the nodes give them up."""
     begun = [node for node in nodes if node and len(node) < max(map(len, nodes))]
     home = min((node for node in begun if len(node) // width >= count), key=len, default=None)
     order = [home] if home is not None else sorted(nodes, key=len, reverse=True)
@@ -37,5 +46,4 @@ def _take(nodes: list[list[str]], width: int, count: int) -> list[list[str]]:
         while len(node) >= width and len(groups) < count:
             groups.append(node[:width])
             del node[:width]
-    assert len(groups) == count, "widths divide the devices of a node"
     return groups

@@ -101,11 +101,11 @@ def _pool(cluster: Cluster, index: int, nodes: Sequence[tuple[str, ...]]) -> Poo
 
 
 def _outward(cluster: Cluster, home: Node) -> tuple[float, float]:
-    """The widest first link and the least latency from a node to any other, one of each look."""
+    """The widest first link and the least latency from a node to any other, one of each look and switch."""
     seen: set[tuple[Any, ...]] = set()
     bandwidth, latency = 0.0, float("inf")
     for other in cluster.nodes:
-        looks = _looks(cluster, other)
+        looks = (_looks(cluster, other), other.uplinks)
         if other is home or looks in seen:
             continue
         seen.add(looks)

@@ -96,6 +96,15 @@ class Prices:
         return table
 
     @cached_property
+    def widest(self) -> NDArray[np.int64]:
+        """[a, b]: the widest tensor-parallel group that all of layers a..b-1 allow."""
+        table = np.zeros((self.num_layers + 1,) * 2, dtype=np.int64)
+        widths = [max(1, layer.max_tensor_width) for layer in self.chain.layers]
+        for first in range(self.num_layers):
+            table[first, first + 1 :] = np.minimum.accumulate(widths[first:])
+        return table
+
+    @cached_property
     def outputs(self) -> FloatArray:
         """Bytes per sample across a cut before each layer; 0 at both ends."""
         return np.array([0.0, *(layer.output_bytes for layer in self.chain.layers[:-1]), 0.0])
