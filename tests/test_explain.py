@@ -15,19 +15,11 @@ from argosy.cost.compute import ComputeModel
 from argosy.cost.memory import activation_bytes, state_bytes
 from argosy.document import parse_toml
 from argosy.errors import InfeasibleError
-from argosy.explain import (
-    bottleneck,
-    cheaper_settings,
-    edge_loads,
-    explain_plan,
-    memory_stack,
-    stage_loads,
-    with_faster_devices,
-    with_prediction,
-    with_replica,
-    with_wider_edges,
-)
-from argosy.plan.plan import LeftOut, Plan, Recompute, Replica, Stage
+from argosy.explain import explain_plan, with_prediction
+from argosy.explain.load import bottleneck, edge_loads, stage_loads
+from argosy.explain.memory import memory_stack, planned_memory
+from argosy.explain.whatif import cheaper_settings, with_faster_devices, with_replica, with_wider_edges
+from argosy.plan.plan import Certificate, LeftOut, Plan, Recompute, Replica, Stage
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.simulate import simulate
 
@@ -87,6 +79,21 @@ def test_stacked_memory_is_the_peak_of_the_simulation(name: str, schedule: Sched
         in_flight = memory.activations / activation_bytes(case.chain, stage, replica.samples, replica.shares[0])
         assert in_flight == pytest.approx(round(in_flight))
         assert 1 <= round(in_flight) <= plan.num_micro_batches
+
+
+@pytest.mark.parametrize("recompute", Recompute)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("name", BUNDLED)
+def test_memory_in_closed_form_is_the_peak_but_for_early_arrivals(
+    name: str, schedule: ScheduleSpec, recompute: Recompute
+) -> None:
+    case = scenario(name)
+    plan = with_stages(replace(case.plan, schedule=schedule), recompute=recompute)
+    peaks = simulate(plan, case.chain, case.cluster).peak_memory()
+    planned = planned_memory(plan, case.chain)
+    assert list(planned) == list(plan.devices)
+    for device, held in planned.items():
+        assert 0.9 * peaks[device] <= held <= peaks[device] * (1 + 1e-12)
 
 
 def test_a_device_with_several_chunks_holds_them_all() -> None:
@@ -242,18 +249,33 @@ def test_nothing_is_added_that_cannot_be_reached() -> None:
 def test_a_plan_that_never_ends_cannot_be_explained() -> None:
     case = scenario()
     dead = with_changes(case.cluster, [{"device": "box0.2", "steps": [["0 s", 0]]}])
-    with pytest.raises(InfeasibleError, match="gpt2-xl on two-cards: no iteration ends, because box0.2 is lost"):
+    with pytest.raises(InfeasibleError, match=r"gpt2-xl on two-cards: no iteration ends, because box0\.2 is lost"):
         explain_plan(case.plan, case.chain, dead)
 
 
-def test_prediction_fills_in_memory_and_bottleneck_and_keeps_a_time() -> None:
+def test_prediction_is_the_simulation_and_the_gap_follows() -> None:
     case = scenario()
-    fresh = with_prediction(case.plan, case.chain, case.cluster).predicted
+    certificate = Certificate(lower_bound_seconds=2.0, gap=0.5, granularity=1, scope="all")
+    plan = with_prediction(replace(case.plan, certificate=certificate), case.chain, case.cluster)
     timeline = simulate(case.plan, case.chain, case.cluster)
-    assert fresh is not None
-    assert fresh.iteration_seconds == timeline.iteration_ends[0]
-    assert dict(fresh.peak_memory_bytes) == timeline.peak_memory()
-    assert fresh.bottleneck.startswith("stage 0, busy for 9")
-    known = replace(case.plan, predicted=replace(fresh, iteration_seconds=8.0, peak_memory_bytes=()))
-    again = with_prediction(known, case.chain, case.cluster).predicted
-    assert again == replace(fresh, iteration_seconds=8.0, samples_per_second=8.0)
+    assert plan.predicted is not None
+    assert plan.predicted.iteration_seconds == timeline.iteration_ends[0]
+    assert dict(plan.predicted.peak_memory_bytes) == timeline.peak_memory()
+    assert plan.predicted.bottleneck == "stage 0"
+    assert plan.certificate == replace(certificate, gap=timeline.iteration_ends[0] / 2 - 1)
+    late = replace(plan, certificate=replace(certificate, lower_bound_seconds=100.0))
+    beaten = with_prediction(late, case.chain, case.cluster).certificate
+    assert beaten is not None
+    assert (beaten.lower_bound_seconds, beaten.gap) == (timeline.iteration_ends[0], 0.0)
+
+
+def test_prediction_of_a_large_plan_keeps_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = scenario()
+    small = with_prediction(case.plan, case.chain, case.cluster)
+    assert small.predicted is not None
+    monkeypatch.setattr("argosy.explain.explanation._MOST_REPLAYED", 1)
+    told = replace(small.predicted, iteration_seconds=8.0, peak_memory_bytes=(), bottleneck="")
+    large = with_prediction(replace(case.plan, predicted=told), case.chain, case.cluster).predicted
+    assert large is not None
+    assert (large.iteration_seconds, large.samples_per_second, large.bottleneck) == (8.0, 8.0, "stage 0")
+    assert dict(large.peak_memory_bytes) == planned_memory(case.plan, case.chain)

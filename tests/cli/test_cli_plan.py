@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 from command_result import Run
 
+from argosy.cli.plan import parse_schedules
 from argosy.cluster.topology import Cluster
+from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError
 from argosy.plan.file import load_plan
 from argosy.plan.plan import Plan
@@ -48,7 +50,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """The settings of every search, which itself goes on."""
     seen: list[Settings] = []
 
-    def spy(chain: Chain, cluster: Cluster, *, global_batch: int, settings: Settings) -> Plan:
+    def spy(chain: Chain, cluster: Cluster, *, global_batch: int, settings: Settings, model: ComputeModel) -> Plan:
         seen.append(settings)
         return find_plan(chain, cluster, global_batch=global_batch, settings=replace(settings, executor=None))
 
@@ -146,11 +148,26 @@ def test_options_reach_the_search(run: Run, asked: list[Settings]) -> None:
         (("1f1b", "kfkb:3", "1f1b"), (ScheduleSpec(), ScheduleSpec(kind=ScheduleKind.KFKB, k=3))),
     ],
 )
-def test_schedules_are_those_asked_for(
-    run: Run, asked: list[Settings], names: tuple[str, ...], expected: tuple[ScheduleSpec, ...]
-) -> None:
-    run(*SMALL, "-q", *(part for name in names for part in ("--schedule", name)))
-    assert asked[0].schedules == expected
+def test_schedules_are_those_asked_for(names: tuple[str, ...], expected: tuple[ScheduleSpec, ...]) -> None:
+    assert parse_schedules(names) == expected
+
+
+def test_a_schedule_asked_for_is_the_plan_s(run: Run) -> None:
+    document = json.loads(run(*SMALL, "-q", "--json", "--schedule", "eager-1f1b").out)
+    assert document["plan"]["schedule"]["kind"] == "eager-1f1b"
+
+
+def test_a_profile_takes_the_place_of_the_roofline(run: Run, tmp_path: Path) -> None:
+    rows = [
+        {"layer": kind, "micro_batch": batch, "tensor_width": 1, "dtype": "fp16", "forward_seconds": 1.0 * batch,
+         "backward_seconds": 2.0 * batch, "peak_bytes": 1000}
+        for kind in ("embedding", "block", "head")
+        for batch in (1, 2, 4)
+    ]
+    profile = {"version": 1, "device": "RTX-A6000", "model": "gpt2", "rows": rows}
+    (tmp_path / "profile.json").write_text(json.dumps(profile))
+    result = run(*SMALL, "-q", "--json", "--profile", "profile.json")
+    assert result.code in (0, 2)
 
 
 def test_workers_are_processes(run: Run, asked: list[Settings]) -> None:
@@ -161,7 +178,7 @@ def test_workers_are_processes(run: Run, asked: list[Settings]) -> None:
 def searching(states: list[Progress]) -> Callable[..., Plan]:
     """A search that tells these states and finds nothing."""
 
-    def search(chain: Chain, cluster: Cluster, *, global_batch: int, settings: Settings) -> Plan:
+    def search(chain: Chain, cluster: Cluster, *, global_batch: int, settings: Settings, model: ComputeModel) -> Plan:
         for state in states if settings.progress is not None else ():
             settings.progress(state)  # type: ignore[misc]
         raise InfeasibleError("nothing fits")

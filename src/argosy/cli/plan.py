@@ -114,13 +114,13 @@ def search(
     An interrupt ends the command: ``Settings`` has no way yet to stop a search and keep the best plan. It belongs here.
     """
     from argosy.explain import with_prediction
-    from argosy.planner import find_plan
+    from argosy.planner import at_time_zero, find_plan
 
     with _watch(f"planning {chain.name} for {cluster!r}", quiet=quiet) as tell:
         settings = replace(settings, progress=tell)
         found = find_plan(chain, cluster, global_batch=global_batch, settings=settings, model=model)
         complete = found.predicted is not None and found.predicted.peak_memory_bytes
-        return found if complete else with_prediction(found, chain, cluster, model=model)
+        return found if complete else with_prediction(found, chain, at_time_zero(cluster), model=model)
 
 
 @contextlib.contextmanager

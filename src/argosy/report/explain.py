@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from argosy.cluster.topology import Cluster
-from argosy.explain import MORE_MEMORY, DeviceMemory, Explanation, WhatIf
+from argosy.explain import DeviceMemory, Explanation, WhatIf
 from argosy.report.marks import percent
 from argosy.report.plan import devices_in_short, throughput
 from argosy.report.summary import critical_parts
@@ -23,6 +23,8 @@ _PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 _NOTHING = 0.0005
 """A gain below this is none."""
 _HALF_A_PERCENT = 0.005
+_MORE_MEMORY = 1e9
+"""Bytes: the one GB that a sentence speaks of."""
 
 
 def memory_table(explanation: Explanation, cluster: Cluster) -> Table:
@@ -102,7 +104,7 @@ def memory_in_a_sentence(explanation: Explanation) -> str:
         return "More memory buys this plan nothing: no stage recomputes, or exchanges weights to save memory."
     if not helpful:
         return "More memory buys this plan nothing: settings that need more are no faster."
-    within = [one for one in helpful if one.missing <= MORE_MEMORY]
+    within = [one for one in helpful if one.missing <= _MORE_MEMORY]
     if not within:
         nearest = helpful[0]
         need = SIZE.format(nearest.missing, digits=3)

@@ -1,0 +1,113 @@
+"""What fills the memory of a device, piece by piece.
+
+    (1)  peak = weights + gradients + optimizer + activations + buffers, at the moment at which a device holds most
+    (2)  peak in closed form = state + in-flight depth x activations + what arrives, or is computed again, for one more
+
+(1) takes the simulated peak apart; buffers are what is left over: tensors that have arrived and are not yet used, and
+what a backward computes again. (2) needs no simulation and is a little less, because of tensors that arrive early.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from argosy.cluster.topology import Cluster
+from argosy.cost.memory import StateBytes, activation_bytes, recomputed_bytes, state_bytes
+from argosy.plan.plan import Plan
+from argosy.schedule import build_schedule, in_flight
+from argosy.timeline import Span, SpanKind, Timeline
+from argosy.workload.chain import Chain
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceMemory:
+    """(1): what a device holds when it holds most, in bytes."""
+
+    device: str
+    kind: str
+    capacity: float
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    buffers: float
+
+    @property
+    def peak(self) -> float:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
+
+    @property
+    def free(self) -> float:
+        """Negative where it would run out."""
+        return self.capacity - self.peak
+
+
+def memory_stack(plan: Plan, chain: Chain, cluster: Cluster, timeline: Timeline) -> tuple[DeviceMemory, ...]:
+    """(1) for every device in use."""
+    states: dict[str, list[StateBytes]] = defaultdict(list)
+    kept: dict[tuple[str, int], float] = {}
+    for index, stage in enumerate(plan.stages):
+        for replica in stage.replicas:
+            for name, share in zip(replica.devices, replica.shares, strict=True):
+                states[name].append(state_bytes(chain, stage, share))
+                kept[name, index] = activation_bytes(chain, stage, replica.samples, share)
+    spans: dict[str, list[Span]] = defaultdict(list)
+    for span in timeline.spans:
+        spans[span.where].append(span)
+    return tuple(
+        _stack(cluster, name, states[name], kept, max(steps, key=lambda step: step[1]), spans[name])
+        for name, steps in timeline.memory
+    )
+
+
+def _stack(
+    cluster: Cluster,
+    name: str,
+    states: Sequence[StateBytes],
+    kept: dict[tuple[str, int], float],
+    most: tuple[float, float],
+    spans: Sequence[Span],
+) -> DeviceMemory:
+    when, peak = most
+    kind = cluster.device(name).kind
+    weights, gradients, optimizer = (
+        sum(getattr(state, part) for state in states) for part in ("weights", "gradients", "optimizer")
+    )
+    activations = sum(kept[name, span.stage] * _in_flight(span, when) for span in spans if span.stage is not None)
+    rest = peak - weights - gradients - optimizer - activations
+    return DeviceMemory(
+        device=name,
+        kind=kind.name,
+        capacity=kind.memory,
+        weights=weights,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=activations,
+        buffers=max(rest, 0.0),  # what is below 0 is rounding
+    )
+
+
+def _in_flight(span: Span, when: float) -> int:
+    """What a span adds to the micro-batches whose activations are held at a moment."""
+    if span.kind is SpanKind.FORWARD:
+        return int(span.start <= when)
+    frees = span.kind in (SpanKind.BACKWARD, SpanKind.WEIGHT_GRADIENT)
+    return -int(frees and span.end <= when)
+
+
+def planned_memory(plan: Plan, chain: Chain) -> dict[str, float]:
+    """(2) for every device in use, bytes."""
+    depths = in_flight(build_schedule(plan.schedule, len(plan.stages), plan.num_micro_batches))
+    held: dict[str, float] = defaultdict(float)
+    for index, stage in enumerate(plan.stages):
+        arriving = chain.layers[stage.first - 1].output_bytes if index else 0.0
+        returning = chain.layers[stage.end - 1].output_bytes if index + 1 < len(plan.stages) else 0.0
+        for replica in stage.replicas:
+            for name, share in zip(replica.devices, replica.shares, strict=True):
+                kept = depths[index] * activation_bytes(chain, stage, replica.samples, share)
+                again = recomputed_bytes(chain, stage, replica.samples, share)
+                more = max(arriving * replica.samples * share, returning * replica.samples * share + again)
+                held[name] += state_bytes(chain, stage, share).total + kept + more
+    return dict(held)

@@ -1,0 +1,173 @@
+"""What a change would buy: the plan, simulated with that change and nothing else.
+
+    (1)  gain = T / T' - 1      T and T' being the seconds of the first iteration without the change and with it
+
+A gain is that of this plan; a planner that knew of the change might find a better one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from argosy.cluster.topology import Cluster, Link
+from argosy.cluster.trace import Trace
+from argosy.cost.compute import ComputeModel, Portion, stage_seconds
+from argosy.errors import ArgosyError, InfeasibleError
+from argosy.explain.load import EdgeLoad
+from argosy.plan.plan import Plan, Recompute, Replica, Stage
+from argosy.schedule import ScheduleKind
+from argosy.sim.simulate import simulate
+from argosy.timeline import Timeline
+from argosy.workload.chain import Chain
+
+MORE_BANDWIDTH = 1e9
+"""Bytes/s that an edge gets."""
+MORE_SPEED = 1.1
+"""Times the speed of a stage's devices."""
+_MOST_EDGES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhatIf:
+    """One change, and what it would buy."""
+
+    change: str
+    seconds: float
+    """Of an iteration with it."""
+    gain: float
+    """(1); negative where it would be slower."""
+    missing: float = 0.0
+    """Bytes that some device lacks for it; 0 where it fits."""
+
+
+def with_wider_edges(cluster: Cluster, edges: Iterable[str], more: float) -> Cluster:
+    """The cluster with so many bytes/s more on every link of these edges, except while a link is down."""
+    chosen = frozenset(edges)
+
+    def widened(link: Link) -> Link:
+        values = tuple(value + more if value > 0 else 0.0 for value in link.bandwidth.values)
+        return replace(link, bandwidth=Trace(link.bandwidth.times, values))
+
+    return replace(cluster, links=tuple(widened(link) if link.edge in chosen else link for link in cluster.links))
+
+
+def with_faster_devices(cluster: Cluster, names: Iterable[str], factor: float) -> Cluster:
+    chosen = frozenset(names)
+    devices = [
+        replace(device, efficiency=device.efficiency * factor) if device.name in chosen else device
+        for device in cluster.devices
+    ]
+    return replace(cluster, devices=tuple(devices))
+
+
+def cheaper_settings(stage: Stage) -> Iterator[tuple[str, Stage]]:
+    """A stage with settings that save time and cost memory, and their names.
+
+    ZeRO 1 costs no more time than 0; 2 and 3 exchange gradients and weights with every micro-batch.
+    """
+    order = list(Recompute)
+    for recompute in order[: order.index(stage.recompute)]:
+        yield f"recompute {recompute}", replace(stage, recompute=recompute)
+    for zero in range(1, stage.zero if len(stage.replicas) > 1 else 1):
+        yield f"zero {zero}", replace(stage, zero=zero)
+
+
+def with_replica(
+    plan: Plan, index: int, devices: tuple[str, ...], chain: Chain, cluster: Cluster, model: ComputeModel
+) -> Plan | None:
+    """The plan with one more replica of a stage, samples shared out anew by speed; None where they are too few."""
+    stage = plan.stages[index]
+    replicas = [*stage.replicas, Replica(devices=devices, samples=1)]
+    if len(replicas) > plan.micro_batch_size or plan.schedule.kind is ScheduleKind.INTERLEAVED:
+        return None
+    pace = [_seconds_per_sample(chain, cluster, model, stage, replica) for replica in replicas]
+    samples = [1] * len(replicas)
+    for _ in range(plan.micro_batch_size - len(replicas)):
+        soonest = min(range(len(replicas)), key=lambda at: ((samples[at] + 1) * pace[at], at))
+        samples[soonest] += 1
+    shared = tuple(replace(replica, samples=count) for replica, count in zip(replicas, samples, strict=True))
+    stages = [replace(one, replicas=shared) if at == index else one for at, one in enumerate(plan.stages)]
+    left_out = tuple(left for left in plan.left_out if left.device not in devices)
+    return replace(plan, stages=tuple(stages), left_out=left_out)
+
+
+def _seconds_per_sample(chain: Chain, cluster: Cluster, model: ComputeModel, stage: Stage, replica: Replica) -> float:
+    portions = [
+        Portion(device=cluster.device(name), samples=1, share=share, width=replica.width)
+        for name, share in zip(replica.devices, replica.shares, strict=True)
+    ]
+    return max(sum(stage_seconds(model, chain, stage, portion)) for portion in portions)
+
+
+def first_iteration(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> Timeline:
+    timeline = simulate(plan, chain, cluster, model=model)
+    if not timeline.iteration_ends:
+        raise InfeasibleError(f"{plan.model.name} on {cluster.name}: no iteration ends, because {timeline.stalled}")
+    return timeline
+
+
+class Question:
+    """A plan on its cluster, and how it does when something is changed."""
+
+    def __init__(self, plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> None:
+        self.plan = plan
+        self.chain = chain
+        self.cluster = cluster
+        self.model = model
+        self.timeline = first_iteration(plan, chain, cluster, model)
+
+    def _what_if(self, change: str, *, plan: Plan | None = None, cluster: Cluster | None = None) -> WhatIf:
+        where = cluster or self.cluster
+        timeline = first_iteration(plan or self.plan, self.chain, where, self.model)
+        seconds = timeline.iteration_ends[0]
+        lacks = [held - where.device(name).kind.memory for name, held in timeline.peak_memory().items()]
+        gain = self.timeline.iteration_ends[0] / seconds - 1
+        return WhatIf(change=change, seconds=seconds, gain=gain, missing=max(0.0, *lacks))
+
+    def faster_stages(self, stages: Iterable[int]) -> Iterator[WhatIf]:
+        for stage in sorted(stages):
+            faster = with_faster_devices(self.cluster, self.plan.stages[stage].devices, MORE_SPEED)
+            yield self._what_if(f"10 % more speed of stage {stage}'s devices", cluster=faster)
+
+    def wider_edges(self, loads: Sequence[EdgeLoad]) -> Iterator[WhatIf]:
+        """The busiest edges; those of one sort that are equally busy together, because one alone would not help."""
+        alike: dict[tuple[str, float], list[str]] = defaultdict(list)
+        for load in loads:
+            alike[load.edge.rpartition(".")[2], round(load.utilisation, 2)].append(load.edge)
+        for edges in list(alike.values())[:_MOST_EDGES]:
+            wider = with_wider_edges(self.cluster, edges, MORE_BANDWIDTH)
+            others = f" and {len(edges) - 1} like it" if len(edges) > 1 else ""
+            yield self._what_if(f"1 GB/s more on {edges[0]}{others}", cluster=wider)
+
+    def settings(self, slowest: int) -> Iterator[WhatIf]:
+        """Cheaper settings of the bottleneck, and of all stages that have them."""
+        everywhere: dict[str, list[Stage]] = {}
+        for index, stage in enumerate(self.plan.stages):
+            for name, cheaper in cheaper_settings(stage):
+                stages = everywhere.setdefault(name, list(self.plan.stages))
+                stages[index] = cheaper
+                if index == slowest:
+                    alone = [cheaper if at == index else one for at, one in enumerate(self.plan.stages)]
+                    yield self._what_if(f"{name} in stage {index}", plan=replace(self.plan, stages=tuple(alone)))
+        for name, stages in everywhere.items():
+            changed = [at for at, (new, old) in enumerate(zip(stages, self.plan.stages, strict=True)) if new != old]
+            if changed != [slowest]:
+                where = f"stage {changed[0]}" if len(changed) == 1 else f"stages {', '.join(map(str, changed))}"
+                yield self._what_if(f"{name} in {where}", plan=replace(self.plan, stages=tuple(stages)))
+
+    def additions(self, stage: int) -> Iterator[WhatIf]:
+        """Left-out devices, one group of each kind, as a further replica of a stage."""
+        width = self.plan.stages[stage].replicas[0].width
+        idle: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        for left in self.plan.left_out:
+            device = self.cluster.device(left.device)
+            idle[device.kind.name][device.node].append(device.name)
+        for nodes in idle.values():
+            group = next((tuple(names[:width]) for names in nodes.values() if len(names) >= width), ())
+            with contextlib.suppress(ArgosyError):  # no route, or no such dtype there: the planner's reason says so
+                plan = with_replica(self.plan, stage, group, self.chain, self.cluster, self.model) if group else None
+                if plan is not None:
+                    yield self._what_if(f"{', '.join(group)} as a further replica of stage {stage}", plan=plan)
