@@ -16,37 +16,25 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from dataclasses import dataclass, replace
 
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError, bad_input
-from argosy.plan.plan import (
-    Certificate,
-    ClusterRef,
-    LeftOut,
-    ModelRef,
-    Plan,
-    Predicted,
-    Recompute,
-    RunnerUp,
-    Search,
-    Stage,
-)
+from argosy.plan.plan import Plan, Search
 from argosy.schedule import ScheduleKind, ScheduleSpec
-from argosy.sim.exact import simulate_exact
-from argosy.sim.fold import fold_plan
+from argosy.solve.bounds import Menu, Shape
+from argosy.solve.candidate import Candidate, neighbours
 from argosy.solve.judge import Complete, Judge
-from argosy.solve.pipeline import Choice, Menu, PlanSearch, Shape
+from argosy.solve.pipeline import PlanSearch
+from argosy.solve.verdict import certify, decide, why_infeasible
 from argosy.space.enumerate import Scope, stage_options
+from argosy.space.granularity import granularities
 from argosy.space.option import Option, Vector
-from argosy.space.place import place_stages
-from argosy.space.pool import Pool, find_pools
+from argosy.space.pool import find_pools
 from argosy.space.price import Prices
 from argosy.space.prune import Counters
 from argosy.space.rate import throughput_bound
@@ -62,7 +50,8 @@ SCHEDULES = (
 
 _FILL = 4
 """Stages that a pipeline has, roughly; only decides which shapes are looked at first."""
-_EFFORT = {Recompute.NONE: 0, Recompute.SELECTIVE: 1, Recompute.FULL: 2}
+_TASKS = 2_500
+"""That the exact engine may play on level 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,19 +87,6 @@ class Settings:
     executor: Executor | None = None
 
 
-@dataclass(order=True)
-class _Found:
-    """A complete plan with its judged time; of equal ones the one with least ZeRO and recomputation comes first."""
-
-    seconds: float
-    effort: int
-    number: int
-    shape: Shape = field(compare=False)
-    schedule: ScheduleSpec = field(compare=False)
-    plan: Complete = field(compare=False)
-    units: Vector = field(compare=False)
-
-
 def find_plan(
     chain: Chain,
     cluster: Cluster,
@@ -137,23 +113,36 @@ class _PlanSearch:
         self.settings = settings
         self.model = model
         self.began = time.process_time()
-        self.pools = find_pools(cluster)
+        self.pools = tuple(
+            replace(pool, index=index)
+            for index, pool in enumerate(pool for pool in find_pools(cluster) if model.can_run(chain, pool.device))
+        )
+        if not self.pools:
+            raise InfeasibleError(f"no device of {cluster!r} has {chain.dtype}, the dtype of {chain.name}")
         self.prices = Prices(chain, self.pools, model)
         self.judge = Judge(self.prices, cluster)
         self.counters = Counters()
-        self.found: list[_Found] = []
+        self.found: list[Candidate] = []
         self.known: set[tuple[object, ...]] = set()
         self.free_bound = math.inf
+        """The throughput bound, which holds whatever else was or was not looked at."""
+        self.interrupted = False
 
     def run(self) -> Plan:
-        levels = [self.settings.units] if self.settings.units else list(_granularities(self.pools, self.settings.level))
+        levels = [self.settings.units] if self.settings.units else list(granularities(self.pools))
         bound, units = 0.0, levels[-1]
         for units in levels:
-            bound = self._search(units)
-            if self._out_of_time() or (self.settings.level == 1 and self.found):
+            try:
+                bound = self._search(units)
+            except KeyboardInterrupt:
+                if not self.found:
+                    raise
+                self.interrupted = True
+                bound = self.free_bound
+            if self.interrupted or self._out_of_time() or (self.settings.level == 1 and self.found):
                 break
         if not self.found:
-            raise InfeasibleError(self._why_infeasible())
+            raise InfeasibleError(why_infeasible(self.prices, self.cluster))
         return self._finish(bound, units)
 
     @property
@@ -210,11 +199,14 @@ class _PlanSearch:
             if not menus[size]:
                 continue
             menu = Menu(self.prices, menus[size])
-            search = PlanSearch(menu, shape, counts, min(sum(counts), 32), min(upper, _hope(bound, shape)))
-            if not search.heap and self.settings.prune and upper > _hope(bound, shape):
-                search = PlanSearch(menu, shape, counts, min(sum(counts), 32), upper)
-            searches.append(search)
+            most_stages = min(sum(counts), 32)
+            limit = min(upper, _hope(bound, shape)) if self.settings.prune else upper
+            search = PlanSearch(menu, shape, counts, most_stages, limit)
             self._keep(shape, list(search.descend(self.best)), units)
+            if self.best > limit:  # what the tables left out may still win
+                search = PlanSearch(menu, shape, counts, most_stages, self.best)
+                self._keep(shape, list(search.descend(self.best)), units)
+            searches.append(search)
         if self.found and self.found[0].units == units:
             self._improve(self.found[0], menus[self.found[0].shape.micro_batch_size])
         if self.settings.level > 1 or not self.settings.prune:
@@ -240,106 +232,43 @@ class _PlanSearch:
 
     def _keep(self, shape: Shape, plans: Sequence[Complete], units: Vector) -> None:
         """Judge plans and remember the best of them."""
-        fresh = [plan for plan in plans if self._key(shape, plan) not in self.known]
+        fresh = [plan for plan in plans if _key(shape, plan) not in self.known]
         if not fresh:
             return
-        self.known.update(self._key(shape, plan) for plan in fresh)
+        self.known.update(_key(shape, plan) for plan in fresh)
         for plan, seconds, schedule in zip(fresh, *self.judge.seconds(shape, fresh), strict=True):
             if seconds < math.inf:
-                rounded = float(f"{seconds:.9g}")
-                effort = sum(choice.option.zero + _EFFORT[choice.option.recompute] for choice in plan)
-                self.found.append(_Found(rounded, effort, len(self.found), shape, schedule, plan, units))
+                found = Candidate(
+                    seconds=seconds, number=len(self.found), shape=shape, schedule=schedule, plan=plan, units=units
+                )
+                self.found.append(found)
         self.found.sort()
         del self.found[32:]
 
-    def _key(self, shape: Shape, plan: Complete) -> tuple[object, ...]:
-        chosen = ((c.option.parts, c.option.recompute, c.option.zero, c.first, c.end) for c in plan)
-        return (shape, *chosen)
-
-    def _improve(self, best: _Found, options: dict[Vector, list[Option]]) -> None:
-        """Small moves from the best plan while they help: a layer to a neighbour, another option for a stage, two
-        stages swapped."""
+    def _improve(self, best: Candidate, options: dict[Vector, list[Option]]) -> None:
+        """Small moves from the best plan while they help."""
         while True:
-            self._keep(best.shape, list(_moves(best.plan, options)), best.units)
+            self._keep(best.shape, list(neighbours(best.plan, options)), best.units)
             if self.found[0].seconds >= best.seconds * (1 - 1e-9) or self.found[0].shape is not best.shape:
                 return
             best = self.found[0]
 
     def _finish(self, bound: float, units: Vector) -> Plan:
-        """Place the best few, let the exact engine decide, and write the certificate."""
-        finalists = [self._plan(found) for found in self._finalists()]
-        judged = [(self._replay(plan), index) for index, plan in enumerate(finalists)]
-        seconds, winner = min(judged)
-        plan = finalists[winner]
-        used = set(plan.devices)
-        bound = min(bound, seconds)
-        return replace(
-            plan,
-            predicted=Predicted(
-                iteration_seconds=seconds,
-                samples_per_second=self.global_batch / seconds,
-                peak_memory_bytes=(),
-                bottleneck="",
-            ),
-            certificate=Certificate(
-                lower_bound_seconds=bound,
-                gap=seconds / bound - 1,
-                granularity=max(units),
-                scope=f"stages of multiples of {'/'.join(map(str, units))} devices of each pool",
-            ),
-            search=Search(
-                cpu_seconds=time.process_time() - self.began,
-                candidates=self.judge.judged,
-                pruned=tuple(sorted(self.counters.removed.items())),
-            ),
-            runner_ups=tuple(
-                RunnerUp(description=repr(other.plan), iteration_seconds=other.seconds, reason="slower")
-                for other in [*self.found[:winner], *self.found[winner + 1 :]][:3]
-            ),
-            left_out=tuple(
-                LeftOut(device=device.name, reason="no faster plan uses it")
-                for device in self.cluster.devices
-                if device.name not in used
-            ),
-        )
-
-    def _plan(self, found: _Found) -> Plan:
-        shape, ref = found.shape, self.chain
-        replicas = place_stages(self.pools, [choice.option for choice in found.plan])
-        return Plan(
-            model=ModelRef(
-                name=ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer
-            ),
-            cluster=ClusterRef(name=self.cluster.name, hash=self.cluster.hash, content=self.cluster.content),
-            global_batch=self.global_batch,
-            micro_batch_size=shape.micro_batch_size,
-            num_micro_batches=shape.num_micro_batches,
-            schedule=found.schedule,
-            stages=tuple(
-                Stage(
-                    first=choice.first,
-                    end=choice.end,
-                    replicas=group,
-                    recompute=choice.option.recompute,
-                    zero=choice.option.zero,
-                )
-                for choice, group in zip(found.plan, replicas, strict=True)
-            ),
-        )
-
-    def _finalists(self) -> list[_Found]:
-        """The best few, as many as the exact engine plays in a fraction of the search."""
+        """Let the exact engine decide between the best few, as many as it plays in a fraction of the search."""
         tasks = 4 * len(self.found[0].plan) * self.found[0].shape.num_micro_batches
-        most = max(1, (3_000 if self.settings.level == 1 else 60_000) // tasks)
-        return self.found[: min(most, 8)]
+        most = max(1, (_TASKS if self.settings.level == 1 else 20 * _TASKS) // tasks)
+        different = list({repr(found): found for found in reversed(self.found)}.values())[::-1]
+        plan, runner_ups = decide(different[: min(most, 8)], self.prices, self.cluster, self.calm, self.model)
+        search = Search(
+            cpu_seconds=time.process_time() - self.began,
+            candidates=self.judge.judged,
+            pruned=tuple(sorted(self.counters.removed.items())),
+        )
+        return certify(replace(plan, runner_ups=tuple(runner_ups)), bound, units, self.pools, self.cluster, search)
 
-    def _replay(self, plan: Plan) -> float:
-        graph, cluster = fold_plan(plan, self.chain, self.calm, self.model)
-        timeline = simulate_exact(graph, cluster, record=0)
-        return timeline.iteration_ends[0] if timeline.iteration_ends else math.inf
 
-    def _why_infeasible(self) -> str:
-        return f"no plan of {self.chain.name} fits on {self.cluster!r}"
+def _key(shape: Shape, plan: Complete) -> tuple[object, ...]:
+    return (shape, *((c.option.parts, c.option.recompute, c.option.zero, c.first, c.end) for c in plan))
 
 
 def _estimate(bound: float, shape: Shape) -> float:
@@ -348,7 +277,7 @@ def _estimate(bound: float, shape: Shape) -> float:
 
 
 def _hope(bound: float, shape: Shape) -> float:
-    """So slow a plan is not worth its place in the tables, unless there is no other."""
+    """So slow a plan is not worth its place in the tables, unless nothing faster turns up."""
     return 2 * _estimate(bound, shape)
 
 
@@ -360,47 +289,3 @@ def at_time_zero(cluster: Cluster) -> Cluster:
     )
     devices = tuple(replace(device, speed=Trace.constant(device.speed.at(0))) for device in cluster.devices)
     return replace(cluster, links=links, devices=devices)
-
-
-def _moves(plan: Complete, options: dict[Vector, list[Option]]) -> Iterator[Complete]:
-    """Plans one small step away."""
-    units = {id(option): group for group in options.values() for option in group}
-    for index, choice in enumerate(plan):
-        for option in units[id(choice.option)]:
-            if option is not choice.option:
-                yield (*plan[:index], replace(choice, option=option), *plan[index + 1 :])
-    lengths = [choice.end - choice.first for choice in plan]
-    chosen = [choice.option for choice in plan]
-    for one in range(len(plan)):
-        for other in range(len(plan)):
-            if one != other and lengths[one] > 1:
-                moved = [*lengths]
-                moved[one], moved[other] = moved[one] - 1, moved[other] + 1
-                yield _of(chosen, moved)
-        for other in range(one + 1, len(plan)):
-            swapped, both = [*chosen], [*lengths]
-            swapped[one], swapped[other] = swapped[other], swapped[one]
-            both[one], both[other] = both[other], both[one]
-            yield _of(swapped, both)
-
-
-def _of(options: Sequence[Option], lengths: Sequence[int]) -> Complete:
-    ends = np.cumsum(lengths).tolist()
-    return tuple(Choice(o, end - length, end) for o, length, end in zip(options, lengths, ends, strict=True))
-
-
-def _granularities(pools: Sequence[Pool], level: int) -> Iterator[Vector]:
-    """Units of devices per pool, coarse to fine: so few states at first that a search takes an instant."""
-    seen = set()
-    for most in (3, 6, 12, 24, 10**6):
-        units = tuple(_unit(pool, most) for pool in pools)
-        if units not in seen:
-            seen.add(units)
-            yield units
-
-
-def _unit(pool: Pool, most: int) -> int:
-    """The smallest unit that gives at most ``most`` of them, aligned with the pool's nodes."""
-    sizes = [size for size in range(1, pool.per_node + 1) if pool.per_node % size == 0]
-    sizes += [pool.per_node * number for number in range(2, len(pool.nodes) + 1) if len(pool.nodes) % number == 0]
-    return next((size for size in sizes if pool.count // size <= most), pool.count)

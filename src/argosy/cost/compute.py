@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from argosy.cluster.device import Device
 from argosy.cost.memory import state_bytes
+from argosy.dtype import Dtype
 from argosy.errors import bad_input
 from argosy.plan.plan import Recompute, Stage
 from argosy.workload.chain import Chain, Layer
@@ -44,6 +45,11 @@ class ComputeModel:
     backward_floor: float = 1.0e-3
     profiles: Mapping[str, Profile] | None = None
     """By the name of the device kind."""
+
+    def can_run(self, chain: Chain, device: Device) -> bool:
+        """Whether the device has the chain's dtype, or was measured."""
+        has_dtype = chain.dtype in dict(device.kind.flops) or chain.dtype is Dtype.TF32
+        return has_dtype or self.profile_for(device) is not None
 
     def profile_for(self, device: Device) -> Profile | None:
         return self.profiles.get(device.kind.name) if self.profiles else None

@@ -5,7 +5,7 @@
     (2)  transfer between stages = what the busiest NIC or shared link needs for a whole micro-batch, and one latency
     (3)  tail of a stage = gradient exchange and update
 
-Never below the bound of ``solve.pipeline``. Boundaries do not disturb each other here; the exact engine says what
+Never below the bound of ``solve.bounds``. Boundaries do not disturb each other here; the exact engine says what
 that costs.
 """
 
@@ -20,7 +20,8 @@ import numpy as np
 from argosy.cluster.topology import Cluster
 from argosy.schedule import ScheduleSpec
 from argosy.sim.constant import pipeline_seconds
-from argosy.solve.pipeline import Choice, Shape, group_size, in_flight
+from argosy.solve.bounds import Shape, group_size, in_flight
+from argosy.solve.pipeline import Choice
 from argosy.space.option import Option, Part
 from argosy.space.pool import Pool
 from argosy.space.price import Prices

@@ -1,0 +1,104 @@
+"""Complete plans that a search has judged, and the small steps between them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from argosy.plan.plan import Recompute
+from argosy.schedule import ScheduleSpec
+from argosy.solve.bounds import Shape, group_size, in_flight
+from argosy.solve.judge import Complete
+from argosy.solve.pipeline import Choice
+from argosy.space.option import Option, Vector
+
+_EFFORT = {Recompute.NONE: 0, Recompute.SELECTIVE: 1, Recompute.FULL: 2}
+
+
+@dataclass(order=True)
+class Candidate:
+    """A complete plan with its judged time; of equal ones the one with least ZeRO and recomputation comes first."""
+
+    seconds: float
+    effort: int = field(init=False)
+    number: int
+    """In the order in which they were found: breaks ties."""
+    shape: Shape = field(compare=False)
+    schedule: ScheduleSpec = field(compare=False)
+    plan: Complete = field(compare=False)
+    units: Vector = field(compare=False)
+
+    def __post_init__(self) -> None:
+        self.seconds = float(f"{self.seconds:.9g}")
+        self.effort = sum(choice.option.zero + _EFFORT[choice.option.recompute] for choice in self.plan)
+
+    def fits(self, plan: Complete) -> bool:
+        """Whether another plan of as many stages fits under this one's schedule."""
+        count, group = self.shape.num_micro_batches, group_size(self.schedule)
+        depths = [in_flight(self.schedule, left, count) for left in range(len(plan), 0, -1)]
+        return all(c.option.fits(c.first, c.end, depth, group) for c, depth in zip(plan, depths, strict=True))
+
+    def __repr__(self) -> str:
+        stages = " | ".join(_short(choice) for choice in self.plan)
+        return f"{self.shape!r}, {self.schedule!r}: {stages}"
+
+
+def _short(choice: Choice) -> str:
+    on = " + ".join(
+        f"{part.devices}x {pool.name}" for part, pool in zip(choice.option.parts, choice.option.pools, strict=True)
+    )
+    return f"{choice.end - choice.first} layers on {on}"
+
+
+def neighbours(plan: Complete, options: Mapping[Vector, Sequence[Option]]) -> Iterator[Complete]:
+    """Plans one small step away: another option for a stage, a layer moved to another stage, two stages swapped."""
+    alike = {id(option): group for group in options.values() for option in group}
+    for index, choice in enumerate(plan):
+        for option in alike[id(choice.option)]:
+            if option is not choice.option:
+                yield (*plan[:index], replace(choice, option=option), *plan[index + 1 :])
+    lengths = [choice.end - choice.first for choice in plan]
+    chosen = [choice.option for choice in plan]
+    for one, other in itertools.permutations(range(len(plan)), 2):
+        if lengths[one] > 1:
+            moved = [*lengths]
+            moved[one], moved[other] = moved[one] - 1, moved[other] + 1
+            yield _with_lengths(chosen, moved)
+    for one, other in itertools.combinations(range(len(plan)), 2):
+        swapped, both = [*chosen], [*lengths]
+        swapped[one], swapped[other] = swapped[other], swapped[one]
+        both[one], both[other] = both[other], both[one]
+        yield _with_lengths(swapped, both)
+
+
+def _with_lengths(options: Sequence[Option], lengths: Sequence[int]) -> Complete:
+    ends = itertools.accumulate(lengths)
+    return tuple(Choice(o, end - length, end) for o, length, end in zip(options, lengths, ends, strict=True))
+
+
+def with_plan(candidate: Candidate, plan: Complete) -> Candidate:
+    """A candidate that differs in the options of its stages only."""
+    return Candidate(
+        seconds=candidate.seconds,
+        number=candidate.number,
+        shape=candidate.shape,
+        schedule=candidate.schedule,
+        plan=plan,
+        units=candidate.units,
+    )
+
+
+def lightened(candidate: Candidate) -> Complete:
+    """The same plan with every stage at the least recomputation and ZeRO with which it fits."""
+    plan = candidate.plan
+    for index, choice in enumerate(plan):
+        alone = choice.option.replicas == 1
+        lighter = (
+            replace(choice, option=replace(choice.option, recompute=recompute, zero=zero))
+            for recompute in _EFFORT
+            for zero in ((0,) if alone else (1, 2, 3))
+        )
+        fitting = ((*plan[:index], other, *plan[index + 1 :]) for other in lighter)
+        plan = next((other for other in fitting if candidate.fits(other)), plan)
+    return plan

@@ -1,0 +1,136 @@
+"""From the best candidates to a plan: placed on devices, played by the exact engine, with its certificate and its
+reasons."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from argosy.cluster.device import Device
+from argosy.cluster.topology import Cluster
+from argosy.cost.compute import ComputeModel
+from argosy.plan.plan import Certificate, ClusterRef, LeftOut, ModelRef, Plan, Predicted, RunnerUp, Search, Stage
+from argosy.sim.exact import simulate_exact
+from argosy.sim.fold import fold_plan
+from argosy.solve.candidate import Candidate, lightened, with_plan
+from argosy.space.option import USABLE, Vector
+from argosy.space.place import place_stages
+from argosy.space.pool import Pool
+from argosy.space.price import Prices
+from argosy.units import SIZE
+from argosy.workload.chain import Chain
+
+
+def decide(
+    candidates: Sequence[Candidate], prices: Prices, cluster: Cluster, calm: Cluster, model: ComputeModel
+) -> tuple[Plan, list[RunnerUp]]:
+    """The candidate that the exact engine finds fastest on ``calm``, and how the others fared."""
+    entries = [*candidates]
+    lighter = lightened(candidates[0])
+    if lighter != candidates[0].plan:
+        entries.append(with_plan(candidates[0], lighter))
+    played = []
+    for index, candidate in enumerate(entries):
+        plan = _placed(candidate, prices, cluster)
+        graph, folded = fold_plan(plan, prices.chain, calm, model)
+        ends = simulate_exact(graph, folded, record=0).iteration_ends
+        played.append((ends[0] if ends else math.inf, candidate.effort, index, plan))
+    played.sort(key=lambda one: one[:3])
+    seconds, _, _, best = played[0]
+    runner_ups = [
+        RunnerUp(
+            description=repr(entries[index]),
+            iteration_seconds=time,
+            reason=f"{100 * (time / seconds - 1):.3g} % slower"
+            if time > seconds
+            else "as fast, with more memory tricks",
+        )
+        for time, _, index, _ in played[1:4]
+        if time < math.inf
+    ]
+    predicted = Predicted(
+        iteration_seconds=seconds,
+        samples_per_second=best.global_batch / seconds,
+        peak_memory_bytes=(),
+        bottleneck="",
+    )
+    return replace(best, predicted=predicted), runner_ups
+
+
+def certify(plan: Plan, bound: float, units: Vector, pools: Sequence[Pool], cluster: Cluster, search: Search) -> Plan:
+    """The plan with its certificate, and with why it leaves devices out."""
+    assert plan.predicted is not None
+    bound = min(bound, plan.predicted.iteration_seconds)
+    granularity = ", ".join(f"{unit}x {pool.name}" for unit, pool in zip(units, pools, strict=True))
+    used = set(plan.devices)
+    able = {name for pool in pools for node in pool.nodes for name in node}
+    return replace(
+        plan,
+        certificate=Certificate(
+            lower_bound_seconds=bound,
+            gap=plan.predicted.iteration_seconds / bound - 1,
+            granularity=max(units),
+            scope=f"stages of multiples of {granularity}",
+        ),
+        search=search,
+        left_out=tuple(
+            LeftOut(
+                device=device.name,
+                reason="no faster plan with it was found" if device.name in able else _why_unable(plan, device),
+            )
+            for device in cluster.devices
+            if device.name not in used
+        ),
+    )
+
+
+def _why_unable(plan: Plan, device: Device) -> str:
+    return f"{device.kind.name} has no {plan.model.dtype}" if device.speed.at(0) > 0 else "it is lost at time 0"
+
+
+def _placed(candidate: Candidate, prices: Prices, cluster: Cluster) -> Plan:
+    chain, shape = prices.chain, candidate.shape
+    replicas = place_stages(prices.pools, [choice.option for choice in candidate.plan])
+    return Plan(
+        model=ModelRef(
+            name=chain.name, sequence_length=chain.sequence_length, dtype=chain.dtype, optimizer=chain.optimizer
+        ),
+        cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=cluster.content),
+        global_batch=shape.micro_batch_size * shape.num_micro_batches,
+        micro_batch_size=shape.micro_batch_size,
+        num_micro_batches=shape.num_micro_batches,
+        schedule=candidate.schedule,
+        stages=tuple(
+            Stage(
+                first=choice.first,
+                end=choice.end,
+                replicas=group,
+                recompute=choice.option.recompute,
+                zero=choice.option.zero,
+            )
+            for choice, group in zip(candidate.plan, replicas, strict=True)
+        ),
+    )
+
+
+def why_infeasible(prices: Prices, cluster: Cluster) -> str:
+    """The constraint that binds: memory in all, or the largest layer on the largest device."""
+    chain, pools = prices.chain, prices.pools
+    needed = chain.parameters * sum(prices.state_bytes)
+    room = sum(pool.count * USABLE * pool.device.kind.memory for pool in pools)
+    start = f"no plan of {_named(chain)} fits on {cluster!r}"
+    if needed > room:
+        need, have = SIZE.format(needed, digits=3), SIZE.format(room, digits=3)
+        more = f"take {math.ceil(needed / room)} times as many devices, or a lighter optimizer"
+        return f"{start}: weights, gradients and optimizer state need {need}, the devices have {have} to use; {more}"
+    largest = max(chain.layers, key=lambda layer: layer.activation_bytes)
+    keeps = SIZE.format(largest.activation_bytes, digits=3)
+    most = SIZE.format(max(USABLE * pool.device.kind.memory for pool in pools), digits=3)
+    sample = f"one sample of {chain.sequence_length} tokens"
+    binds = f"{largest.name} keeps {keeps} for {sample}, and the largest device has {most} to use"
+    return f"{start}: memory binds; {binds}; try a shorter sequence or devices with more memory"
+
+
+def _named(chain: Chain) -> str:
+    return f"{chain.name} ({chain.parameters / 1e9:.3g} B parameters, {chain.dtype}, {chain.optimizer})"
