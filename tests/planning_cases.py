@@ -22,8 +22,9 @@ from argosy.dtype import Dtype
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Stage
 from argosy.planner import SCHEDULES
 from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.solve.bounds import Menu, Shape, group_size, in_flight
 from argosy.solve.judge import Complete, Judge
-from argosy.solve.pipeline import Choice, Menu, PlanSearch, Shape, group_size, in_flight
+from argosy.solve.pipeline import Choice, PlanSearch
 from argosy.space.enumerate import Scope, stage_options
 from argosy.space.option import Option, Part, Vector
 from argosy.space.place import place_stages
@@ -65,9 +66,13 @@ class Case:
     def counts(self) -> Vector:
         return tuple(pool.count for pool in self.pools)
 
-    def scope(self, **changes: Any) -> Scope:
+    @property
+    def ones(self) -> Vector:
         """Every device on its own."""
-        return replace(Scope(units=(1,) * len(self.pools)), **changes)
+        return (1,) * len(self.pools)
+
+    def scope(self, **changes: Any) -> Scope:
+        return replace(Scope(units=self.ones), **changes)
 
     @property
     def shapes(self) -> list[Shape]:
@@ -207,7 +212,9 @@ def best_of_all(case: Case, scope: Scope, most: int) -> tuple[float, int] | None
 class Recipe:
     """What random cases are like."""
 
+    min_devices: int = 1
     max_devices: int = 8
+    min_pools: int = 1
     max_pools: int = 3
     max_layers: int = 8
     batches: tuple[int, ...] = (2, 3, 4, 6, 8)
@@ -262,15 +269,19 @@ def random_chain(random: Random, recipe: Recipe) -> Chain:
 
 def random_cluster_file(random: Random, recipe: Recipe, chain: Chain) -> dict[str, Any]:
     """Up to three kinds of devices, each in nodes of its own on one switch."""
-    left = random.randint(min(recipe.per_node), recipe.max_devices)
+    left = random.randint(max(recipe.min_devices, min(recipe.per_node)), recipe.max_devices)
     needed = 16 * chain.parameters + sum(layer.activation_bytes for layer in chain.layers)
     kinds: list[dict[str, Any]] = []
     nodes: list[dict[str, Any]] = []
-    for name in "abc"[: random.randint(1, recipe.max_pools)]:
-        per_node = random.choice([size for size in recipe.per_node if size <= left] or [0])
-        if not per_node:
+    names = "abc"[: random.randint(recipe.min_pools, recipe.max_pools)]
+    for name in names:
+        others = len(names) - len(nodes) - 1
+        sizes = [size for size in recipe.per_node if size <= left - others * min(recipe.per_node)]
+        if not sizes:
             break
-        count = random.randint(1, left // per_node)
+        per_node = random.choice(sizes)
+        most = (left - others * min(recipe.per_node)) // per_node
+        count = random.randint(1, most) if others or recipe.min_devices == 1 else most
         left -= count * per_node
         share = random.choice((0.2, 0.5, 1.0) if recipe.tight else (4.0, 8.0)) * random.uniform(1, 2)
         kinds.append(

@@ -27,7 +27,7 @@ from argosy.errors import InfeasibleError, bad_input
 from argosy.plan.plan import Plan, Search
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.solve.bounds import Menu, Shape
-from argosy.solve.candidate import Candidate, neighbours
+from argosy.solve.candidate import Candidate, neighbours, unlike
 from argosy.solve.judge import Complete, Judge
 from argosy.solve.pipeline import PlanSearch
 from argosy.solve.verdict import certify, decide, why_infeasible
@@ -257,8 +257,8 @@ class _PlanSearch:
         """Let the exact engine decide between the best few, as many as it plays in a fraction of the search."""
         tasks = 4 * len(self.found[0].plan) * self.found[0].shape.num_micro_batches
         most = max(1, (_TASKS if self.settings.level == 1 else 20 * _TASKS) // tasks)
-        different = list({repr(found): found for found in reversed(self.found)}.values())[::-1]
-        plan, runner_ups = decide(different[: min(most, 8)], self.prices, self.cluster, self.calm, self.model)
+        finalists = list(unlike(self.found))[: min(most, 8)]
+        plan, runner_ups = decide(finalists, self.prices, self.cluster, self.calm, self.model)
         search = Search(
             cpu_seconds=time.process_time() - self.began,
             candidates=self.judge.judged,

@@ -77,7 +77,7 @@ def test_usage_errors(run: Run, arguments: tuple[str, ...]) -> None:
 def test_what_fits_nowhere_is_infeasible(run: Run) -> None:
     result = run("plan", "-m", "llama-3-70b", "-c", "two-cards", "-b", "2", "--dtype", "fp16", "-q", "-o", "plan.json")
     assert result.code == 3
-    assert result.err.startswith("error: no plan of llama-3-70b fits on two-cards")
+    assert result.err.startswith("error: no plan of llama-3-70b (70.6 B parameters, fp16, adamw) fits on two-cards")
     assert result.out == ""
     assert not Path("plan.json").exists()
 

@@ -14,8 +14,9 @@ from argosy.dtype import Dtype
 from argosy.plan.plan import Recompute
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.simulate import simulate
+from argosy.solve.bounds import Menu, Shape
 from argosy.solve.judge import Complete
-from argosy.solve.pipeline import Menu, PlanSearch, Shape
+from argosy.solve.pipeline import PlanSearch
 from argosy.space.rate import throughput_bound
 from argosy.workload.chain import Chain, Layer
 

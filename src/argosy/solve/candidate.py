@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from argosy.plan.plan import Recompute
@@ -48,7 +48,19 @@ def _short(choice: Choice) -> str:
     on = " + ".join(
         f"{part.devices}x {pool.name}" for part, pool in zip(choice.option.parts, choice.option.pools, strict=True)
     )
-    return f"{choice.end - choice.first} layers on {on}"
+    tricks = [f"zero {choice.option.zero}"] if choice.option.zero > 1 else []
+    tricks += [f"recompute {choice.option.recompute}"] if choice.option.recompute is not Recompute.NONE else []
+    return ", ".join([f"{choice.end - choice.first} layers on {on}", *tricks])
+
+
+def unlike(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+    """The first of all that have the same layers on the same numbers of devices."""
+    seen = set()
+    for candidate in candidates:
+        key = (candidate.shape, *((choice.end, choice.option.vector) for choice in candidate.plan))
+        if key not in seen:
+            seen.add(key)
+            yield candidate
 
 
 def neighbours(plan: Complete, options: Mapping[Vector, Sequence[Option]]) -> Iterator[Complete]:
