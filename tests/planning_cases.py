@@ -276,12 +276,13 @@ def random_cluster_file(random: Random, recipe: Recipe, chain: Chain) -> dict[st
     names = "abc"[: random.randint(recipe.min_pools, recipe.max_pools)]
     for name in names:
         others = len(names) - len(nodes) - 1
-        sizes = [size for size in recipe.per_node if size <= left - others * min(recipe.per_node)]
+        free = left - (others if recipe.min_pools > 1 else 0) * min(recipe.per_node)
+        sizes = [size for size in recipe.per_node if size <= free]
         if not sizes:
             break
         per_node = random.choice(sizes)
-        most = (left - others * min(recipe.per_node)) // per_node
-        count = random.randint(1, most) if others or recipe.min_devices == 1 else most
+        takes_all = recipe.min_devices > 1 and not others
+        count = free // per_node if takes_all else random.randint(1, free // per_node)
         left -= count * per_node
         share = random.choice((0.2, 0.5, 1.0) if recipe.tight else (4.0, 8.0)) * random.uniform(1, 2)
         kinds.append(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from argosy.cli.inputs import Scenario, load_scenario, read_bundled_or_file
+from argosy.cli.inputs import Scenario, load_scenario
 from argosy.cluster.file import build_cluster, load_cluster, with_changes
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
@@ -19,6 +19,7 @@ from argosy.explain import explain_plan, with_prediction
 from argosy.explain.load import bottleneck, edge_loads, stage_loads
 from argosy.explain.memory import memory_stack, planned_memory
 from argosy.explain.whatif import cheaper_settings, with_faster_devices, with_replica, with_wider_edges
+from argosy.plan.file import read_plan
 from argosy.plan.plan import Certificate, LeftOut, Plan, Recompute, Replica, Stage
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.simulate import simulate
@@ -34,7 +35,7 @@ SCHEDULES = (
 
 
 def scenario(name: str = BUNDLED[0]) -> Scenario:
-    return load_scenario(read_bundled_or_file(name))
+    return load_scenario(read_plan(name))
 
 
 def with_stages(plan: Plan, **settings: object) -> Plan:

@@ -1,8 +1,8 @@
 """Argosy: automatic parallelization of training on unequal devices over a changing network.
 
-    plan = argosy.load_plan("plan.json")
     cluster = argosy.load_cluster("mixed-16")
     chain = argosy.load_model("llama-3-8b", sequence_length=2048, dtype="fp16")
+    plan = argosy.find_plan(chain, cluster, global_batch=128)
     argosy.simulate(plan, chain, cluster, iterations=3).iteration_seconds
 
 Names are imported when they are first used, so that ``import argosy`` costs next to nothing.
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from argosy.plan.plan import Plan as Plan
     from argosy.plan.plan import Replica as Replica
     from argosy.plan.plan import Stage as Stage
+    from argosy.planner import Settings as Settings
+    from argosy.planner import find_plan as find_plan
     from argosy.schedule import ScheduleSpec as ScheduleSpec
     from argosy.sim.simulate import simulate as simulate
     from argosy.timeline import Timeline as Timeline
@@ -50,12 +52,14 @@ _HOMES = {
     "Replica": "argosy.plan.plan",
     "RunError": "argosy.errors",
     "ScheduleSpec": "argosy.schedule",
+    "Settings": "argosy.planner",
     "Stage": "argosy.plan.plan",
     "Timeline": "argosy.timeline",
     "Trace": "argosy.cluster.trace",
     "check_plan": "argosy.plan.check",
     "dumps_plan": "argosy.plan.file",
     "dumps_timeline": "argosy.timeline.file",
+    "find_plan": "argosy.planner",
     "load_cluster": "argosy.cluster.file",
     "load_model": "argosy.workload.load",
     "load_plan": "argosy.plan.file",

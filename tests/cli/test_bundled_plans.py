@@ -9,9 +9,9 @@ import pytest
 from bundled_plans import PLANS
 
 import argosy
-from argosy.cli.inputs import load_scenario, read_bundled_or_file
+from argosy.cli.inputs import load_scenario
 from argosy.cluster.file import cluster_from_content, load_cluster
-from argosy.plan.file import bundled_plans, dumps_plan
+from argosy.plan.file import bundled_plans, dumps_plan, read_plan
 from argosy.report.summary import Summary, summarise
 from argosy.sim.simulate import simulate
 
@@ -57,7 +57,7 @@ def test_larger_groups_hide_the_preempted_link_and_cost_memory() -> None:
 
 
 def figures(name: str, *, k: int | None = None, traces: list[str] | None = None, until: float | None = None) -> Summary:
-    scenario = load_scenario(read_bundled_or_file(name), k=k, traces=traces or ())
+    scenario = load_scenario(read_plan(name), k=k, traces=traces or ())
     plan, chain, cluster = scenario.plan, scenario.chain, scenario.cluster
     if until is None:
         timeline = simulate(plan, chain, cluster)

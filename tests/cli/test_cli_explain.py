@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from command_result import PLAN, Run
 
-from argosy.cli.inputs import read_bundled_or_file
-from argosy.plan.file import dumps_plan, load_plan, plan_from_document
+from argosy.plan.file import dumps_plan, load_plan, plan_from_document, read_plan
 from argosy.plan.plan import LeftOut, Replica, RunnerUp
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
@@ -19,7 +18,7 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 @pytest.fixture
 def small_cards_left_out(tmp_path: Path) -> str:
     """A plan file in which one of two large cards and the small ones have nothing to do."""
-    plan = plan_from_document(read_bundled_or_file("gpt2-xl-on-two-cards"))
+    plan = plan_from_document(read_plan("gpt2-xl-on-two-cards"))
     stage = replace(plan.stages[0], end=50, replicas=(Replica(devices=("box0.0",), samples=4),))
     runner_up = RunnerUp(description="2 stages, 1f1b", iteration_seconds=9.5, reason="its pipeline is never full")
     left = [LeftOut(device=f"box0.{index}", reason="nobody asked for it") for index in (1, 2, 3)]

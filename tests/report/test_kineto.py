@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from argosy.cli.inputs import load_scenario, read_bundled_or_file
+from argosy.cli.inputs import load_scenario
+from argosy.plan.file import read_plan
 from argosy.report.kineto import chrome_trace, encode, rank_traces
 from argosy.sim.simulate import simulate
 from argosy.timeline import SpanKind, Timeline
@@ -18,7 +19,7 @@ from argosy.timeline import SpanKind, Timeline
 
 @pytest.fixture(scope="module")
 def timeline() -> Timeline:
-    scenario = load_scenario(read_bundled_or_file("gpt2-xl-on-two-cards"))
+    scenario = load_scenario(read_plan("gpt2-xl-on-two-cards"))
     return simulate(scenario.plan, scenario.chain, scenario.cluster, iterations=2)
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from argosy.cli.inputs import Scenario, load_scenario, read_bundled_or_file
+from argosy.cli.inputs import Scenario, load_scenario
+from argosy.plan.file import read_plan
 from argosy.report.summary import Summary, critical_parts, summarise, summary_to_dict
 from argosy.sim.simulate import simulate
 from argosy.timeline import Span, SpanKind
@@ -14,7 +15,7 @@ from argosy.timeline import Span, SpanKind
 
 @pytest.fixture(scope="module")
 def scenario() -> Scenario:
-    return load_scenario(read_bundled_or_file("gpt2-xl-on-two-cards"))
+    return load_scenario(read_plan("gpt2-xl-on-two-cards"))
 
 
 @pytest.fixture(scope="module")

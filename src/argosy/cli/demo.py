@@ -49,16 +49,16 @@ def demo(
     Example:
         argosy demo
     """
-    from argosy.cli.inputs import load_scenario, read_bundled_or_file
+    from argosy.cli.inputs import load_scenario
     from argosy.cli.terminal import progress, stdout_console, write_file
     from argosy.cli.trace import trace_files
-    from argosy.plan.file import dumps_plan
+    from argosy.plan.file import dumps_plan, read_plan
 
-    by_hand = load_scenario(read_bundled_or_file(PLAN))
+    by_hand = load_scenario(read_plan(PLAN))
     found, explanation, seconds_by_hand = _plan(by_hand, quiet=quiet)
     cases, timelines = [], {}
     for name, (schedule, k) in SCHEDULES.items():
-        scenario = load_scenario(read_bundled_or_file(PLAN), schedule=schedule, k=k)
+        scenario = load_scenario(read_plan(PLAN), schedule=schedule, k=k)
         with progress(f"simulating {SECONDS:g} s with {name}", quiet=quiet):
             case, timelines[name] = _play(scenario, name)
         cases.append(case)

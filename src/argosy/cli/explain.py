@@ -31,13 +31,13 @@ def explain(
     Example:
         argosy explain llama-3-8b-on-mixed-16
     """
-    from argosy.cli.inputs import load_scenario, read_bundled_or_file
+    from argosy.cli.inputs import load_scenario
     from argosy.cli.terminal import print_json, progress, stdout_console
     from argosy.explain import explain_plan
-    from argosy.plan.file import schedule_to_dict
+    from argosy.plan.file import read_plan, schedule_to_dict
     from argosy.report.explain import explanation_to_dict
 
-    document = read_bundled_or_file(plan)
+    document = read_plan(plan)
     scenario = load_scenario(document, cluster=cluster, traces=trace or (), profiles=profile or ())
     with progress(f"simulating {scenario.plan!r} and changes to it", quiet=quiet):
         explanation = explain_plan(scenario.plan, scenario.chain, scenario.cluster, model=scenario.model)

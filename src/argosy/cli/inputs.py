@@ -20,7 +20,7 @@ from argosy.cost.compute import ComputeModel
 from argosy.document import Document, Location, Schema, read_toml, validate
 from argosy.errors import InputError, Mismatch, Problem, bad_input, closest
 from argosy.plan.check import check_plan
-from argosy.plan.file import plan_from_document, read_plan
+from argosy.plan.file import plan_from_document
 from argosy.plan.plan import Plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.units import TIME
@@ -30,8 +30,6 @@ from argosy.workload.load import load_model
 from argosy.workload.profile_file import read_profile
 
 _NO_CHANGES = "none"
-
-read_bundled_or_file = read_plan
 
 
 @dataclass(frozen=True, kw_only=True)

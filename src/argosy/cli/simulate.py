@@ -62,13 +62,13 @@ def simulate(
         argosy simulate llama-3-8b-on-mixed-16 --until "2 min"
         argosy simulate plan.json --trace v0.nic=measured.csv --k 4 -o timeline.json
     """
-    from argosy.cli.inputs import load_scenario, read_bundled_or_file
+    from argosy.cli.inputs import load_scenario
     from argosy.cli.terminal import print_json, stdout_console, write_file
-    from argosy.plan.file import schedule_to_dict
+    from argosy.plan.file import read_plan, schedule_to_dict
     from argosy.report.summary import summarise, summary_to_dict
     from argosy.timeline.file import dumps_timeline
 
-    document = read_bundled_or_file(plan)
+    document = read_plan(plan)
     scenario = load_scenario(
         document, cluster=cluster, traces=trace or (), schedule=schedule, k=k, profiles=profile or ()
     )

@@ -47,12 +47,13 @@ def trace(
         argosy trace llama-3-8b-on-mixed-16 -n 3 -o trace.json.gz
         argosy trace timeline.json --per-rank traces/
     """
-    from argosy.cli.inputs import load_scenario, read_bundled_or_file
+    from argosy.cli.inputs import load_scenario
     from argosy.cli.simulate import play
     from argosy.cli.terminal import print_json, write_file
+    from argosy.plan.file import read_plan
     from argosy.timeline.file import timeline_from_document
 
-    document = read_bundled_or_file(source)
+    document = read_plan(source)
     if "spans" in document.data:
         timeline = timeline_from_document(document)
     else:
