@@ -158,7 +158,8 @@ def test_bound_holds_where_stages_share_nodes_of_two_kinds() -> None:
     nodes = {**node_fields("a", count=2, nic=0.01), "devices": [{"kind": f"kind-{n}", "count": 2} for n in "ab"]}
     kinds = [kind_fields(name, flops=1, memory=1e12) for name in "ab"]
     chain = random_case(0, Recipe(max_layers=2, wide=False)).chain
-    layers = (chain.layers[0], replace(chain.layers[0], name="other"))
+    layer = replace(chain.layers[0], parameters=1)
+    layers = (layer, replace(layer, name="other"))
     cluster = cluster_of({"name": "mixed", "kinds": kinds, "nodes": [nodes]})
     case = Case(chain=replace(chain, layers=layers), cluster=cluster, global_batch=4)
     shape = next(shape for shape in case.shapes if shape.num_micro_batches == 1)
