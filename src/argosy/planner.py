@@ -26,7 +26,7 @@ from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError, bad_input
 from argosy.plan.plan import Plan, Search
 from argosy.schedule import ScheduleKind, ScheduleSpec
-from argosy.solve.bounds import Menu, Shape
+from argosy.solve.bounds import Menu, Shape, group_size
 from argosy.solve.candidate import Candidate, neighbours, unlike
 from argosy.solve.judge import Complete, Judge
 from argosy.solve.pipeline import PlanSearch
@@ -177,7 +177,7 @@ class _PlanSearch:
         mixed = self.settings.mixed
         if mixed is None:
             mixed = self.settings.level > 1 or sum(pool.count for pool in self.pools) <= 8
-        zero = (1, 3) if self.settings.level == 1 else (1, 2, 3)
+        zero = (1, 0, 3) if self.settings.level == 1 else (1, 0, 2, 3)
         scope = Scope(units=units, mixed=mixed, zero=zero, prune=self.settings.prune)
         counts = scope.counts(self.pools)
         searches: list[PlanSearch] = []
@@ -198,7 +198,7 @@ class _PlanSearch:
                 menus[size] = stage_options(self.prices, size, scope, self.counters)
             if not menus[size]:
                 continue
-            menu = Menu(self.prices, menus[size])
+            menu = Menu(self.prices, menus[size], min(map(group_size, shape.schedules)))
             most_stages = min(sum(counts), 32)
             limit = min(upper, _hope(bound, shape)) if self.settings.prune else upper
             search = PlanSearch(menu, shape, counts, most_stages, limit)

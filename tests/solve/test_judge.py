@@ -158,10 +158,7 @@ def stage_alone(case: Case, micro_batch: int, zero: int) -> Complete:
     return (Choice(option, 0, len(case.chain.layers)),)
 
 
-ZERO_DIFFERS = pytest.mark.xfail(reason="compile sums gradients once at the end under ZeRO 2 and 3, too", strict=True)
-
-
-@pytest.mark.parametrize("zero", [0, 1, pytest.param(2, marks=ZERO_DIFFERS), pytest.param(3, marks=ZERO_DIFFERS)])
+@pytest.mark.parametrize("zero", [0, 1])
 @pytest.mark.parametrize("seed", range(8))
 def test_replicas_of_one_stage_are_judged_exactly(seed: int, zero: int) -> None:
     """Compute, gradient exchange and update of one stage on a node for every replica."""
@@ -173,6 +170,19 @@ def test_replicas_of_one_stage_are_judged_exactly(seed: int, zero: int) -> None:
     judged = case.seconds(shape, [plan])[0]
     assert judged < math.inf
     assert judged == pytest.approx(exact(case, shape, plan), rel=1e-6)
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize("seed", range(8))
+def test_replicas_under_heavier_zero_are_judged_closely(seed: int, zero: int) -> None:
+    """The judge lets the traffic of ZeRO 2 and 3 hide behind forward and backward alike; the engine hides each exchange
+    behind the action before it."""
+    recipe = Recipe(max_devices=4, max_pools=1, max_layers=3, wide=False, per_node=(1,), tight=False, batches=(4,))
+    case = random_case(seed, replace(recipe, min_devices=2))
+    for shape in case.shapes:
+        if case.counts[0] <= shape.micro_batch_size:
+            plan = stage_alone(case, shape.micro_batch_size, zero)
+            assert 0.7 < case.seconds(shape, [plan])[0] / exact(case, shape, plan) < 1.4
 
 
 def test_the_judge_tells_options_apart_that_come_and_go() -> None:

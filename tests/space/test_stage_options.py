@@ -62,9 +62,9 @@ def test_units_take_devices_together_and_leave_the_rest() -> None:
 def test_options_are_widths_times_recomputation_times_zero() -> None:
     case = tiny(a=(1, 2))
     options = case.options(4, case.scope(prune=False))
-    assert {vector: len(row) for vector, row in options.items()} == {(1,): 3, (2,): 3 * 3 + 3}
+    assert {vector: len(row) for vector, row in options.items()} == {(1,): 3, (2,): 3 * 4 + 3}
     ways = {(o.parts[0].width, o.replicas, o.recompute, o.zero) for o in options[(2,)]}
-    pairs = {(1, 2, recompute, zero) for recompute in Recompute for zero in (1, 2, 3)}
+    pairs = {(1, 2, recompute, zero) for recompute in Recompute for zero in (0, 1, 2, 3)}
     assert ways == pairs | {(2, 1, recompute, 0) for recompute in Recompute}
 
 

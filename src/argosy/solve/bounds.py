@@ -1,9 +1,10 @@
 """Lower bounds for every plan: suffix programmes over stages, layers and devices.
 
 A plan is an ordered list of stages; each takes a range of layers and an ``Option``. With f, b the stage's forward and
-backward, t its slowest and p its quickest forward + backward, x the least time to hand a micro-batch on, n_q the
-micro-batches in flight at the q-th stage from the end, M micro-batches, and rho the largest f / (f + b) of all options,
-three programmes bound the time of whatever follows, for q stages from layer a on with at most u devices:
+backward, t its slowest and p its quickest forward + backward, x the least time to hand a micro-batch on (2x: forward
+and back), n_q the micro-batches in flight at the q-th stage from the end, M micro-batches, and rho the largest f / (f
++ b) of all options, three programmes bound the time of whatever follows, for q stages from layer a on with at most u
+devices:
 
     (1)  R[q, a, u] = min  p + 2x + R[q-1, b, u - v]
     (2)  W[q, a, u] = min  max( M t,  p + 2x + W[q-1, b, u - v],  (M - (n_q - 1) rho) t + 2x + R[q-1, b, u - v] )
@@ -62,14 +63,17 @@ class Menu:
     """The options for one micro-batch size, grouped by vector (in units of the search's granularity), as tables
     [option, a, b] over all ranges of layers a..b-1."""
 
-    def __init__(self, prices: Prices, options: Mapping[Vector, Sequence[Option]]) -> None:
+    def __init__(self, prices: Prices, options: Mapping[Vector, Sequence[Option]], group: int = 1) -> None:
         self.prices = prices
+        self.group = group
         self.vectors = sorted(options)
         self.options = [list(options[vector]) for vector in self.vectors]
         self.hop = [np.array([option.hop for option in row]) for row in self.options]
         self.most: list[FloatArray] = []
         """Micro-batches in flight with which the layers fit; below 1 they do not fit."""
         self.slow: list[FloatArray] = []
+        self.load: list[FloatArray] = []
+        """Seconds per micro-batch that ZeRO keeps the network busy: a bound of its own, because it may begin at once."""
         self.quick: list[FloatArray] = []
         self.quick_forward: list[FloatArray] = []
         self.tail: list[FloatArray] = []
@@ -87,8 +91,7 @@ class Menu:
         self.rho = max(self.rho, float(np.divide(ahead, total, out=np.zeros_like(total), where=total > 0).max()))
         slow = np.maximum.reduce([_ranges((forward + backward)[:, part]) for part in parts])
         loads = np.array([option.load for option in row])
-        if loads.any():
-            np.maximum(slow, loads[:, :1, None] * prices.held + loads[:, 1:, None], out=slow)
+        self.load.append(loads[:, :1, None] * prices.held + loads[:, 1:, None])
         exchange = np.array([(o.exchange[0] + o.update, o.exchange[1]) for o in row])
         self.slow.append(slow)
         self.quick.append(np.minimum.reduce([_ranges((least[0] + least[1])[:, part]) for part in parts]))
@@ -96,10 +99,13 @@ class Menu:
         self.tail.append(exchange[:, :1, None] * prices.held + exchange[:, 1:, None])
 
     def _add_memory(self, row: list[Option]) -> None:
-        """How many micro-batches in flight fit, at k = 1."""
+        """How many micro-batches in flight fit, with the receive buffers of the least k."""
         prices = self.prices
         kept = np.array([prices.kept_ranges(option.recompute) for option in row])
-        passing = np.array([prices.transient(option.recompute) for option in row]) + 3 * prices.largest_output
+        passing = (
+            np.array([prices.transient(option.recompute) for option in row])
+            + (2 * self.group + 1) * prices.largest_output
+        )
         per_weight = np.array([option.bytes_per_weight for option in row])
         fits = []
         for part in range(len(row[0].parts)):
@@ -184,12 +190,12 @@ def suffix_bounds(menu: Menu, shape: Shape, counts: Vector, most_stages: int, up
                 continue
             rest, whole, tail = (_windows(array[-1][source], strip.length) for array in arrays)
             slow, quick, ahead, done = strip.least(shape.least_in_flight(left))
-            passing = quick + 2 * strip.hop
+            passing = quick + strip.both
             later = rest + passing
             longest = whole + passing
             np.maximum(longest, count * slow, out=longest)
-            np.maximum(longest, rest + (drained * slow + 2 * strip.hop), out=longest)
-            ending = tail + (ahead + strip.hop)
+            np.maximum(longest, rest + (drained * slow + strip.both), out=longest)
+            ending = tail + (ahead + strip.over)
             np.maximum(ending, done, out=ending)
             for least, values in zip(new, (later, longest, ending), strict=True):
                 least[target] = np.minimum(least[target], values.min(axis=0))
@@ -216,9 +222,9 @@ class _Strip:
         self.outside = np.where(columns < slow.shape[1], 0.0, np.inf)
         columns = np.minimum(columns, slow.shape[1] - 1)
         outputs = menu.prices.outputs
-        least_hop = menu.hop[key].min(axis=0)
-        self.hop = np.where(outputs > 0, outputs * least_hop[0] + least_hop[1], 0.0)[columns][:, None, :]
-        self.most = menu.most[key][:, rows, columns]
+        over, both = hand_over(menu.hop[key].min(axis=0, keepdims=True), outputs)
+        self.over, self.both = over[0, columns][:, None, :], both[0, columns][:, None, :]
+        self.most = np.where(count * menu.load[key] < upper, menu.most[key], 0.0)[:, rows, columns]
         self.slow = slow[:, rows, columns]
         self.quick = menu.quick[key][:, rows, columns]
         self.quick_forward = menu.quick_forward[key][:, rows, columns]
@@ -233,6 +239,14 @@ class _Strip:
             (self.quick_forward + misfit).min(axis=0)[:, None, :],
             (self.done + misfit).min(axis=0)[:, None, :],
         )
+
+
+def hand_over(hop: FloatArray, outputs: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """[option, cut]: x forward, and x forward and back, 0 at the ends of the chain."""
+    over = outputs * hop[:, :1] + hop[:, 2:]
+    back = outputs * hop[:, 1:2] + hop[:, 2:]
+    inside = outputs > 0
+    return np.where(inside, over, 0.0), np.where(inside, over + back, 0.0)
 
 
 def _windows(array: FloatArray, length: int) -> FloatArray:

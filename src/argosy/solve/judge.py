@@ -78,17 +78,21 @@ class Judge:
             ahead, back = option.seconds(first, end)
             forward.append(ahead)
             backward.append(back)
-            tail.append(option.tail(first, end) + self._first_gather(choice))
+            tail.append(option.tail(first, end) + self._exposed(choice, ahead + back))
             follower = plan[index + 1].option if index + 1 < len(plan) else None
             transfer.append(self._transfer(option, follower, end))
         return forward, backward, transfer, tail
 
-    def _first_gather(self, choice: Choice) -> float:
-        """ZeRO 3 gathers weights before its first forward, which nothing hides."""
-        if choice.option.zero != 3:
+    def _exposed(self, choice: Choice, seconds: float) -> float:
+        """What no compute hides of ZeRO's exchanges: the last scatter, and under ZeRO 3 the first gather; nothing more
+        where they already fill all of the stage's ``seconds``."""
+        if choice.option.zero < 2:
             return 0.0
         each, once = choice.option.load
-        return (each * float(self.prices.held[choice.first, choice.end]) + once) / 3
+        busy = each * float(self.prices.held[choice.first, choice.end]) + once
+        if busy >= seconds:
+            return 0.0
+        return busy if choice.option.zero == 2 else busy * 2 / 3
 
     def _transfer(self, source: Option, target: Option | None, cut: int) -> float:
         """(2), for one micro-batch."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from argosy.solve.bounds import Menu, Shape, suffix_bounds
+from argosy.solve.bounds import Menu, Shape, hand_over, suffix_bounds
 from argosy.space.option import Option, Vector
 from argosy.space.price import FloatArray
 
@@ -140,25 +140,24 @@ class PlanSearch:
             yield bound, self._child(node, key, row, end)
 
     def _terms(self, node: _Node, key: int) -> tuple[FloatArray, ...]:
-        """Per option and end: t, p, f, M t + tail, x, for a stage that begins at the node's first layer."""
+        """Per option and end: t, p, f, M t + tail, x, 2x, for a stage that begins at the node's first layer."""
         menu, first = self.menu, node.first
         outputs = menu.prices.outputs
-        hop = menu.hop[key]
-        over = np.where(outputs > 0, outputs * hop[:, :1] + hop[:, 1:], 0.0)
+        over, both = hand_over(menu.hop[key], outputs)
         slow = menu.slow[key][:, first]
         done = self.shape.num_micro_batches * slow + menu.tail[key][:, first]
-        return slow, menu.quick[key][:, first], menu.quick_forward[key][:, first], done, over
+        return slow, menu.quick[key][:, first], menu.quick_forward[key][:, first], done, over, both
 
     def _child_bounds(self, node: _Node, key: int, left_over: Vector) -> tuple[FloatArray, FloatArray]:
         menu, left = self.menu, node.left
         count = self.shape.num_micro_batches
-        slow, quick, ahead, done, over = self._terms(node, key)
+        slow, quick, ahead, done, over, both = self._terms(node, key)
         state = self.bounds.states.index(left_over)
         rest, whole, tail = (
             array[left - 1][state] for array in (self.bounds.rest, self.bounds.whole, self.bounds.tail)
         )
-        passing = quick + 2 * over
-        drained = np.maximum(node.drained + passing, node.passed + self._drain(left) * slow + 2 * over)
+        passing = quick + both
+        drained = np.maximum(node.drained + passing, node.passed + self._drain(left) * slow + both)
         bound = np.maximum.reduce(
             [
                 np.maximum(node.fixed, node.passed + count * slow),
@@ -166,6 +165,7 @@ class PlanSearch:
                 node.passed + passing + whole,
                 drained + rest,
                 node.passed_forward + ahead + over + tail,
+                count * menu.load[key][:, node.first],
             ]
         )
         bound[menu.most[key][:, node.first] < self.shape.least_in_flight(left)] = np.inf
@@ -179,9 +179,10 @@ class PlanSearch:
     def _child(self, node: _Node, key: int, row: int, end: int) -> _Node:
         menu, left = self.menu, node.left
         count = self.shape.num_micro_batches
-        slow, quick, ahead, done, over = (float(term[row, end]) for term in self._terms(node, key))
-        passing = quick + 2 * over
-        waits = node.passed + self._drain(left) * slow + 2 * over
+        slow, quick, ahead, done, over, both = (float(term[row, end]) for term in self._terms(node, key))
+        passing = quick + both
+        load = count * float(menu.load[key][row, node.first, end])
+        waits = node.passed + self._drain(left) * slow + both
         return _Node(
             choices=(*node.choices, Choice(menu.options[key][row], node.first, end)),
             left=left - 1,
@@ -189,6 +190,6 @@ class PlanSearch:
             devices=tuple(have - take for have, take in zip(node.devices, menu.vectors[key], strict=True)),
             passed=node.passed + passing,
             passed_forward=node.passed_forward + ahead + over,
-            fixed=max(node.fixed, node.passed + count * slow, node.passed_forward + done),
+            fixed=max(node.fixed, node.passed + count * slow, node.passed_forward + done, load),
             drained=max(node.drained + passing, waits),
         )

@@ -11,6 +11,7 @@ from argosy.cluster.device import Device
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.plan.plan import Certificate, ClusterRef, LeftOut, ModelRef, Plan, Predicted, RunnerUp, Search, Stage
+from argosy.sim.compile import compile_plan
 from argosy.sim.exact import simulate_exact
 from argosy.sim.fold import fold_plan
 from argosy.solve.candidate import Candidate, lightened, with_plan
@@ -20,6 +21,9 @@ from argosy.space.pool import Pool
 from argosy.space.price import Prices
 from argosy.units import SIZE
 from argosy.workload.chain import Chain
+
+_SMALL = 512
+"""Devices times micro-batches of a plan that is played whole."""
 
 
 def decide(
@@ -33,9 +37,7 @@ def decide(
     played = []
     for index, candidate in enumerate(entries):
         plan = _placed(candidate, prices, cluster)
-        graph, folded = fold_plan(plan, prices.chain, calm, model)
-        ends = simulate_exact(graph, folded, record=0).iteration_ends
-        played.append((ends[0] if ends else math.inf, candidate.effort, index, plan))
+        played.append((_play(plan, prices.chain, calm, model), candidate.effort, index, plan))
     played.sort(key=lambda one: one[:3])
     seconds, _, _, best = played[0]
     runner_ups = [
@@ -56,6 +58,16 @@ def decide(
         bottleneck="",
     )
     return replace(best, predicted=predicted), runner_ups
+
+
+def _play(plan: Plan, chain: Chain, calm: Cluster, model: ComputeModel) -> float:
+    """Seconds of an iteration: of the whole plan where it is small, folded along its symmetries where it is not."""
+    if len(plan.devices) * plan.num_micro_batches <= _SMALL:
+        graph, cluster = compile_plan(plan, chain, calm, model), calm
+    else:
+        graph, cluster = fold_plan(plan, chain, calm, model)
+    ends = simulate_exact(graph, cluster, record=0).iteration_ends
+    return ends[0] if ends else math.inf
 
 
 def certify(plan: Plan, bound: float, units: Vector, pools: Sequence[Pool], cluster: Cluster, search: Search) -> Plan:

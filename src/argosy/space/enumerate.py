@@ -22,7 +22,7 @@ class Scope:
     mixed: bool = True
     """Whether a stage may mix pools."""
     recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
-    zero: tuple[int, ...] = (1, 2, 3)
+    zero: tuple[int, ...] = (1, 0, 2, 3)
     """For stages with several replicas; a single replica has nothing to share."""
     prune: bool = True
 

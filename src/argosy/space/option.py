@@ -134,8 +134,8 @@ class Option:
 
     @cached_property
     def exchange(self) -> tuple[float, float]:
-        """(4) as seconds per weight and seconds: a sum is twice around; under ZeRO 2 only a gather is left, under 3
-        nothing."""
+        """(4) as seconds per weight and seconds, apart from (5): a sum is twice around; under ZeRO 2 the gather is
+        left, under ZeRO 3 nothing."""
         times = {2: 1, 3: 0}.get(self.zero, 2)
         return times * self.ring[0] * self.prices.chain.dtype.bytes, times * self.ring[1]
 
@@ -165,16 +165,21 @@ class Option:
         return [(USABLE * pool.device.kind.memory * part.width, part.most) for pool, part in both]
 
     @cached_property
-    def hop(self) -> tuple[float, float]:
-        """(seconds per output byte and sample, latency) of handing a micro-batch on, at the least."""
-        choices = []
+    def hop(self) -> tuple[float, float, float]:
+        """Handing a micro-batch on, at the least: seconds per output byte forward, and back, and latency.
+
+        Forward, the replica that finishes last sends all its samples. Back, what it waits for last may be a single one.
+        """
+        forward, back, latency = [], [], []
         for part, pool in zip(self.parts, self.pools, strict=True):
-            lanes = 1 if pool.intra_is_shared else part.width
-            inside = (part.samples / (pool.intra_bandwidth * lanes), pool.intra_latency)
-            outside = (part.samples / pool.nic_bandwidth, pool.nic_latency) if pool.nic_bandwidth else inside
-            fills_node = part.devices >= pool.node_size == pool.per_node
-            choices.append(outside if fills_node else min(inside, outside))
-        return min(choice[0] for choice in choices), min(choice[1] for choice in choices)
+            ways = [(1 / pool.nic_bandwidth, pool.nic_latency)] if pool.nic_bandwidth else []
+            if part.devices < pool.node_size or pool.node_size > pool.per_node or not ways:
+                lanes = 1 if pool.intra_is_shared else part.width
+                ways.append((1 / (pool.intra_bandwidth * lanes), pool.intra_latency))
+            forward.append(part.samples * min(way[0] for way in ways))
+            back.append(min(way[0] for way in ways))
+            latency.append(min(way[1] for way in ways))
+        return min(forward), min(back), min(latency)
 
     def __repr__(self) -> str:
         parts = " + ".join(f"{p.replicas}x{p.width} {self.prices.pools[p.pool].name} n={p.most}" for p in self.parts)
