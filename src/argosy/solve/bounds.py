@@ -73,7 +73,7 @@ class Menu:
         """Micro-batches in flight with which the layers fit; below 1 they do not fit."""
         self.slow: list[FloatArray] = []
         self.load: list[FloatArray] = []
-        """Seconds per micro-batch that ZeRO keeps the network busy: a bound of its own, because it may begin at once."""
+        """Seconds per micro-batch that ZeRO keeps the network busy: a bound alone, because it may begin at once."""
         self.quick: list[FloatArray] = []
         self.quick_forward: list[FloatArray] = []
         self.tail: list[FloatArray] = []
