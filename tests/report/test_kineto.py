@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import re
 from collections import defaultdict
 from typing import Any
 
@@ -110,3 +111,10 @@ def rank_trace(timeline: Timeline, rank: int) -> dict[str, Any]:
 
 def of(events: list[dict[str, Any]], category: str) -> list[dict[str, Any]]:
     return [event for event in events if event.get("cat") == category]
+
+
+def test_the_rank_is_found_where_holistic_trace_analysis_looks_for_it(timeline: Timeline) -> None:
+    for rank, document in enumerate(rank_traces(timeline)):
+        found = re.search(r'"rank":\s+(\d+)', gzip.decompress(encode(document)).decode())
+        assert found is not None
+        assert int(found[1]) == rank
