@@ -24,7 +24,7 @@ from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError, bad_input
-from argosy.plan.plan import Plan, Search
+from argosy.plan.plan import Plan, Recompute, Search
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.solve.bounds import Menu, Shape, group_size
 from argosy.solve.candidate import Candidate, neighbours, unlike
@@ -50,7 +50,7 @@ SCHEDULES = (
 
 _FILL = 4
 """Stages that a pipeline has, roughly; only decides which shapes are looked at first."""
-_TASKS = 2_500
+_TASKS = 2_000
 """That the exact engine may play on level 1."""
 
 
@@ -172,13 +172,19 @@ class _PlanSearch:
         """Level 1 does not look at shapes that would have to be far better than pipelines usually are."""
         return self.settings.level == 1 and self.settings.prune and _estimate(bound, shape) > 1.1 * self.best
 
-    def _search(self, units: Vector) -> float:
-        """One granularity: the least bound that is left open."""
+    def _scope(self, units: Vector) -> Scope:
+        """Level 1 leaves mixed stages to small clusters, and what lies between the extremes of memory to level 2."""
         mixed = self.settings.mixed
         if mixed is None:
             mixed = self.settings.level > 1 or sum(pool.count for pool in self.pools) <= 8
-        zero = (1, 0, 3) if self.settings.level == 1 else (1, 0, 2, 3)
-        scope = Scope(units=units, mixed=mixed, zero=zero, prune=self.settings.prune)
+        scope = Scope(units=units, mixed=mixed, prune=self.settings.prune)
+        if self.settings.level == 1:
+            return replace(scope, zero=(1, 0, 3), recompute=(Recompute.NONE, Recompute.FULL))
+        return scope
+
+    def _search(self, units: Vector) -> float:
+        """One granularity: the least bound that is left open."""
+        scope = self._scope(units)
         counts = scope.counts(self.pools)
         searches: list[PlanSearch] = []
         menus: dict[int, dict[Vector, list[Option]]] = {}
@@ -264,7 +270,9 @@ class _PlanSearch:
             candidates=self.judge.judged,
             pruned=tuple(sorted(self.counters.removed.items())),
         )
-        return certify(replace(plan, runner_ups=tuple(runner_ups)), bound, units, self.pools, self.cluster, search)
+        return certify(
+            replace(plan, runner_ups=tuple(runner_ups)), bound, self._scope(units), self.pools, self.cluster, search
+        )
 
 
 def _key(shape: Shape, plan: Complete) -> tuple[object, ...]:

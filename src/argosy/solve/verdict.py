@@ -15,7 +15,8 @@ from argosy.sim.compile import compile_plan
 from argosy.sim.exact import simulate_exact
 from argosy.sim.fold import fold_plan
 from argosy.solve.candidate import Candidate, lightened, with_plan
-from argosy.space.option import USABLE, Vector
+from argosy.space.enumerate import Scope
+from argosy.space.option import USABLE
 from argosy.space.place import place_stages
 from argosy.space.pool import Pool
 from argosy.space.price import Prices
@@ -40,10 +41,12 @@ def decide(
         played.append((_play(plan, prices.chain, calm, model), candidate.effort, index, plan))
     played.sort(key=lambda one: one[:3])
     seconds, _, _, best = played[0]
+    if len(best.devices) * best.num_micro_batches <= _SMALL:
+        seconds = _play(best, prices.chain, calm, model, whole=True)
     runner_ups = [
         RunnerUp(
             description=repr(entries[index]),
-            iteration_seconds=time,
+            iteration_seconds=max(seconds, time * seconds / played[0][0]),
             reason=f"{100 * (time / seconds - 1):.3g} % slower"
             if time > seconds
             else "as fast, with more memory tricks",
@@ -60,21 +63,21 @@ def decide(
     return replace(best, predicted=predicted), runner_ups
 
 
-def _play(plan: Plan, chain: Chain, calm: Cluster, model: ComputeModel) -> float:
-    """Seconds of an iteration: of the whole plan where it is small, folded along its symmetries where it is not."""
-    if len(plan.devices) * plan.num_micro_batches <= _SMALL:
-        graph, cluster = compile_plan(plan, chain, calm, model), calm
-    else:
-        graph, cluster = fold_plan(plan, chain, calm, model)
+def _why_slower(gap: float) -> str:
+    return f"{100 * gap:.3g} % slower" if gap > 1e-6 else "as fast, with more ZeRO or recomputation"
+
+
+def _play(plan: Plan, chain: Chain, calm: Cluster, model: ComputeModel, *, whole: bool = False) -> float:
+    """Seconds of an iteration of the plan, folded along its symmetries or whole."""
+    graph, cluster = (compile_plan(plan, chain, calm, model), calm) if whole else fold_plan(plan, chain, calm, model)
     ends = simulate_exact(graph, cluster, record=0).iteration_ends
     return ends[0] if ends else math.inf
 
 
-def certify(plan: Plan, bound: float, units: Vector, pools: Sequence[Pool], cluster: Cluster, search: Search) -> Plan:
+def certify(plan: Plan, bound: float, scope: Scope, pools: Sequence[Pool], cluster: Cluster, search: Search) -> Plan:
     """The plan with its certificate, and with why it leaves devices out."""
     assert plan.predicted is not None
     bound = min(bound, plan.predicted.iteration_seconds)
-    granularity = ", ".join(f"{unit}x {pool.name}" for unit, pool in zip(units, pools, strict=True))
     used = set(plan.devices)
     able = {name for pool in pools for node in pool.nodes for name in node}
     return replace(
@@ -82,8 +85,8 @@ def certify(plan: Plan, bound: float, units: Vector, pools: Sequence[Pool], clus
         certificate=Certificate(
             lower_bound_seconds=bound,
             gap=plan.predicted.iteration_seconds / bound - 1,
-            granularity=max(units),
-            scope=f"stages of multiples of {granularity}",
+            granularity=max(scope.units),
+            scope=scope.describe(pools),
         ),
         search=search,
         left_out=tuple(

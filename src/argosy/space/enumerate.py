@@ -30,6 +30,14 @@ class Scope:
         """Units in each pool; what is left over is not used at this granularity."""
         return tuple(pool.count // unit for pool, unit in zip(pools, self.units, strict=True))
 
+    def describe(self, pools: Sequence[Pool]) -> str:
+        """For a certificate: ``stages of multiples of 8x A100-80GB, 8x T4, of one kind each, ...``."""
+        units = ", ".join(f"{unit}x {pool.name}" for unit, pool in zip(self.units, pools, strict=True))
+        kinds = "" if self.mixed or len(pools) == 1 else ", of one kind each"
+        recompute = "/".join(self.recompute)
+        zero = "/".join(map(str, sorted(self.zero)))
+        return f"stages of multiples of {units}{kinds}, recompute {recompute}, ZeRO {zero}"
+
 
 def vectors(pools: Sequence[Pool], scope: Scope) -> Iterator[Vector]:
     """In units: any number from one pool; from two; and, of more than two pools, all there is."""
