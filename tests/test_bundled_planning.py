@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +14,7 @@ from argosy.cluster.topology import Cluster
 from argosy.errors import InputError
 from argosy.plan.check import check_plan
 from argosy.plan.plan import Plan, Replica, Stage
-from argosy.planner import at_time_zero, find_plan
+from argosy.planner import Settings, at_time_zero, find_plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.exact import simulate_exact
 from argosy.sim.fold import fold_plan
@@ -84,3 +86,11 @@ def test_plans_make_sense_fit_and_beat_the_even_split(name: str, chain: Chain) -
             continue
         best = min(best, folded_seconds(even, chain, cluster))
     assert folded_seconds(plan, chain, cluster) <= best * 1.001
+
+
+def test_any_number_of_workers_finds_the_same_plan(chain: Chain) -> None:
+    cluster, settings = load_cluster("mixed-16"), Settings(level=2, units=(4, 4), gap=0.3)
+    alone = find_plan(chain, cluster, global_batch=BATCH, settings=settings)
+    with ProcessPoolExecutor(2) as executor:
+        together = find_plan(chain, cluster, global_batch=BATCH, settings=replace(settings, executor=executor))
+    assert replace(together, search=None) == replace(alone, search=None)

@@ -85,6 +85,7 @@ class Settings:
     """Devices of each pool that are taken together; by default coarse to fine."""
     progress: Callable[[Progress], None] | None = None
     executor: Executor | None = None
+    """Simulates the finalists side by side; the result does not depend on it."""
 
 
 def find_plan(
@@ -264,7 +265,7 @@ class _PlanSearch:
         tasks = 4 * len(self.found[0].plan) * self.found[0].shape.num_micro_batches
         most = max(1, (_TASKS if self.settings.level == 1 else 20 * _TASKS) // tasks)
         finalists = list(unlike(self.found))[: min(most, 8)]
-        plan, runner_ups = decide(finalists, self.prices, self.cluster, self.calm, self.model)
+        plan, runner_ups = decide(finalists, self.prices, self.cluster, self.calm, self.model, self.settings.executor)
         search = Search(
             cpu_seconds=time.process_time() - self.began,
             candidates=self.judge.judged,

@@ -75,4 +75,4 @@ Schedules = Annotated[
 ]
 NoPrune = Annotated[bool, typer.Option("--no-prune", help="Look at everything; the same plan, later.")]
 NoMixed = Annotated[bool, typer.Option("--no-mixed", help="No stage on several kinds of device.")]
-Workers = Annotated[int, typer.Option("--workers", min=1, help="Processes that simulate candidates.")]
+Workers = Annotated[int, typer.Option("--workers", min=1, help="Processes that simulate the finalists.")]

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 
 from argosy.cluster.device import Device
 from argosy.cluster.topology import Cluster
@@ -28,28 +30,32 @@ _SMALL = 512
 
 
 def decide(
-    candidates: Sequence[Candidate], prices: Prices, cluster: Cluster, calm: Cluster, model: ComputeModel
+    candidates: Sequence[Candidate],
+    prices: Prices,
+    cluster: Cluster,
+    calm: Cluster,
+    model: ComputeModel,
+    executor: Executor | None = None,
 ) -> tuple[Plan, list[RunnerUp]]:
-    """The candidate that the exact engine finds fastest on ``calm``, and how the others fared."""
+    """The candidate that the exact engine finds fastest on ``calm``, and how the others fared. The candidates are
+    simulated side by side where there is an ``executor``, to the same result."""
     entries = [*candidates]
     lighter = lightened(candidates[0])
     if lighter != candidates[0].plan:
         entries.append(with_plan(candidates[0], lighter))
-    played = []
-    for index, candidate in enumerate(entries):
-        plan = _placed(candidate, prices, cluster)
-        played.append((_play(plan, prices.chain, calm, model), candidate.effort, index, plan))
+    plans = [_placed(candidate, prices, cluster) for candidate in entries]
+    play = partial(_play, chain=prices.chain, calm=calm, model=model)
+    times = list(executor.map(play, plans) if executor is not None else map(play, plans))
+    played = [(time, entries[index].effort, index, plans[index]) for index, time in enumerate(times)]
     played.sort(key=lambda one: one[:3])
     seconds, _, _, best = played[0]
     if len(best.devices) * best.num_micro_batches <= _SMALL:
-        seconds = _play(best, prices.chain, calm, model, whole=True)
+        seconds = play(best, whole=True)
     runner_ups = [
         RunnerUp(
             description=repr(entries[index]),
             iteration_seconds=max(seconds, time * seconds / played[0][0]),
-            reason=f"{100 * (time / seconds - 1):.3g} % slower"
-            if time > seconds
-            else "as fast, with more memory tricks",
+            reason=_why_slower(time / played[0][0] - 1),
         )
         for time, _, index, _ in played[1:4]
         if time < math.inf
@@ -67,7 +73,7 @@ def _why_slower(gap: float) -> str:
     return f"{100 * gap:.3g} % slower" if gap > 1e-6 else "as fast, with more ZeRO or recomputation"
 
 
-def _play(plan: Plan, chain: Chain, calm: Cluster, model: ComputeModel, *, whole: bool = False) -> float:
+def _play(plan: Plan, *, chain: Chain, calm: Cluster, model: ComputeModel, whole: bool = False) -> float:
     """Seconds of an iteration of the plan, folded along its symmetries or whole."""
     graph, cluster = (compile_plan(plan, chain, calm, model), calm) if whole else fold_plan(plan, chain, calm, model)
     ends = simulate_exact(graph, cluster, record=0).iteration_ends
