@@ -21,6 +21,7 @@ from argosy.explain.memory import memory_stack, planned_memory
 from argosy.explain.whatif import cheaper_settings, with_faster_devices, with_replica, with_wider_edges
 from argosy.plan.file import read_plan
 from argosy.plan.plan import Certificate, LeftOut, Plan, Recompute, Replica, Stage
+from argosy.report.explain import memory_in_a_sentence
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.simulate import simulate
 
@@ -280,3 +281,14 @@ def test_prediction_of_a_large_plan_keeps_its_time(monkeypatch: pytest.MonkeyPat
     assert large is not None
     assert (large.iteration_seconds, large.samples_per_second, large.bottleneck) == (8.0, 8.0, "stage 0")
     assert dict(large.peak_memory_bytes) == planned_memory(case.plan, case.chain)
+
+
+def test_a_plan_that_does_not_fit_is_told_so_first() -> None:
+    case = scenario()
+    large = replace(case.plan, schedule=ScheduleSpec(kind=ScheduleKind.GPIPE), micro_batch_size=64, num_micro_batches=1)
+    stages = tuple(
+        replace(stage, replicas=tuple(replace(r, samples=r.samples * 16) for r in stage.replicas))
+        for stage in large.stages
+    )
+    told = memory_in_a_sentence(explain_plan(replace(large, stages=stages), case.chain, case.cluster))
+    assert told.startswith("This plan cannot run: box0.")

@@ -1,13 +1,14 @@
 """How should this run? The story of the search in one place.
 
-    1. Equal devices form pools (``space.pool``); a stage takes so many of each. 2. For every way to cut the global
-    batch into micro-batches and every schedule (a ``Shape``), the options of a stage are priced
-       (``space.enumerate``), and what cannot win is removed (``space.prune``).
-    3. Suffix programmes bound every plan of a shape (``solve.pipeline``). Shapes are taken in the order of a first,
-    cheap bound on throughput. 4. Level 1 judges the plans that the bounds lead to and improves the best by small
-    moves. Level 2 goes on best-first, from coarse to fine
-       units of devices, until the gap between the best plan and the least open bound is small enough or time is up.
-    5. The best few are placed on real devices and played by the exact engine, which decides.
+    (1)  Equal devices form pools (``space.pool``); a stage takes so many of each.
+    (2)  For every way to cut the global batch into micro-batches (a ``Shape``) the options of a stage are priced
+         (``space.enumerate``), and what cannot win is removed (``space.prune``).
+    (3)  Suffix programmes bound every plan of a shape (``solve.bounds``). Shapes are taken in the order of a first,
+         cheap bound on throughput.
+    (4)  Level 1 judges the plans that the bounds lead to and improves the best by small moves. Level 2 goes on
+         best-first, from coarse to fine units of devices, until the gap between the best plan and the least open
+         bound is small enough or time is up.
+    (5)  The best few are placed on real devices and played by the exact engine, which decides (``solve.verdict``).
 
 Every plan carries a certificate: no plan in the stated scope is faster than its lower bound.
 """
@@ -50,6 +51,7 @@ SCHEDULES = (
 
 _FILL = 4
 """Stages that a pipeline has, roughly; only decides which shapes are looked at first."""
+_MOST_SAMPLES = 10_000_000
 _TASKS = 2_000
 """That the exact engine may play on level 1."""
 
@@ -97,8 +99,8 @@ def find_plan(
     model: ComputeModel | None = None,
 ) -> Plan:
     """The best plan found, with its certificate."""
-    if global_batch < 1:
-        raise bad_input("a global batch of at least 1", global_batch, where="global_batch")
+    if not 1 <= global_batch <= _MOST_SAMPLES:
+        raise bad_input(f"a global batch of 1 to {_MOST_SAMPLES:,}", global_batch, where="global_batch")
     search = _PlanSearch(chain, cluster, global_batch, settings or Settings(), model or ComputeModel())
     return search.run()
 
@@ -119,7 +121,9 @@ class _PlanSearch:
             for index, pool in enumerate(pool for pool in find_pools(cluster) if model.can_run(chain, pool.device))
         )
         if not self.pools:
-            raise InfeasibleError(f"no device of {cluster!r} has {chain.dtype}, the dtype of {chain.name}")
+            lost = all(device.speed.at(0) == 0 for device in cluster.devices)
+            why = "is there at time 0" if lost else f"has {chain.dtype}, the dtype of {chain.name}"
+            raise InfeasibleError(f"no device of {cluster!r} {why}")
         self.prices = Prices(chain, self.pools, model)
         self.judge = Judge(self.prices, cluster)
         self.counters = Counters()
@@ -157,9 +161,7 @@ class _PlanSearch:
         """Every way to cut the global batch with its throughput bound, most promising first: a pipeline of a few stages
         takes so many micro-batches longer to fill and drain."""
         shapes = []
-        for count in range(1, self.global_batch + 1):
-            if self.global_batch % count:
-                continue
+        for count in _divisors(self.global_batch):
             size = self.global_batch // count
             schedules = tuple(schedule for schedule in self.settings.schedules if schedule.k <= count)
             if not schedules:
@@ -170,8 +172,10 @@ class _PlanSearch:
         return sorted(shapes, key=lambda item: (_estimate(*item), -item[1].num_micro_batches))
 
     def _hardly_pays(self, bound: float, shape: Shape) -> bool:
-        """Level 1 does not look at shapes that would have to be far better than pipelines usually are."""
-        return self.settings.level == 1 and self.settings.prune and _estimate(bound, shape) > 1.1 * self.best
+        """On level 1 of a large cluster, a shape whose pipelines would have to be far better than usual is looked at
+        without one; for the rest of its plans the certificate counts the throughput bound."""
+        is_quick = self.settings.level == 1 and self.settings.prune and sum(pool.count for pool in self.pools) > 8
+        return is_quick and _estimate(bound, shape) > 1.1 * self.best
 
     def _scope(self, units: Vector) -> Scope:
         """Level 1 leaves mixed stages to small clusters, and what lies between the extremes of memory to level 2."""
@@ -197,16 +201,19 @@ class _PlanSearch:
             if bound >= upper:
                 self.counters.add("bound")
                 continue
-            if self.found and (self._out_of_time() or self._hardly_pays(bound, shape)):
+            if self.found and self._out_of_time():
                 left_open = min(left_open, bound)
                 continue
+            most_stages = min(sum(counts), 32)
+            if self._hardly_pays(bound, shape):
+                left_open = min(left_open, bound)
+                most_stages = 1
             size = shape.micro_batch_size
             if size not in menus:
                 menus[size] = stage_options(self.prices, size, scope, self.counters)
             if not menus[size]:
                 continue
             menu = Menu(self.prices, menus[size], min(map(group_size, shape.schedules)))
-            most_stages = min(sum(counts), 32)
             limit = min(upper, _hope(bound, shape)) if self.settings.prune else upper
             search = PlanSearch(menu, shape, counts, most_stages, limit)
             self._keep(shape, list(search.descend(self.best)), units)
@@ -278,6 +285,11 @@ class _PlanSearch:
 
 def _key(shape: Shape, plan: Complete) -> tuple[object, ...]:
     return (shape, *((c.option.parts, c.option.recompute, c.option.zero, c.first, c.end) for c in plan))
+
+
+def _divisors(number: int) -> list[int]:
+    small = [one for one in range(1, math.isqrt(number) + 1) if number % one == 0]
+    return sorted({*small, *(number // one for one in small)})
 
 
 def _estimate(bound: float, shape: Shape) -> float:

@@ -73,6 +73,6 @@ Schedules = Annotated[
         help="Only this one: 1f1b, eager-1f1b, kfkb (k=2 and k=4) or kfkb:K. Repeatable.",
     ),
 ]
-NoPrune = Annotated[bool, typer.Option("--no-prune", help="Look at everything; the same plan, later.")]
+NoPrune = Annotated[bool, typer.Option("--no-prune", help="Remove nothing before it is looked at; slow.")]
 NoMixed = Annotated[bool, typer.Option("--no-mixed", help="No stage on several kinds of device.")]
 Workers = Annotated[int, typer.Option("--workers", min=1, help="Processes that simulate the finalists.")]

@@ -40,7 +40,11 @@ def all_reduce_seconds(num_bytes: float, count: int, bandwidth: float, latency: 
 def hierarchical_seconds(
     num_bytes: float, nodes: int, per_node: int, *, inside: tuple[float, float], between: tuple[float, float]
 ) -> float:
-    """(5); ``inside`` and ``between`` are (bandwidth of one device, or of one node; latency)."""
+    """(5); ``inside`` and ``between`` are (bandwidth of one device, or of one node; latency).
+
+    >>> hierarchical_seconds(8e9, 2, 4, inside=(1e11, 0.0), between=(1e10, 0.0))
+    0.92
+    """
     local = 2 * ring_seconds(num_bytes, per_node, *inside)
     return local + all_reduce_seconds(num_bytes, nodes, *between)
 

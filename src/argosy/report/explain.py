@@ -98,7 +98,11 @@ def gain_in_percent(gain: float) -> str:
 
 
 def memory_in_a_sentence(explanation: Explanation) -> str:
-    """What one more GB of memory on every device would buy."""
+    """What one more GB of memory on every device would buy; first of all, whether the plan fits."""
+    fullest = max(explanation.memory, key=lambda one: one.peak - one.capacity)
+    if fullest.peak > fullest.capacity:
+        lacks = SIZE.format(fullest.peak - fullest.capacity, digits=3)
+        return f"This plan cannot run: {fullest.device} lacks {lacks} of memory."
     helpful = [one for one in explanation.settings if one.gain > _NOTHING]
     if not explanation.settings:
         return "More memory buys this plan nothing: no stage recomputes, or exchanges weights to save memory."
