@@ -200,6 +200,15 @@ def left_out_devices_are_idle(plan: Plan, chain: Chain, cluster: Cluster) -> Ite
             yield Problem(path=path, found=f'"{left.device}"', expected="a device that no stage uses")
 
 
+def settings_are_priced(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
+    """What a plan file can say and nothing prices yet is refused, not ignored."""
+    for index, stage in enumerate(plan.stages):
+        for name, degree in (("context", stage.context), ("expert", stage.expert)):
+            if degree != 1:
+                expected = f"1: {name} parallelism is not priced yet"
+                yield Problem(path=f"stages[{index}].{name}", found=str(degree), expected=expected)
+
+
 RULES: tuple[Rule, ...] = (
     batch_adds_up,
     samples_add_up,
@@ -212,4 +221,5 @@ RULES: tuple[Rule, ...] = (
     policy_fits,
     collectives_name_stages,
     left_out_devices_are_idle,
+    settings_are_priced,
 )
