@@ -1,0 +1,71 @@
+"""What our own runtime executes: one table, which the search keeps to and the runtime checks plans against.
+
+A row is a feature of a stage, what a stage asks for, and the values that run. Whatever has no row runs for any value:
+numbers of stages and replicas, shares of samples, numbers and sizes of micro-batches, k and depths of schedules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from argosy.plan.plan import Plan, Recompute, Stage
+from argosy.schedule import ScheduleKind
+
+Value = int | str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature:
+    """One row: what a stage may ask for, and what of it runs."""
+
+    name: str
+    asked: Callable[[Stage], Value]
+    """The value that a stage asks for."""
+    runs: tuple[Value, ...]
+    """The values that the runtime executes."""
+
+    def allows(self, stage: Stage) -> bool:
+        return self.asked(stage) in self.runs
+
+
+def _width(stage: Stage) -> int:
+    return max(replica.width for replica in stage.replicas)
+
+
+TENSOR_WIDTH = Feature(name="tensor width", asked=_width, runs=(1,))
+CONTEXT = Feature(name="context parallelism", asked=lambda stage: stage.context, runs=(1,))
+EXPERT = Feature(name="expert parallelism", asked=lambda stage: stage.expert, runs=(1,))
+ZERO = Feature(name="ZeRO", asked=lambda stage: stage.zero, runs=(0, 1, 3))
+RECOMPUTE = Feature(
+    name="recomputation", asked=lambda stage: str(stage.recompute), runs=(str(Recompute.NONE), str(Recompute.FULL))
+)
+
+FEATURES = (TENSOR_WIDTH, CONTEXT, EXPERT, ZERO, RECOMPUTE)
+SCHEDULE_KINDS = frozenset(ScheduleKind)
+"""Kinds of schedule that run, each with any k, depth and number of chunks."""
+
+
+def unsupported(plan: Plan) -> tuple[str, ...]:
+    """A sentence for everything in a plan that the runtime does not execute; empty where it runs as it is."""
+    return tuple(_sentences(plan))
+
+
+def _sentences(plan: Plan) -> Iterator[str]:
+    if plan.schedule.kind not in SCHEDULE_KINDS:
+        kinds = _listed(tuple(sorted(SCHEDULE_KINDS)))
+        yield f"The plan asks for the schedule {plan.schedule.kind}, and the runtime executes only {kinds}."
+    for index, stage in enumerate(plan.stages):
+        for feature in FEATURES:
+            if not feature.allows(stage):
+                asked, runs = feature.asked(stage), _listed(feature.runs)
+                yield f"Stage {index} asks for {feature.name} {asked}, and the runtime executes only {runs}."
+
+
+def _listed(values: tuple[Value, ...]) -> str:
+    """
+    >>> _listed((0, 1, 3))
+    '0, 1 and 3'
+    """
+    *others, last = map(str, values)
+    return f"{', '.join(others)} and {last}" if others else last

@@ -1,0 +1,52 @@
+"""What the runtime executes: the table, and the sentences about what it does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from argosy.plan.file import load_plan
+from argosy.plan.plan import Plan, Recompute, Replica
+from argosy.plan.runnable import unsupported
+from argosy.schedule import ScheduleKind, ScheduleSpec
+
+
+@pytest.fixture(scope="module")
+def plain() -> Plan:
+    """Stages of single devices."""
+    plan = load_plan("llama-3-8b-on-mixed-16")
+    stages = [replace(stage, recompute=Recompute.NONE, zero=0) for stage in plan.stages]
+    return replace(plan, stages=tuple(stages))
+
+
+def test_every_schedule_runs(plain: Plan) -> None:
+    for kind in ScheduleKind:
+        assert unsupported(replace(plain, schedule=ScheduleSpec(kind=kind, k=3))) == ()
+
+
+@pytest.mark.parametrize("runs", [{"zero": 1}, {"zero": 3}, {"recompute": Recompute.FULL}])
+def test_settings_that_run(plain: Plan, runs: dict[str, object]) -> None:
+    assert unsupported(replace(plain, stages=tuple(replace(stage, **runs) for stage in plain.stages))) == ()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("asks", "sentence"),
+    [
+        ({"zero": 2}, "Stage 1 asks for ZeRO 2, and the runtime executes only 0, 1 and 3."),
+        ({"context": 2}, "Stage 1 asks for context parallelism 2, and the runtime executes only 1."),
+        ({"expert": 4}, "Stage 1 asks for expert parallelism 4, and the runtime executes only 1."),
+        (
+            {"recompute": Recompute.SELECTIVE},
+            "Stage 1 asks for recomputation selective, and the runtime executes only none and full.",
+        ),
+        (
+            {"replicas": (Replica(devices=("a0.0", "a0.1"), samples=4),)},
+            "Stage 1 asks for tensor width 2, and the runtime executes only 1.",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_sentence_names_stage_and_feature(plain: Plan, asks: dict[str, object], sentence: str) -> None:
+    stages = (plain.stages[0], replace(plain.stages[1], **asks), *plain.stages[2:])  # type: ignore[arg-type]
+    assert unsupported(replace(plain, stages=stages)) == (sentence,)
