@@ -32,7 +32,7 @@ from argosy.solve.candidate import Candidate, neighbours, unlike
 from argosy.solve.judge import Complete, Judge
 from argosy.solve.pipeline import PlanSearch
 from argosy.solve.verdict import certify, decide, why_infeasible
-from argosy.space.enumerate import Scope, stage_options
+from argosy.space.enumerate import Scope, only_runnable, stage_options
 from argosy.space.granularity import granularities
 from argosy.space.option import Option, Vector
 from argosy.space.pool import find_pools
@@ -80,6 +80,8 @@ class Settings:
     time_budget: float = math.inf
     """CPU seconds."""
     prune: bool = True
+    runnable: bool = False
+    """Whether only plans count that our own runtime executes (``plan.runnable``)."""
     schedules: tuple[ScheduleSpec, ...] = SCHEDULES
     mixed: bool | None = None
     """Whether stages may mix pools; by default on level 2, and where there are few devices."""
@@ -184,8 +186,11 @@ class _PlanSearch:
             mixed = self.settings.level > 1 or sum(pool.count for pool in self.pools) <= 8
         scope = Scope(units=units, mixed=mixed, prune=self.settings.prune)
         if self.settings.level == 1:
-            return replace(scope, zero=(1, 0, 3), recompute=(Recompute.NONE, Recompute.FULL))
-        return scope
+            scope = replace(scope, zero=(1, 0, 3), recompute=(Recompute.NONE, Recompute.FULL))
+        return self._runnable(scope)
+
+    def _runnable(self, scope: Scope) -> Scope:
+        return only_runnable(scope) if self.settings.runnable else scope
 
     def _search(self, units: Vector) -> float:
         """One granularity: the least bound that is left open."""
@@ -272,7 +277,10 @@ class _PlanSearch:
         tasks = 4 * len(self.found[0].plan) * self.found[0].shape.num_micro_batches
         most = max(1, (_TASKS if self.settings.level == 1 else 20 * _TASKS) // tasks)
         finalists = list(unlike(self.found))[: min(most, 8)]
-        plan, runner_ups = decide(finalists, self.prices, self.cluster, self.calm, self.model, self.settings.executor)
+        scope = self._runnable(Scope(units=units))
+        plan, runner_ups = decide(
+            finalists, self.prices, self.cluster, self.calm, self.model, scope, self.settings.executor
+        )
         search = Search(
             cpu_seconds=time.process_time() - self.began,
             candidates=self.judge.judged,

@@ -200,3 +200,11 @@ COMPUTE = Quantity(
     {f"{prefix}FLOP/s": Decimal(factor) for prefix, factor in _DECIMAL.items()},
     tuple(f"{prefix}FLOP/s" for prefix in _DECIMAL),
 )
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """
+    >>> counted(1, "stage"), counted(2, "stage"), counted(0, "micro-batch", "micro-batches")
+    ('1 stage', '2 stages', '0 micro-batches')
+    """
+    return f"{number} {one if number == 1 else many or one + 's'}"

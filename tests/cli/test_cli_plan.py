@@ -41,6 +41,9 @@ CASES = {
     "beyond",
     ("-c", "nowhere.toml"): "nowhere.toml: expected an existing file",
     ("-m", "nothing.json"): "nothing.json: expected an existing file or folder",
+    ("-o", "missing/plan.json"): "missing/plan.json: expected an existing folder missing to write into",
+    ("--executor", "rey"): '--executor: found "rey", expected one of the executors process, thread, ray; '
+    'did you mean "ray"?',
     ("-o", "made.txt/plan.json"): "made.txt/plan.json: found Not a directory, expected a writable file",
 }
 
@@ -115,6 +118,7 @@ def test_json_has_the_plan_and_beside_it_what_matters(run: Run, tmp_path: Path) 
 
 
 def test_written_plan_is_one_that_other_commands_take(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
     result = run(*SMALL, "-q", "-o", "made/plan.json")
     assert "wrote made/plan.json; next: argosy explain made/plan.json, argosy simulate made/plan.json\n" in result.out
     seconds = load_plan(tmp_path / "made" / "plan.json").predicted

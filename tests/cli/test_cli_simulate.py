@@ -31,6 +31,7 @@ def test_json_is_versioned_and_sorted(run: Run) -> None:
 
 
 def test_timeline_round_trips(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
     result = run("simulate", PLAN, "-n", "2", "-o", "made/timeline.json", "--json", "-q")
     timeline = load_timeline(tmp_path / "made" / "timeline.json")
     assert json.loads(result.out)["iterations"]["seconds"] == list(timeline.iteration_seconds)

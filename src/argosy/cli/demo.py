@@ -63,7 +63,7 @@ def demo(
             case, timelines[name] = _play(scenario, name)
         cases.append(case)
     plan_file, trace_file = out / "demo-plan.json", out / "demo-trace.json.gz"
-    write_file(plan_file, dumps_plan(found).encode())
+    write_file(plan_file, dumps_plan(found).encode(), make_folder=True)
     for path, content in trace_files(timelines[_TOLD[0]], output=trace_file).items():
         write_file(path, content)
     if json:

@@ -75,4 +75,10 @@ Schedules = Annotated[
 ]
 NoPrune = Annotated[bool, typer.Option("--no-prune", help="Remove nothing before it is looked at; slow.")]
 NoMixed = Annotated[bool, typer.Option("--no-mixed", help="No stage on several kinds of device.")]
-Workers = Annotated[int, typer.Option("--workers", min=1, help="Processes that simulate the finalists.")]
+Runnable = Annotated[
+    bool, typer.Option("--runnable", help="Only plans that argosy's own runtime executes as they are.")
+]
+Workers = Annotated[int, typer.Option("--workers", min=1, help="How many simulate the finalists side by side.")]
+ExecutorName = Annotated[
+    str, typer.Option("--executor", help="What the workers are: process, thread or ray (needs argosy[ray]).")
+]

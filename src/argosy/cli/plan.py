@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,7 @@ import typer
 
 from argosy.cli.options import (
     DtypeName,
+    ExecutorName,
     Gap,
     GlobalBatch,
     Json,
@@ -25,6 +27,7 @@ from argosy.cli.options import (
     OptimizerName,
     Profiles,
     Quiet,
+    Runnable,
     Schedules,
     SequenceLength,
     TargetCluster,
@@ -60,7 +63,9 @@ def plan(
     no_prune: NoPrune = False,
     schedule: Schedules = None,
     no_mixed: NoMixed = False,
+    runnable: Runnable = False,
     workers: Workers = 1,
+    executor: ExecutorName = "process",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan here, as JSON.")] = None,
     width: Width = None,
     json: Json = False,
@@ -77,21 +82,23 @@ def plan(
         argosy plan -m gpt2-xl -c two-cards -b 64 --dtype fp16 --level 2 -o plan.json
     """
     from argosy.cli.inputs import check_at_least, compute_model
-    from argosy.cli.terminal import print_json, stdout_console, write_file
+    from argosy.cli.terminal import check_folder, print_json, stdout_console, write_file
     from argosy.cluster.file import load_cluster
     from argosy.plan.file import dumps_plan
     from argosy.planner import Settings
     from argosy.workload.load import load_model
 
     check_at_least("--global-batch", global_batch, 1)
-    settings = Settings(level=level, gap=gap, time_budget=_budget(time_budget), prune=not no_prune)
+    if output is not None:
+        check_folder(output)
+    settings = Settings(level=level, gap=gap, time_budget=_budget(time_budget), prune=not no_prune, runnable=runnable)
     settings = replace(settings, mixed=False if no_mixed else None)
     if schedule:
         settings = replace(settings, schedules=parse_schedules(schedule))
     chain = load_model(model, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
     where, costs = load_cluster(cluster), compute_model(profile or ())
-    with _executor(workers) as executor:
-        settings = replace(settings, executor=executor)
+    with _workers(executor, workers) as pool:
+        settings = replace(settings, executor=pool)
         found = search(chain, where, global_batch=global_batch, settings=settings, model=costs, quiet=quiet)
     found = replace(found, model=replace(found.model, name=model))  # what ``load_model`` takes, also for a file
     if output is not None:
@@ -109,10 +116,7 @@ def plan(
 def search(
     chain: Chain, cluster: Cluster, *, global_batch: int, settings: Settings, model: ComputeModel, quiet: bool
 ) -> Plan:
-    """Find a plan, telling on stderr how far the search is.
-
-    An interrupt ends the command: ``Settings`` has no way yet to stop a search and keep the best plan. It belongs here.
-    """
+    """Find a plan, telling on stderr how far the search is; an interrupt ends the search with the best so far."""
     from argosy.explain import with_prediction
     from argosy.planner import at_time_zero, find_plan
 
@@ -155,15 +159,15 @@ def _state(state: Progress) -> str:
     return f"{times}, gap {100 * state.gap:.1f} %, {state.candidates:,} plans judged"
 
 
-@contextlib.contextmanager
-def _executor(workers: int) -> Iterator[Executor | None]:
-    if workers == 1:
-        yield None
-        return
-    from concurrent.futures import ProcessPoolExecutor
+def _workers(name: str, count: int) -> AbstractContextManager[Executor | None]:
+    from argosy.errors import bad_input, closest
+    from argosy.solve.executors import ExecutorKind, workers
 
-    with ProcessPoolExecutor(workers) as executor:
-        yield executor
+    kinds = [str(kind) for kind in ExecutorKind]
+    if name not in kinds:
+        expected = f"one of the executors {', '.join(kinds)}"
+        raise bad_input(expected, name, where="--executor", suggestion=closest(name, kinds))
+    return workers(ExecutorKind(name), count)
 
 
 def _budget(text: str | None) -> float:

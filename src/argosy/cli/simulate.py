@@ -120,18 +120,18 @@ def _show(
     iteration: int,
     transfers: bool,
 ) -> None:
+    from dataclasses import replace
+
     from rich.text import Text
 
     from argosy.report.gantt import gantt
+    from argosy.report.plan import plan_title
     from argosy.report.tables import device_table, link_table, summary_table
 
     # Drawn first, so that an --iteration that does not exist is an error and not half an answer.
     chart = gantt(timeline, iteration=iteration, width=console.width, transfers=transfers) if timeline.spans else None
-    plan = scenario.plan
-    console.print(
-        f"{plan.model.name} on {scenario.cluster.name}: {len(plan.stages)} stages, "
-        f"{plan.num_micro_batches} micro-batches of {plan.micro_batch_size}, {plan.schedule!r}\n"
-    )
+    where = replace(scenario.plan.cluster, name=scenario.cluster.name)
+    console.print(f"{plan_title(replace(scenario.plan, cluster=where))}\n")
     if summary.stalled is not None:
         count = len(summary.iteration_seconds)
         finished = f"{count} iteration{'' if count == 1 else 's'} finished"

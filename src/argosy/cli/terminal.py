@@ -45,8 +45,16 @@ def progress(message: str, *, quiet: bool) -> Iterator[None]:
         yield
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Write a result, making its folder; an ``InputError`` where that cannot be done."""
+def check_folder(path: Path) -> None:
+    """An ``InputError`` where the folder of an output does not exist: worth knowing before a long search."""
+    if not path.parent.exists():
+        raise InputError([Problem(file=str(path), expected=f"an existing folder {path.parent} to write into")])
+
+
+def write_file(path: Path, content: bytes, *, make_folder: bool = False) -> None:
+    """Write a result; an ``InputError`` where that cannot be done. Only an option that asks for a folder makes it."""
+    if not make_folder:
+        check_folder(path)
     try:
         if not path.parent.exists():
             path.parent.mkdir(parents=True)

@@ -61,7 +61,7 @@ def trace(
         timeline = play(scenario, iterations=iterations, until=until, quiet=quiet)
     files = trace_files(timeline, output=output, per_rank=per_rank)
     for path, content in files.items():
-        write_file(path, content)
+        write_file(path, content, make_folder=per_rank is not None)
     if json:
         print_json("trace", {"files": [str(path) for path in files]})
     elif per_rank is not None:

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from argosy.dtype import Dtype
 from argosy.schedule import ScheduleSpec
+from argosy.units import counted
 
 
 class Recompute(StrEnum):
@@ -199,6 +200,7 @@ class Plan:
 
     def __repr__(self) -> str:
         return (
-            f"Plan: {self.model.name} on {self.cluster.name}, {len(self.stages)} stages, "
-            f"{self.num_micro_batches} micro-batches of {self.micro_batch_size}, {self.schedule!r}"
+            f"Plan: {self.model.name} on {self.cluster.name}, {counted(len(self.stages), 'stage')}, "
+            f"{counted(self.num_micro_batches, 'micro-batch', 'micro-batches')} of {self.micro_batch_size}, "
+            f"{self.schedule!r}"
         )

@@ -11,15 +11,15 @@ from argosy.cluster.topology import Cluster
 from argosy.plan.plan import Certificate, Plan, Predicted, Recompute, Replica, Search, Stage
 from argosy.report.marks import names_in_short
 from argosy.report.tables import plain_table
-from argosy.units import SIZE, TIME
+from argosy.units import SIZE, TIME, counted
 
 _MOST_PRUNED = 6
 
 
 def plan_title(plan: Plan) -> str:
     """``gpt2-xl on two-cards: 2 stages, 16 micro-batches of 4, 1f1b``."""
-    stages = f"{len(plan.stages)} stage{'' if len(plan.stages) == 1 else 's'}"
-    batches = f"{plan.num_micro_batches} micro-batch{'' if plan.num_micro_batches == 1 else 'es'}"
+    stages = counted(len(plan.stages), "stage")
+    batches = counted(plan.num_micro_batches, "micro-batch", "micro-batches")
     head = f"{plan.model.name} on {plan.cluster.name}: {stages}"
     return f"{head}, {batches} of {plan.micro_batch_size}, {plan.schedule!r}"
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from argosy.errors import Mismatch
+from argosy.units import counted
 
 
 class ActionKind(StrEnum):
@@ -103,7 +104,8 @@ class Schedule:
         return stage % self.num_workers
 
     def __repr__(self) -> str:
-        return f"{self.kind}: {self.num_stages} stages, {self.num_micro_batches} micro-batches"
+        batches = counted(self.num_micro_batches, "micro-batch", "micro-batches")
+        return f"{self.kind}: {counted(self.num_stages, 'stage')}, {batches}"
 
     def text(self) -> str:
         """One line per worker, actions separated by spaces; ``parse_rows`` reads it back.

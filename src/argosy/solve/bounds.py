@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.space.option import Option, Vector
 from argosy.space.price import FloatArray, Prices
+from argosy.units import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ class Shape:
         return max(in_flight(schedule, from_end, self.num_micro_batches) for schedule in self.schedules)
 
     def __repr__(self) -> str:
-        return f"{self.num_micro_batches} micro-batches of {self.micro_batch_size}"
+        return f"{counted(self.num_micro_batches, 'micro-batch', 'micro-batches')} of {self.micro_batch_size}"
 
 
 def group_size(schedule: ScheduleSpec) -> int:

@@ -11,6 +11,7 @@ from argosy.schedule import ScheduleSpec
 from argosy.solve.bounds import Shape, group_size, in_flight
 from argosy.solve.judge import Complete
 from argosy.solve.pipeline import Choice
+from argosy.space.enumerate import Scope
 from argosy.space.option import Option, Vector
 
 _EFFORT = {Recompute.NONE: 0, Recompute.SELECTIVE: 1, Recompute.FULL: 2}
@@ -101,15 +102,16 @@ def with_plan(candidate: Candidate, plan: Complete) -> Candidate:
     )
 
 
-def lightened(candidate: Candidate) -> Complete:
-    """The same plan with every stage at the least recomputation and ZeRO with which it fits."""
+def lightened(candidate: Candidate, scope: Scope) -> Complete:
+    """The same plan with every stage at the least recomputation and ZeRO of a scope with which it fits."""
     plan = candidate.plan
     for index, choice in enumerate(plan):
         alone = choice.option.replicas == 1
         lighter = (
             replace(choice, option=replace(choice.option, recompute=recompute, zero=zero))
             for recompute in _EFFORT
-            for zero in ((0,) if alone else (1, 2, 3))
+            if recompute in scope.recompute
+            for zero in ((0,) if alone else sorted({*scope.zero} - {0}))
         )
         fitting = ((*plan[:index], other, *plan[index + 1 :]) for other in lighter)
         plan = next((other for other in fitting if candidate.fits(other)), plan)

@@ -35,12 +35,14 @@ def decide(
     cluster: Cluster,
     calm: Cluster,
     model: ComputeModel,
+    scope: Scope,
     executor: Executor | None = None,
 ) -> tuple[Plan, list[RunnerUp]]:
     """The candidate that the exact engine finds fastest on ``calm``, and how the others fared. The candidates are
-    simulated side by side where there is an ``executor``, to the same result."""
+    simulated side by side where there is an ``executor``, to the same result. The first is also tried with the least
+    recomputation and ZeRO of ``scope`` that fit."""
     entries = [*candidates]
-    lighter = lightened(candidates[0])
+    lighter = lightened(candidates[0], scope)
     if lighter != candidates[0].plan:
         entries.append(with_plan(candidates[0], lighter))
     plans = [_placed(candidate, prices, cluster) for candidate in entries]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from argosy.plan.plan import Recompute
+from argosy.plan.runnable import RECOMPUTE, TENSOR_WIDTH, ZERO
 from argosy.space.option import Option, Part, Vector, share_samples, tensor_widths
 from argosy.space.pool import Pool
 from argosy.space.price import Prices, widest
@@ -24,6 +25,8 @@ class Scope:
     recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
     zero: tuple[int, ...] = (1, 0, 2, 3)
     """For stages with several replicas; a single replica has nothing to share."""
+    widths: tuple[int, ...] | None = None
+    """Tensor-parallel groups of these sizes only; by default of every size that a node and the layers allow."""
     prune: bool = True
 
     def counts(self, pools: Sequence[Pool]) -> Vector:
@@ -36,7 +39,21 @@ class Scope:
         kinds = "" if self.mixed or len(pools) == 1 else ", of one kind each"
         recompute = "/".join(self.recompute)
         zero = "/".join(map(str, sorted(self.zero)))
-        return f"stages of multiples of {units}{kinds}, recompute {recompute}, ZeRO {zero}"
+        width = f", tensor width {'/'.join(map(str, self.widths))}" if self.widths is not None else ""
+        return f"stages of multiples of {units}{kinds}, recompute {recompute}, ZeRO {zero}{width}"
+
+    def allows_width(self, width: int) -> bool:
+        return self.widths is None or width in self.widths
+
+
+def only_runnable(scope: Scope) -> Scope:
+    """What of a scope our runtime executes."""
+    return replace(
+        scope,
+        recompute=tuple(recompute for recompute in scope.recompute if str(recompute) in RECOMPUTE.runs),
+        zero=tuple(zero for zero in scope.zero if zero in ZERO.runs),
+        widths=tuple(int(width) for width in TENSOR_WIDTH.runs),
+    )
 
 
 def vectors(pools: Sequence[Pool], scope: Scope) -> Iterator[Vector]:
@@ -75,7 +92,10 @@ def _options_of(
     prices: Prices, micro_batch: int, devices: Vector, most: int, scope: Scope, counters: Counters
 ) -> Iterator[Option]:
     taken = [(pool, number) for pool, number in enumerate(devices) if number]
-    widths = [list(tensor_widths(prices.pools[pool], number, most)) for pool, number in taken]
+    widths = [
+        [width for width in tensor_widths(prices.pools[pool], number, most) if scope.allows_width(width)]
+        for pool, number in taken
+    ]
     for choice in itertools.product(*widths):
         groups = [(pool, width, number // width) for (pool, number), width in zip(taken, choice, strict=True)]
         for recompute in scope.recompute:

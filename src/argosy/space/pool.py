@@ -14,6 +14,7 @@ from typing import Any
 
 from argosy.cluster.device import Device
 from argosy.cluster.topology import Cluster, Node
+from argosy.units import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class Pool:
         return sum(map(len, self.nodes))
 
     def __repr__(self) -> str:
-        return f"{self.count}x {self.name} in {len(self.nodes)} nodes"
+        return f"{self.count}x {self.name} in {counted(len(self.nodes), 'node')}"
 
 
 def find_pools(cluster: Cluster) -> tuple[Pool, ...]:

@@ -1,0 +1,46 @@
+"""Who plays simulations side by side: processes, threads, or a Ray cluster, all as a ``concurrent.futures.Executor``.
+
+What is found never depends on the executor or on the number of workers: results are taken in the order of the calls.
+Modules are imported when they are asked for, because starting a pool is rare and importing one costs as much as a
+search.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from enum import StrEnum
+
+
+class ExecutorKind(StrEnum):
+    PROCESS = "process"
+    THREAD = "thread"
+    RAY = "ray"
+    """Worth its start of several seconds only where simulations outgrow one machine."""
+
+
+@contextlib.contextmanager
+def workers(kind: ExecutorKind, count: int) -> Iterator[Executor | None]:
+    """An executor of so many workers; None for a single process, which is this one."""
+    if count == 1 and kind is not ExecutorKind.RAY:
+        yield None
+        return
+    with _open(kind, count) as executor:
+        yield executor
+
+
+def _open(kind: ExecutorKind, count: int) -> Executor:
+    match kind:
+        case ExecutorKind.PROCESS:
+            from concurrent.futures import ProcessPoolExecutor
+
+            return ProcessPoolExecutor(count)
+        case ExecutorKind.THREAD:
+            from concurrent.futures import ThreadPoolExecutor
+
+            return ThreadPoolExecutor(count)
+        case ExecutorKind.RAY:
+            from argosy.solve.ray_executor import RayExecutor
+
+            return RayExecutor(count)
