@@ -1,0 +1,1 @@
+"""What happens: a plan carried out on torch.distributed, measured as it runs."""

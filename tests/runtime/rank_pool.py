@@ -1,0 +1,113 @@
+"""Real processes that stay: ranks of a process group on gloo that run one function after another.
+
+Starting a process costs seconds, joining a group milliseconds; so a pool's processes live as long as the test session,
+and each call joins as many of them as it needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+MOST_RANKS = 5
+PATIENCE = 60.0
+"""Seconds after which a call that has not answered has failed."""
+GROUP_TIMEOUT = datetime.timedelta(seconds=40)
+
+
+class RankError(AssertionError):
+    """What the ranks of a call raised."""
+
+
+class RankPool:
+    """Runs ``function(*arguments)`` on the first n of its processes, as ranks 0 to n-1 of one group."""
+
+    def __init__(self) -> None:
+        self.folder = tempfile.TemporaryDirectory(prefix="argosy-ranks-")
+        self.calls = 0
+        self.processes: list[Any] = []
+        self.pipes: list[Connection] = []
+
+    def __call__(self, num_ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """The results, by rank."""
+        self._start()
+        self.calls += 1
+        store = str(Path(self.folder.name) / f"store-{self.calls}")
+        for rank in range(num_ranks):
+            self.pipes[rank].send((rank, num_ranks, store, function, arguments))
+        answers = [self._answer(rank) for rank in range(num_ranks)]
+        failures = [text for failed, text in answers if failed]
+        if failures:
+            raise RankError("\n".join(failures))
+        return [result for _, result in answers]
+
+    def _start(self) -> None:
+        if self.processes:
+            return
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "torch.distributed"])
+        for _ in range(MOST_RANKS):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(there,), daemon=True)
+            process.start()
+            there.close()
+            self.processes.append(process)
+            self.pipes.append(here)
+
+    def _answer(self, rank: int) -> tuple[bool, Any]:
+        if not self.pipes[rank].poll(PATIENCE):
+            self.stop()
+            raise RankError(f"rank {rank} gave no answer within {PATIENCE:g} s")
+        answer: tuple[bool, Any] = self.pipes[rank].recv()
+        return answer
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+        self.processes, self.pipes = [], []
+
+
+@contextlib.contextmanager
+def rank_pool() -> Iterator[RankPool]:
+    pool = RankPool()
+    try:
+        yield pool
+    finally:
+        pool.stop()
+        pool.folder.cleanup()
+
+
+def _serve(pipe: Connection) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+
+    torch.set_num_threads(1)
+    while True:
+        try:
+            rank, num_ranks, store, function, arguments = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(_call(rank, num_ranks, store, function, arguments))
+
+
+def _call(rank: int, num_ranks: int, store: str, function: Callable[..., Any], arguments: Any) -> tuple[bool, Any]:
+    import torch.distributed as dist
+
+    try:
+        files = dist.FileStore(store, num_ranks)
+        dist.init_process_group("gloo", store=files, rank=rank, world_size=num_ranks, timeout=GROUP_TIMEOUT)
+        return False, function(*arguments)
+    except BaseException:
+        return True, f"rank {rank}:\n{traceback.format_exc()}"
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()

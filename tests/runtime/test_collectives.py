@@ -1,0 +1,37 @@
+"""Uneven collectives on real ranks give what one process would have computed, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+from collective_cases import gathers, refuses, scatters
+from hypothesis import given
+from hypothesis import strategies as st
+from rank_pool import RankPool
+
+from argosy.runtime.collectives import GatherBy, offsets, split_by
+
+SIZES = [(1,), (7, 3), (5, 0), (0, 4, 6), (4, 3, 2, 1)]
+
+
+@pytest.mark.parametrize("by", GatherBy)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_a_gather_concatenates_the_parts(ranks: RankPool, sizes: tuple[int, ...], by: GatherBy) -> None:
+    assert all(ranks(len(sizes), gathers, sizes, by))
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_a_scatter_gives_each_member_its_part_of_the_sum(ranks: RankPool, sizes: tuple[int, ...]) -> None:
+    assert all(ranks(len(sizes), scatters, sizes))
+
+
+def test_sizes_that_do_not_fit_are_refused_before_anything_is_sent(ranks: RankPool) -> None:
+    assert all("found a tensor of shape (5,), expected a vector of" in text for text in ranks(2, refuses, (2, 3), 5))
+    assert all("one size for each of the 2 members" in text for text in ranks(2, refuses, (2, 3, 4), 2))
+
+
+@given(st.integers(0, 1000), st.lists(st.floats(0.01, 100), min_size=1, max_size=9))
+def test_splitting_in_proportion_loses_nothing(count: int, weights: list[float]) -> None:
+    sizes = split_by(count, weights)
+    assert sum(sizes) == count
+    assert all(abs(size - count * weight / sum(weights)) < 1 for size, weight in zip(sizes, weights, strict=True))
+    assert offsets(sizes)[0] == 0
