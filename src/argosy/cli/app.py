@@ -11,6 +11,7 @@ from argosy.cli.cluster import cluster_app
 from argosy.cli.demo import demo
 from argosy.cli.devices import devices
 from argosy.cli.explain import explain
+from argosy.cli.lab import lab_app
 from argosy.cli.models import models
 from argosy.cli.plan import plan
 from argosy.cli.simulate import simulate
@@ -51,3 +52,4 @@ def options(
 for command in (demo, plan, explain, simulate, trace, devices, models):
     app.command()(command)
 app.add_typer(cluster_app, name="cluster")
+app.add_typer(lab_app, name="lab")

@@ -1,0 +1,188 @@
+"""``argosy lab up | run | change | show | down``: an emulated cluster on this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from argosy.cli.options import Json, Quiet
+
+if TYPE_CHECKING:
+    from argosy.lab.lab import Lab
+
+lab_app = typer.Typer(
+    help="An emulated motley cluster on this machine: hosts, shaped links, slow devices. Needs root.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+LabName = Annotated[str, typer.Argument(metavar="LAB", help="A lab that is up.", show_default=False)]
+
+
+@lab_app.command()
+def up(
+    source: Annotated[
+        str, typer.Argument(metavar="CLUSTER", help="A cluster.toml, or a bundled name.", show_default=False)
+    ],
+    name: Annotated[str | None, typer.Option("--name", help="What to call it; by default as its cluster.")] = None,
+    no_shares: Annotated[
+        bool, typer.Option("--no-shares", help="Let every device have what core time it gets.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Build a lab: a host for every node, a shaped cable for every link, a share of a core for every device.
+
+    \b
+    Example:
+        argosy lab up lab-4 --name trial
+    """
+    from argosy.cli.terminal import print_json
+    from argosy.cluster.file import load_cluster
+    from argosy.lab.lab import Lab
+    from argosy.lab.layout import not_emulated
+
+    cluster = load_cluster(source)
+    lab = Lab(cluster, name=name or cluster.name[:20], shares=not no_shares)
+    lab.up()
+    missing = not_emulated(cluster)
+    if json:
+        print_json("lab up", {**_described(lab), "not_emulated": list(missing)})
+        return
+    typer.echo(f"lab {lab.name} is up: {cluster!r}")
+    for host in lab.layout.hosts:
+        shares = ", ".join(
+            device if no_shares else f"{device} ({100 * lab.share_of(device):.0f} % of a core)"
+            for device in host.devices
+        )
+        typer.echo(f"  {host.name}  {host.address}  {shares}")
+    for note in missing:
+        typer.echo(f"  not emulated: {note}")
+
+
+@lab_app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run(
+    context: typer.Context,
+    name: LabName,
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds after which everything is ended.")] = 3600.0,
+    clock: Annotated[
+        str, typer.Option("--clock", help="The traces begin at the launch, or when the program says it is ready.")
+    ] = "launch",
+    quiet: Quiet = False,
+) -> None:
+    """Run a command once per device of a lab, with the environment that torchrun gives.
+
+    Its lines are shown after the device's name. Exit code 4 where one fails; the others are ended then.
+
+    \b
+    Example:
+        argosy lab run trial -- python train.py
+    """
+    import sys
+
+    from argosy.errors import bad_input
+    from argosy.lab.lab import Clock, open_lab
+
+    command = [word for at, word in enumerate(context.args) if at or word != "--"]
+    if not command:
+        raise bad_input("a command after --", where="COMMAND")
+    if clock not in list(Clock):
+        raise bad_input("launch or ready", clock, where="--clock")
+    lab = open_lab(name)
+    lab.run(command, timeout=timeout, clock=Clock(clock), echo=None if quiet else sys.stdout)
+
+
+@lab_app.command()
+def change(
+    name: LabName,
+    what: Annotated[str, typer.Argument(help="An edge such as v0.nic, or a device such as v0.1.", show_default=False)],
+    value: Annotated[str, typer.Argument(help='A bandwidth such as "20 Mbit/s", or a speed such as 0.5; 0 is down.')],
+) -> None:
+    """Change a link's bandwidth or a device's speed while jobs run.
+
+    \b
+    Example:
+        argosy lab change trial h1.nic "20 Mbit/s"
+    """
+    from argosy.lab.lab import open_lab
+
+    lab = open_lab(name)
+    lab.change(what, _speed(value) if what in lab.cluster.device_index else _rate(value))
+
+
+@lab_app.command()
+def show(json: Json = False) -> None:
+    """The labs that are up on this machine.
+
+    \b
+    Example:
+        argosy lab show
+    """
+    from argosy.cli.terminal import print_json
+    from argosy.lab.lab import open_lab
+    from argosy.lab.record import records
+
+    labs = [open_lab(record.name) for record in records()]
+    if json:
+        print_json("lab show", {"labs": [_described(lab) for lab in labs]})
+        return
+    for lab in labs:
+        typer.echo(f"{lab.name}  {lab.cluster!r}")
+    if not labs:
+        typer.echo("no lab is up")
+
+
+@lab_app.command()
+def down(
+    name: Annotated[str | None, typer.Argument(metavar="LAB", help="A lab that is up; without one, all.")] = None,
+) -> None:
+    """Remove a lab, or all, with whatever runs in them.
+
+    \b
+    Example:
+        argosy lab down trial
+    """
+    from argosy.lab import lab as labs
+    from argosy.lab.record import records
+
+    names = [record.name for record in records()] if name is None else [labs.open_lab(name).name]
+    for each in names:
+        labs.down(each)
+        typer.echo(f"lab {each} is down")
+    if not names:
+        typer.echo("no lab is up")
+
+
+def _described(lab: Lab) -> dict[str, object]:
+    return {
+        "name": lab.name,
+        "cluster": lab.cluster.name,
+        "hosts": [
+            {"name": host.name, "address": host.address, "devices": list(host.devices)} for host in lab.layout.hosts
+        ],
+    }
+
+
+def _rate(text: str) -> float:
+    from argosy.errors import InputError, Mismatch, Problem
+    from argosy.units import RATE
+
+    if text == "0":
+        return 0.0
+    try:
+        return RATE.parse(text)
+    except Mismatch as error:
+        problem = Problem(path="VALUE", found=error.found, expected=error.expected, suggestion=error.suggestion)
+        raise InputError([problem]) from None
+
+
+def _speed(text: str) -> float:
+    from argosy.errors import bad_input
+
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = -1.0
+    if not 0 <= speed <= 1:
+        raise bad_input("a speed from 0 (lost) to 1 (full)", text, where="VALUE")
+    return speed

@@ -1,0 +1,118 @@
+"""Processes that belong together: one per device, started together, ended together."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import IO
+
+from argosy.errors import RunError
+
+_POLL = 0.02
+_PATIENCE = 3.0
+"""Seconds that the others get to say what they saw after one has failed, and to end when asked to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """One process to be: its name for people, its command and its environment."""
+
+    label: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+class Job:
+    """Workers as processes; leaving it ends whatever still runs."""
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self.workers = tuple(workers)
+        self.processes: list[subprocess.Popen[str]] = []
+        self.output: dict[str, list[str]] = {worker.label: [] for worker in workers}
+        """Lines of standard output and error, per worker."""
+        self.echo: IO[str] | None = None
+        """Where lines are shown as they come, each after its worker's name."""
+        self._readers: list[threading.Thread] = []
+
+    def __enter__(self) -> Job:
+        for worker in self.workers:
+            process = subprocess.Popen(
+                worker.command,
+                env=dict(worker.environment),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+            self.processes.append(process)
+            reader = threading.Thread(target=self._read, args=(worker.label, process), daemon=True)
+            reader.start()
+            self._readers.append(reader)
+        return self
+
+    def _read(self, label: str, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self.output[label].append(line.rstrip("\n"))
+            if self.echo is not None:
+                self.echo.write(f"{label}: {line}")
+
+    def wait(self, timeout: float = math.inf) -> None:
+        """Until all have ended well; a ``RunError`` that names the first that did not."""
+        deadline = time.monotonic() + timeout
+        while True:
+            codes = [process.poll() for process in self.processes]
+            failed = next((index for index, code in enumerate(codes) if code), None)
+            if failed is not None:
+                time.sleep(_PATIENCE / 10)
+                raise RunError(self._why(failed, codes[failed]))
+            if all(code == 0 for code in codes):
+                self._finish_reading()
+                return
+            if time.monotonic() > deadline:
+                waiting = [w.label for w, code in zip(self.workers, codes, strict=True) if code is None]
+                raise RunError(f"{', '.join(waiting)} did not end within {timeout:g} s")
+            time.sleep(_POLL)
+
+    def _why(self, index: int, code: int | None) -> str:
+        label = self.workers[index].label
+        assert code is not None
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
+        said = [line for line in self.output[label] if line.strip()][-12:]
+        return "\n".join([f"{label} {how}", *(f"  {line}" for line in said)])
+
+    def _finish_reading(self) -> None:
+        for reader in self._readers:
+            reader.join(_PATIENCE)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for process in self.processes:
+                if process.poll() is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, number)
+            deadline = time.monotonic() + _PATIENCE
+            while any(process.poll() is None for process in self.processes) and time.monotonic() < deadline:
+                time.sleep(_POLL)
+        self._finish_reading()
+        for process in self.processes:
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def free_port() -> int:
+    """A port that nothing listens on in this process's own network; a fresh host has them all free."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,303 @@
+"""A lab from its building to its removal.
+
+    with Lab(cluster) as lab:
+        lab.run([sys.executable, "train.py"])
+
+builds one host per node and runs the command once per device, with the environment that torchrun would give it. The
+links follow the cluster's traces while the command runs.
+
+Device speeds are shares of a core. The fastest device gets s_max, the others in proportion to FLOP/s times efficiency,
+
+    (1)  s_d = s_max speed_d / max speed,     s_max = min(0.8, 0.8 cores max speed / sum of speeds),
+
+so that all together leave the machine a fifth of its time. Only threads that call ``join_device`` are held to it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from argosy.cluster.file import cluster_from_content
+from argosy.cluster.topology import Cluster
+from argosy.errors import RunError, bad_input, closest
+from argosy.lab import system
+from argosy.lab.job import Job, Worker, free_port
+from argosy.lab.layout import INTERFACE, Layout, Port, lay_out
+from argosy.lab.record import FOLDER, Record, myself, records
+
+_SPARE = 0.8
+_POLL = 0.01
+_NAME_LENGTH = 20
+
+
+class Clock(StrEnum):
+    """When a lab's traces begin."""
+
+    LAUNCH = "launch"
+    READY = "ready"
+    """When the program calls ``say_ready``: imports and set-up do not count."""
+
+
+@dataclass(frozen=True)
+class _Speed:
+    share: system.CoreShare
+    full: float
+    """Of a core, at speed 1."""
+
+
+class Lab:
+    """An emulated cluster on this machine; built on entering, removed on leaving."""
+
+    def __init__(self, cluster: Cluster, *, name: str | None = None, shares: bool = True) -> None:
+        self.cluster = cluster
+        self.name = name or f"{cluster.name[:_NAME_LENGTH]}-{os.getpid()}"
+        if not self.name.replace("-", "").isalnum() or len(self.name) > 2 * _NAME_LENGTH:
+            raise bad_input(f"at most {2 * _NAME_LENGTH} letters, digits and -", self.name, where="lab name")
+        self.layout: Layout = lay_out(cluster)
+        self.with_shares = shares
+
+    def __enter__(self) -> Lab:
+        self.up(owner=myself())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        down(self.name)
+
+    def up(self, *, owner: tuple[int, str] | None = None) -> None:
+        """Build everything; what a crash in the middle leaves is removed by ``down`` and by the next ``up``."""
+        reason = system.why_not()
+        if reason is not None:
+            raise RunError(f"no lab here: {reason}")
+        sweep()
+        if any(record.name == self.name for record in records()):
+            raise bad_input("a name that no lab has", self.name, suggestion=f"argosy lab down {self.name}")
+        names = tuple(f"{self.prefix}{device.name}" for device in self.cluster.devices) if self.with_shares else ()
+        record = Record(name=self.name, cluster=self.cluster.content, shares=names, owner=owner)
+        record.write()
+        try:
+            self._build()
+        except BaseException:
+            remove(record)
+            raise
+
+    @property
+    def prefix(self) -> str:
+        return f"argosy-{self.name}-"
+
+    def _build(self) -> None:
+        system.add_namespaces([self.prefix + name for name in self.layout.namespaces])
+        switch = self.prefix + "switch"
+        for index, _ in enumerate(self.layout.bridges):
+            system.run("ip", "-n", switch, "link", "add", f"bridge{index}", "type", "bridge", "forward_delay", "0")
+            system.run("ip", "-n", switch, "link", "set", f"bridge{index}", "up")
+        for cable in self.layout.cables:
+            ends = [(self.prefix + port.namespace, port.interface) for port in (cable.one, cable.other)]
+            system.run("ip", "link", "add", "name", ends[0][1], "netns", ends[0][0], "type", "veth",
+                       "peer", "name", ends[1][1], "netns", ends[1][0])  # fmt: skip
+            for (namespace, interface), bridge in zip(ends, cable.bridges, strict=True):
+                if bridge is not None:
+                    master = f"bridge{self.layout.bridges.index(bridge)}"
+                    system.run("ip", "-n", namespace, "link", "set", interface, "master", master)
+                system.run("ip", "-n", namespace, "link", "set", interface, "up")
+        for host in self.layout.hosts:
+            system.run("ip", "-n", self.prefix + host.name, "address", "add", f"{host.address}/16", "dev", INTERFACE)
+        for speed in self._speeds.values():
+            speed.share.create()
+            speed.share.set(speed.full)
+        self._set_time(0.0)
+
+    @cached_property
+    def _speeds(self) -> dict[str, _Speed]:
+        """(1) by device."""
+        if not self.with_shares:
+            return {}
+        rates = {d.name: max(rate for _, rate in d.kind.flops) * d.efficiency for d in self.cluster.devices}
+        fastest = max(rates.values())
+        most = min(_SPARE, _SPARE * (os.cpu_count() or 1) * fastest / sum(rates.values()))
+        return {
+            name: _Speed(system.CoreShare(self.prefix + name), most * rate / fastest) for name, rate in rates.items()
+        }
+
+    def share_of(self, device: str) -> float:
+        """Of a core, at full speed."""
+        return self._speeds[device].full
+
+    def change(self, what: str, value: float) -> None:
+        """Give an edge another bandwidth (bytes/s, both ways), or a device another speed (relative to its full one)."""
+        if what in self.cluster.device_index:
+            self._set_speed(what, value)
+            return
+        edges = sorted({link.edge for link in self.cluster.links if link.name in self._ports})
+        if what not in edges:
+            expected = f"an edge or a device of {self.cluster.name}"
+            names = [*edges, *self.cluster.device_index]
+            raise bad_input(expected, what, suggestion=closest(what, names))
+        for link in self.cluster.links:
+            if link.edge == what and link.name in self._ports:
+                self._shape(link.name, value)
+
+    @cached_property
+    def _ports(self) -> dict[str, Port]:
+        return self.layout.ports
+
+    def _shape(self, link: str, rate: float) -> None:
+        port = self._ports[link]
+        system.shape(self.prefix + port.namespace, port.interface, rate)
+
+    def _set_speed(self, device: str, speed: float) -> None:
+        """A device at speed 0 is lost: its processes are killed."""
+        if speed <= 0:
+            for pid in self._processes(device):
+                system.kill(pid)
+        elif device in self._speeds:
+            self._speeds[device].share.set(self._speeds[device].full * speed)
+
+    def _processes(self, device: str) -> list[int]:
+        host = self.cluster.device(device).node
+        mark = f"ARGOSY_DEVICE={device}".encode()
+        pids = system.processes(self.prefix + host)
+        return [pid for pid in pids if mark in system.environment(pid).split(b"\0")]
+
+    def _set_time(self, now: float) -> float:
+        """Everything as the traces say for ``now``; when the next change is due."""
+        following = math.inf
+        for link in self.cluster.links:
+            if link.name in self._ports and (now == 0 or link.bandwidth.at(now) != link.bandwidth.at(self._last)):
+                self._shape(link.name, link.bandwidth.at(now))
+            following = min(following, link.bandwidth.next_change(now) if link.name in self._ports else math.inf)
+        for device in self.cluster.devices:
+            if now == 0 or device.speed.at(now) != device.speed.at(self._last):
+                self._set_speed(device.name, device.speed.at(now))
+            following = min(following, device.speed.next_change(now))
+        self._last = now
+        return following
+
+    _last = 0.0
+    """When the links and devices were set to their traces."""
+
+    def start(self, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> Job:
+        """Start a command once per device, in its host."""
+        devices = [(host, name, index) for host in self.layout.hosts for index, name in enumerate(host.devices)]
+        address = self.layout.hosts[0].address
+        port = str(free_port())
+        workers = []
+        for rank, (host, device, index) in enumerate(devices):
+            own = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(index),
+                "WORLD_SIZE": str(len(devices)),
+                "LOCAL_WORLD_SIZE": str(len(host.devices)),
+                "MASTER_ADDR": address,
+                "MASTER_PORT": port,
+                "GLOO_SOCKET_IFNAME": INTERFACE,
+                "TP_SOCKET_IFNAME": INTERFACE,
+                "OMP_NUM_THREADS": "1",
+                "ARGOSY_DEVICE": device,
+            }
+            if device in self._speeds:
+                own["ARGOSY_LAB_THREADS"] = str(self._speeds[device].share.threads)
+            workers.append(
+                Worker(
+                    label=device,
+                    command=("nsenter", f"--net=/run/netns/{self.prefix}{host.name}", *command),
+                    environment={**os.environ, **(environment or {}), **own},
+                )
+            )
+        return Job(workers)
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        timeout: float = math.inf,
+        clock: Clock = Clock.LAUNCH,
+        echo: IO[str] | None = None,
+    ) -> Job:
+        """Run a command to its end on every device, under the cluster's changes; a ``RunError`` where one fails."""
+        mark = FOLDER / f"{self.name}.ready"
+        mark.unlink(missing_ok=True)
+        job = self.start(command, environment={**(environment or {}), "ARGOSY_LAB_READY": str(mark)})
+        job.echo = echo
+        with job:
+            done = threading.Event()
+            follower = threading.Thread(target=self._follow, args=(done, mark, clock), daemon=True)
+            follower.start()
+            try:
+                job.wait(timeout)
+            finally:
+                done.set()
+                follower.join()
+                mark.unlink(missing_ok=True)
+        return job
+
+    def _follow(self, done: threading.Event, mark: Path, clock: Clock) -> None:
+        """Play the traces, from the launch on or from when the program says that it is ready."""
+        following = self._set_time(0.0)
+        while clock is Clock.READY and not mark.exists():
+            if done.wait(_POLL):
+                return
+        began = system.now()
+        while following < math.inf:
+            if done.wait(max(0.0, began + following - system.now())):
+                return
+            following = self._set_time(following)
+
+
+def join_device(environment: Mapping[str, str] = os.environ) -> None:
+    """Hold the calling thread, and those it starts, to its device's share of a core; outside a lab, nothing."""
+    path = environment.get("ARGOSY_LAB_THREADS")
+    if path:
+        Path(path).write_text(str(threading.get_native_id()))
+
+
+def say_ready(environment: Mapping[str, str] = os.environ) -> None:
+    """Begin the lab's time 0, for a lab whose clock waits for it; outside a lab, nothing."""
+    path = environment.get("ARGOSY_LAB_READY")
+    if path:
+        Path(path).touch()
+
+
+def open_lab(name: str) -> Lab:
+    """A lab that is up, by its name."""
+    known = {record.name: record for record in records()}
+    if name not in known:
+        expected = f"a lab that is up ({', '.join(known) or 'none is'})"
+        raise bad_input(expected, name, suggestion=closest(name, known))
+    record = known[name]
+    return Lab(cluster_from_content(record.cluster), name=name, shares=bool(record.shares))
+
+
+def down(name: str) -> None:
+    """Remove a lab with all that runs in it."""
+    for record in list(records()):
+        if record.name == name:
+            remove(record)
+
+
+def sweep() -> list[str]:
+    """Remove the labs whose owners have ended without doing so; returns their names."""
+    orphans = [record for record in records() if record.is_orphan]
+    for record in orphans:
+        remove(record)
+    return [record.name for record in orphans]
+
+
+def remove(record: Record) -> None:
+    """The record goes last, so that a removal that is cut short can be repeated."""
+    for namespace in system.namespaces(record.prefix):
+        system.remove_namespace(namespace)
+    for share in record.shares:
+        system.CoreShare(share).remove()
+    record.remove()

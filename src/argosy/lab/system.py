@@ -1,0 +1,157 @@
+"""The few things a lab asks of the kernel: namespaces and cables (ip), token buckets (tc), shares of a core (cgroups).
+
+A token bucket holds about 2 ms of traffic: with more, whole activations pass at full speed; with less, the bucket caps
+the rate below what was asked for. Core time is given out in periods of 10 ms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from argosy.errors import RunError
+
+_BURST_SECONDS = 2e-3
+_LEAST_BURST = 16 * 1024
+_QUEUE = "200ms"
+_PERIOD = 10_000
+"""Microseconds."""
+_LEAST_QUOTA = 1_000
+_NAMESPACES = Path("/run/netns")
+_CGROUPS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
+"""The cpu controller of version 1, then the root of version 2."""
+
+
+def why_not() -> str | None:
+    """Why a lab cannot run on this machine; None where it can."""
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+        return "network namespaces need root; run it as root, in a container with its own network if you like"
+    missing = [tool for tool in ("ip", "tc", "nsenter") if shutil.which(tool) is None]
+    if missing:
+        return f"no {', '.join(missing)} on this machine; install the packages iproute2 and util-linux"
+    name = f"argosy-probe-{os.getpid()}"
+    try:
+        run("ip", "netns", "add", name)
+        try:
+            run("ip", "-n", name, "link", "set", "lo", "up")
+            run("tc", "-n", name, "qdisc", "add", "dev", "lo", "root", *_bucket(1e6))
+        finally:
+            run("ip", "netns", "del", name)
+    except RunError as error:
+        return f"this kernel or container does not allow it ({error})"
+    return None
+
+
+def run(*command: str, text: str | None = None) -> str:
+    """Run a command of the system and return what it prints; raises with what it complained about."""
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    if done.returncode:
+        complaint = (done.stderr or done.stdout).strip().splitlines()
+        raise RunError(f"{' '.join(command)}: {complaint[0] if complaint else f'exit code {done.returncode}'}")
+    return done.stdout
+
+
+def add_namespaces(names: Sequence[str]) -> None:
+    for name in names:
+        run("ip", "netns", "add", name)
+        run("ip", "-n", name, "link", "set", "lo", "up")
+
+
+def namespaces(prefix: str) -> list[str]:
+    if not _NAMESPACES.is_dir():
+        return []
+    return sorted(entry.name for entry in _NAMESPACES.iterdir() if entry.name.startswith(prefix))
+
+
+def processes(namespace: str) -> list[int]:
+    return [int(pid) for pid in run("ip", "netns", "pids", namespace).split()]
+
+
+def remove_namespace(name: str) -> None:
+    """With every process in it: asked to end first, then made to."""
+    for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
+        deadline = time.monotonic() + patience
+        for pid in (pids := processes(name)):
+            _signal(pid, number)
+        while pids and processes(name) and time.monotonic() < deadline:
+            time.sleep(0.02)
+    run("ip", "netns", "del", name)
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def kill(pid: int) -> None:
+    """As a machine that loses its power."""
+    _signal(pid, signal.SIGKILL)
+
+
+def environment(pid: int) -> bytes:
+    """Of a process, its variables one after the other; nothing where it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    return b""
+
+
+def now() -> float:
+    return time.monotonic()
+
+
+def shape(namespace: str, interface: str, rate: float) -> None:
+    """Let an interface send at most ``rate`` bytes/s from now on; at 0 it is down."""
+    if rate <= 0:
+        run("ip", "-n", namespace, "link", "set", interface, "down")
+        return
+    run("tc", "-n", namespace, "qdisc", "replace", "dev", interface, "root", *_bucket(rate))
+    run("ip", "-n", namespace, "link", "set", interface, "up")
+
+
+def _bucket(rate: float) -> list[str]:
+    burst = max(_LEAST_BURST, round(rate * _BURST_SECONDS))
+    return ["tbf", "rate", f"{round(rate * 8)}bit", "burst", str(burst), "latency", _QUEUE]
+
+
+class CoreShare:
+    """A control group that gives its threads a share of one core."""
+
+    def __init__(self, name: str) -> None:
+        self.is_first = (_CGROUPS[0] / "cpu.cfs_quota_us").exists()
+        self.folder = (_CGROUPS[0] if self.is_first else _CGROUPS[1]) / name
+
+    @property
+    def threads(self) -> Path:
+        """Where a thread writes its number to come under the share."""
+        return self.folder / ("tasks" if self.is_first else "cgroup.threads")
+
+    def create(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not self.is_first:
+            (self.folder / "cgroup.type").write_text("threaded")
+
+    def set(self, share: float) -> None:
+        quota = max(_LEAST_QUOTA, round(share * _PERIOD))
+        if not self.is_first:
+            (self.folder / "cpu.max").write_text(f"{quota} {_PERIOD}")
+            return
+        (self.folder / "cpu.cfs_quota_us").write_text("-1")
+        (self.folder / "cpu.cfs_period_us").write_text(str(_PERIOD))
+        (self.folder / "cpu.cfs_quota_us").write_text(str(quota))
+
+    def remove(self) -> None:
+        """Once its threads have ended."""
+        deadline = time.monotonic() + 5
+        while self.folder.is_dir():
+            try:
+                self.folder.rmdir()
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)

@@ -1,0 +1,153 @@
+"""A real lab: namespaces, shaped traffic, shares of a core, and nothing left behind. Needs root and a kernel that has
+them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from argosy.cluster.file import load_cluster
+from argosy.cluster.topology import Cluster
+from argosy.errors import InputError, RunError
+from argosy.lab import Lab
+from argosy.lab import lab as labs
+from argosy.lab.record import FOLDER, records
+from argosy.lab.system import namespaces, why_not
+
+REASON = why_not()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no lab here: {REASON}")
+PROGRAMS = str(Path(__file__).with_name("lab_programs.py"))
+
+
+def cluster_of(folder: Path, *nodes: str, more: str = "") -> Cluster:
+    path = folder / "cluster.toml"
+    path.write_text('name = "test"\n' + "".join(f"[[nodes]]\n{node}\n" for node in nodes) + more, encoding="utf-8")
+    return load_cluster(str(path))
+
+
+def host(name: str, rate: str, kind: str = "CPU-core", efficiency: float = 1.0) -> str:
+    return (
+        f'name = "{name}"\ndevices = {{ kind = "{kind}", efficiency = {efficiency} }}\n'
+        f'nic = {{ bandwidth = "{rate}" }}\n'
+    )
+
+
+def traces_left(lab: Lab) -> list[str]:
+    """Whatever a lab has left on the machine."""
+    groups = [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/{lab.prefix}*")]
+    files = [str(path) for path in FOLDER.glob(f"{lab.name}.*")]
+    return [*namespaces(lab.prefix), *groups, *files]
+
+
+def traffic(lab: Lab, seconds: int) -> list[float]:
+    job = lab.run([sys.executable, PROGRAMS, "traffic", str(seconds)], timeout=60)
+    return [float(line) for line in job.output["a0.0"]]
+
+
+def test_traffic_has_the_rate_that_the_file_says(tmp_path: Path) -> None:
+    cluster = cluster_of(tmp_path, host("a", "200 Mbit/s"), host("b", "40 Mbit/s"))
+    with Lab(cluster, shares=False) as lab:
+        rates = traffic(lab, 3)
+        assert statistics.median(rates) == pytest.approx(40, rel=0.15)
+        lab.change("a0.nic", 10e6 / 8)
+        job = lab.start([sys.executable, PROGRAMS, "traffic", "3"])
+        with job:
+            job.wait(60)
+        assert statistics.median(float(line) for line in job.output["a0.0"]) == pytest.approx(10, rel=0.15)
+    assert traces_left(lab) == []
+
+
+def test_two_senders_share_the_receivers_nic(tmp_path: Path) -> None:
+    cluster = cluster_of(tmp_path, host("a", "40 Mbit/s"), host("b", "100 Mbit/s"), host("c", "100 Mbit/s"))
+    with Lab(cluster, shares=False) as lab:
+        assert statistics.median(traffic(lab, 3)) == pytest.approx(40, rel=0.15)
+
+
+def test_a_link_between_two_sides_is_shared(tmp_path: Path) -> None:
+    wan = '[[links]]\nbetween = ["a*", "b*"]\nname = "wan"\nbandwidth = "20 Mbit/s"\n'
+    cluster = cluster_of(tmp_path, host("a", "100 Mbit/s"), host("b", "100 Mbit/s") + "count = 2\n", more=wan)
+    with Lab(cluster, shares=False) as lab:
+        assert statistics.median(traffic(lab, 3)) == pytest.approx(20, rel=0.15)
+
+
+def test_links_follow_their_traces_while_a_job_runs(tmp_path: Path) -> None:
+    steps = '[[changes]]\nlink = "b0.nic"\nsteps = [["0 s", "80 Mbit/s"], ["3 s", "10 Mbit/s"]]\n'
+    cluster = cluster_of(tmp_path, host("a", "200 Mbit/s"), host("b", "80 Mbit/s"), more=steps)
+    with Lab(cluster, shares=False) as lab:
+        rates = traffic(lab, 6)
+    assert rates[1] == pytest.approx(80, rel=0.15)
+    assert rates[-1] == pytest.approx(10, rel=0.25)
+
+
+def test_devices_get_shares_of_a_core_by_their_speed(tmp_path: Path) -> None:
+    slow = host("b", "100 Mbit/s", efficiency=0.25)
+    with Lab(cluster_of(tmp_path, host("a", "100 Mbit/s"), slow)) as lab:
+        assert lab.share_of("a0.0") == pytest.approx(4 * lab.share_of("b0.0"))
+        source = str(Path(labs.__file__).parents[2])
+        job = lab.run([sys.executable, PROGRAMS, "count", "2"], environment={"PYTHONPATH": source}, timeout=60)
+        fast, slow_turns = (int(job.output[name][-1]) for name in ("a0.0", "b0.0"))
+        assert 2 < fast / slow_turns < 8
+    assert traces_left(lab) == []
+
+
+def test_a_worker_that_fails_is_named_and_the_others_end(tmp_path: Path) -> None:
+    lab = Lab(cluster_of(tmp_path, host("a", "100 Mbit/s"), host("b", "100 Mbit/s")), shares=False)
+    began = time.monotonic()
+    with pytest.raises(RunError, match=r"b0.0 failed with exit code 1\n  rank 1 gives up"), lab:
+        lab.run([sys.executable, PROGRAMS, "fail"])
+    assert time.monotonic() - began < 30
+    assert traces_left(lab) == []
+
+
+def test_a_job_that_does_not_end_is_ended(tmp_path: Path) -> None:
+    lab = Lab(cluster_of(tmp_path, host("a", "100 Mbit/s")), shares=False)
+    with pytest.raises(RunError, match=r"a0.0 did not end within 1 s"), lab:
+        lab.run([sys.executable, PROGRAMS, "sleep"], timeout=1)
+    assert traces_left(lab) == []
+
+
+def test_two_labs_of_one_cluster_do_not_collide(tmp_path: Path) -> None:
+    cluster = cluster_of(tmp_path, host("a", "50 Mbit/s"), host("b", "50 Mbit/s"))
+    with Lab(cluster, name="test-one") as one, Lab(cluster, name="test-two") as two:
+        assert traces_left(one)
+        assert traces_left(two)
+        with pytest.raises(InputError, match="a name that no lab has"):
+            Lab(cluster, name="test-one").up()
+    assert traces_left(one) == traces_left(two) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+def test_nothing_is_left_when_its_owner_ends(tmp_path: Path, number: signal.Signals) -> None:
+    """After Ctrl-C at once; after kill -9 at the next ``sweep``, which every ``up`` does."""
+    cluster_of(tmp_path, host("a", "50 Mbit/s"), host("b", "50 Mbit/s"))
+    script = (
+        "import sys; from argosy.cluster.file import load_cluster; from argosy.lab import Lab\n"
+        f"with Lab(load_cluster({str(tmp_path / 'cluster.toml')!r}), name='test-owner') as lab:\n"
+        f"    print('up', flush=True); lab.run([sys.executable, {PROGRAMS!r}, 'sleep'])\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(labs.__file__).parents[2])}
+    owner = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, text=True
+    )
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == "up\n"
+    time.sleep(0.5)
+    owner.send_signal(number)
+    owner.wait(30)
+    owner.stdout.close()
+    lab = next((record for record in records() if record.name == "test-owner"), None)
+    if number is signal.SIGKILL:
+        assert lab is not None
+        assert lab.is_orphan
+        assert "test-owner" in labs.sweep()
+    assert namespaces("argosy-test-owner-") == []
+    assert all(record.name != "test-owner" for record in records())
+    ended = subprocess.run(["pgrep", "-f", f"{PROGRAMS} sleep"], capture_output=True, text=True, check=False)
+    assert ended.stdout == ""
