@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from argosy.lab.lab import Lab
 
 lab_app = typer.Typer(
-    help="An emulated motley cluster on this machine: hosts, shaped links, slow devices. Needs root.",
+    help="An emulated cluster on this machine.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
