@@ -46,23 +46,23 @@ def send() -> None:
         return
 
 
-def count(seconds: float) -> None:
-    """How far a loop gets under the device's share."""
+def spin(seconds: float) -> None:
+    """Prints the share of a core that a busy loop gets."""
     from argosy.lab.lab import join_device
 
     join_device()
-    end, turns = time.monotonic() + seconds, 0
-    while time.monotonic() < end:
-        turns += 1
-    sys.stdout.write(f"{turns}\n")
+    began, busy = time.monotonic(), time.thread_time()
+    while time.monotonic() < began + seconds:
+        pass
+    sys.stdout.write(f"{(time.thread_time() - busy) / (time.monotonic() - began):.4f}\n")
 
 
 if __name__ == "__main__":
     what = sys.argv[1]
     if what == "traffic":
         receive(float(sys.argv[2])) if RANK == 0 else send()
-    elif what == "count":
-        count(float(sys.argv[2]))
+    elif what == "spin":
+        spin(float(sys.argv[2]))
     elif what == "fail":
         if RANK == 1:
             sys.exit("rank 1 gives up")

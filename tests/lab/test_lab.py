@@ -91,9 +91,9 @@ def test_devices_get_shares_of_a_core_by_their_speed(tmp_path: Path) -> None:
     with Lab(cluster_of(tmp_path, host("a", "100 Mbit/s"), slow)) as lab:
         assert lab.share_of("a0.0") == pytest.approx(4 * lab.share_of("b0.0"))
         source = str(Path(labs.__file__).parents[2])
-        job = lab.run([sys.executable, PROGRAMS, "count", "2"], environment={"PYTHONPATH": source}, timeout=60)
-        fast, slow_turns = (int(job.output[name][-1]) for name in ("a0.0", "b0.0"))
-        assert 2 < fast / slow_turns < 8
+        job = lab.run([sys.executable, PROGRAMS, "spin", "2"], environment={"PYTHONPATH": source}, timeout=60)
+        for device in ("a0.0", "b0.0"):  # other work on the machine can take from it, nothing can add to it
+            assert 0.2 * lab.share_of(device) < float(job.output[device][-1]) < 1.15 * lab.share_of(device)
     assert traces_left(lab) == []
 
 
