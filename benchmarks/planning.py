@@ -5,8 +5,8 @@ from __future__ import annotations
 from argosy.cluster.file import load_cluster
 from argosy.planner import Settings, find_plan
 from argosy.workload.load import load_model
-from benchmarks.baselines import heap_seconds, link_knots, order_of
 from benchmarks.pipeline_case import make_case
+from benchmarks.plain_engines import heap_seconds, link_knots, order_of
 from benchmarks.registry import Benchmark, Row, cpu_seconds
 
 CASES = (

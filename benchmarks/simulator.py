@@ -6,8 +6,8 @@ import numpy as np
 
 from argosy.sim.batch import simulate_batch
 from argosy.sim.exact import simulate_exact
-from benchmarks.baselines import heap_seconds, link_knots, order_of, simpy_seconds
 from benchmarks.pipeline_case import make_case
+from benchmarks.plain_engines import heap_seconds, link_knots, order_of, simpy_seconds
 from benchmarks.registry import Benchmark, Row, cpu_seconds
 
 

@@ -8,6 +8,7 @@ import typer
 
 from argosy import __version__
 from argosy.cli.cluster import cluster_app
+from argosy.cli.compare import compare
 from argosy.cli.demo import demo
 from argosy.cli.devices import devices
 from argosy.cli.explain import explain
@@ -49,7 +50,7 @@ def options(
     """
 
 
-for command in (demo, plan, explain, simulate, trace, devices, models):
+for command in (demo, plan, compare, explain, simulate, trace, devices, models):
     app.command()(command)
 app.add_typer(cluster_app, name="cluster")
 app.add_typer(lab_app, name="lab")

@@ -1,0 +1,21 @@
+"""The plans others would make: one file per planner, each a function from a ``Job`` to a ``Plan`` or why there is
+none.
+
+They are written from the published descriptions of these planners, decide by their own rules and cost formulas, and
+are then judged by the same exact simulator as ours (``explain.contest``).
+"""
+
+from argosy.baselines.data_parallel import even_batches, proportional_batches, sharded
+from argosy.baselines.even import even_on_one_kind, even_plan
+from argosy.baselines.job import Baseline, Job, NoPlan
+
+BASELINES: dict[str, Baseline] = {
+    "megatron": even_plan,
+    "megatron-1-kind": even_on_one_kind,
+    "dp-ev": even_batches,
+    "dp-cp": proportional_batches,
+    "fsdp": sharded,
+}
+"""By the name that ``argosy compare`` shows."""
+
+__all__ = ["BASELINES", "Baseline", "Job", "NoPlan"]

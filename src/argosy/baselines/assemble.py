@@ -1,0 +1,218 @@
+"""From what a baseline decides to a plan: stages on devices, whether they fit, and the fastest of several.
+
+A device fits its stage if, with n samples of a micro-batch in its replica of width w and d micro-batches in flight,
+
+    (1)  state + n / w (d kept + recomputed + 3 largest output) <= 0.92 of its memory
+
+which is the rule of our own search (``space.option``): three receive buffers, and a margin for workspace and
+fragmentation. So no planner is allowed what another is refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from argosy.baselines.job import RECOMPUTE, Job, NoPlan
+from argosy.cost.memory import activation_bytes, recomputed_bytes, state_bytes
+from argosy.plan.plan import ClusterRef, LeftOut, ModelRef, Plan, Recompute, Replica, Stage
+from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.schedule.generate import default_depth
+from argosy.sim.compile import compile_plan
+from argosy.sim.exact import simulate_exact
+from argosy.sim.fold import fold_plan
+from argosy.space.option import USABLE
+from argosy.units import SIZE
+
+ONE_F_ONE_B = ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B)
+_PLAYED_FOLDED = 24
+_PLAYED_WHOLE = 3
+_MOST_TASKS = 20_000
+"""Devices times micro-batches times two of a plan that is played whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Groups:
+    """A stage as a baseline sees it: layers, and tensor-parallel groups of devices with their samples."""
+
+    first: int
+    end: int
+    groups: tuple[tuple[str, ...], ...]
+    samples: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shortage:
+    """The device that lacks most memory, in bytes."""
+
+    device: str
+    needed: float
+    usable: float
+
+    def __str__(self) -> str:
+        needed, usable = SIZE.format(self.needed, digits=3), SIZE.format(self.usable, digits=3)
+        return f"{self.device} would need {needed} of the {usable} that a plan may fill"
+
+
+def assemble(
+    job: Job,
+    stages: Sequence[Groups],
+    *,
+    schedule: ScheduleSpec = ONE_F_ONE_B,
+    recompute: Recompute = Recompute.NONE,
+    zero: int = 0,
+) -> Plan:
+    """The plan of these stages; ZeRO where a stage has several replicas."""
+    chain, cluster = job.chain, job.cluster
+    micro_batch = sum(stages[0].samples)
+    used = {name for stage in stages for group in stage.groups for name in group}
+    return Plan(
+        model=ModelRef(
+            name=chain.name, sequence_length=chain.sequence_length, dtype=chain.dtype, optimizer=chain.optimizer
+        ),
+        cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=cluster.content),
+        global_batch=job.global_batch,
+        micro_batch_size=micro_batch,
+        num_micro_batches=job.global_batch // micro_batch,
+        schedule=schedule,
+        stages=tuple(
+            Stage(
+                first=stage.first,
+                end=stage.end,
+                replicas=tuple(
+                    Replica(devices=group, samples=samples)
+                    for group, samples in zip(stage.groups, stage.samples, strict=True)
+                ),
+                recompute=recompute,
+                zero=zero if len(stage.groups) > 1 else 0,
+            )
+            for stage in stages
+        ),
+        left_out=tuple(
+            LeftOut(device=device.name, reason="not used by this planner")
+            for device in cluster.devices
+            if device.name not in used
+        ),
+    )
+
+
+def shortage(job: Job, plan: Plan) -> Shortage | None:
+    """(1): None where the plan fits."""
+    depths = plan.schedule.depth or default_depth(plan.schedule, len(plan.stages), plan.num_micro_batches)
+    buffers = 3 * max((layer.output_bytes for layer in job.chain.layers[:-1]), default=0.0)
+    worst: Shortage | None = None
+    for stage, depth in zip(plan.stages, depths, strict=True):
+        for name, samples, share in _unlike_members(job, stage):
+            kept = depth * activation_bytes(job.chain, stage, samples, share)
+            again = recomputed_bytes(job.chain, stage, samples, share)
+            needed = state_bytes(job.chain, stage, share).total + kept + again + samples * share * buffers
+            usable = USABLE * job.device(name).kind.memory
+            if needed > usable and (worst is None or needed - usable > worst.needed - worst.usable):
+                worst = Shortage(device=name, needed=needed, usable=usable)
+    return worst
+
+
+def _unlike_members(job: Job, stage: Stage) -> Iterator[tuple[str, int, float]]:
+    """One device of every memory, samples and share in a stage."""
+    seen = set()
+    for replica in stage.replicas:
+        for name, share in zip(replica.devices, replica.shares, strict=True):
+            key = (job.device(name).kind.memory, replica.samples, share)
+            if key not in seen:
+                seen.add(key)
+                yield name, replica.samples, share
+
+
+def lightest(job: Job, plan: Plan, *, recompute: Iterable[Recompute] = RECOMPUTE) -> Plan | Shortage:
+    """The plan with the least recomputation with which it fits, the same in all stages."""
+    lacks: Shortage | None = None
+    for choice in recompute:
+        lighter = replace(plan, stages=tuple(replace(stage, recompute=choice) for stage in plan.stages))
+        lacks = shortage(job, lighter)
+        if lacks is None:
+            return lighter
+    assert lacks is not None, "there is something to try"
+    return lacks
+
+
+def shared_evenly(samples: int, count: int) -> tuple[int, ...]:
+    """
+    >>> shared_evenly(8, 3)
+    (3, 3, 2)
+    """
+    each, more = divmod(samples, count)
+    return tuple(each + (index < more) for index in range(count))
+
+
+def shared_by(weights: Sequence[float], samples: int) -> tuple[int, ...]:
+    """Integer shares proportional to weights: rounded down, what is left to the largest fractions.
+
+    >>> shared_by([2.0, 1.0, 1.0], 9)
+    (5, 2, 2)
+    """
+    exact = [samples * weight / sum(weights) for weight in weights]
+    shares = [math.floor(share) for share in exact]
+    order = sorted(range(len(weights)), key=lambda at: (shares[at] - exact[at], at))
+    for at in order[: samples - sum(shares)]:
+        shares[at] += 1
+    return tuple(shares)
+
+
+def even_cuts(job: Job, stages: int) -> list[tuple[int, int]]:
+    """Layers of each stage: blocks as equal in number as they can be, the embedding with the first, the head with the
+    last."""
+    layers = job.chain.layers
+    usual = max((layer.kind for layer in layers), key=[layer.kind for layer in layers].count)
+    blocks = [index for index, layer in enumerate(layers) if layer.kind == usual]
+    if len(blocks) < stages:
+        blocks = list(range(len(layers)))
+    counts = shared_evenly(len(blocks), stages)
+    starts = [0, *(blocks[at] for at in list(itertools.accumulate(counts))[:-1])]
+    return list(itertools.pairwise([*starts, len(layers)]))
+
+
+def played(job: Job, plan: Plan, *, whole: bool = False) -> float:
+    """Seconds of an iteration in the exact engine, folded along its symmetries or whole; infinite if it never ends."""
+    graph, cluster = (
+        (compile_plan(plan, job.chain, job.cluster, job.model), job.cluster)
+        if whole
+        else fold_plan(plan, job.chain, job.cluster, job.model)
+    )
+    ends = simulate_exact(graph, cluster, record=0).iteration_ends
+    return ends[0] if ends else math.inf
+
+
+def fastest(job: Job, plans: Iterable[Plan], estimate: Callable[[Job, Plan], float]) -> Plan | None:
+    """The plan that the exact engine finds fastest, of the most promising by a closed form: what somebody would end up
+    with who tries them all."""
+    ranked = sorted(plans, key=lambda plan: estimate(job, plan))[:_PLAYED_FOLDED]
+    ranked.sort(key=lambda plan: played(job, plan))
+    few = ranked[:_PLAYED_WHOLE]
+    if len(few) > 1 and all(2 * len(plan.devices) * plan.num_micro_batches <= _MOST_TASKS for plan in few):
+        few.sort(key=lambda plan: played(job, plan, whole=True))
+    return few[0] if few else None
+
+
+def fastest_fitting(
+    job: Job,
+    plans: Iterable[Plan],
+    estimate: Callable[[Job, Plan], float],
+    *,
+    recompute: Iterable[Recompute] = RECOMPUTE,
+) -> Plan | NoPlan:
+    """The fastest of those that fit, each with the least recomputation; or what the best of the others lacks."""
+    fitting, lacking = [], []
+    for plan in plans:
+        light = lightest(job, plan, recompute=tuple(recompute))
+        if isinstance(light, Plan):
+            fitting.append(light)
+        else:
+            lacking.append(light)
+    best = fastest(job, fitting, estimate)
+    if best is not None:
+        return best
+    if not lacking:
+        return NoPlan(reason=f"no way to cut {job.global_batch} samples over its {len(job.devices)} devices")
+    return NoPlan(reason=str(min(lacking, key=lambda one: one.needed - one.usable)))

@@ -1,0 +1,130 @@
+"""``argosy compare``: every baseline's plan and ours, in one table, in one simulator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from argosy.cli.options import (
+    DtypeName,
+    Json,
+    Level,
+    ModelSource,
+    OptimizerName,
+    Profiles,
+    Quiet,
+    SequenceLength,
+    TargetCluster,
+    Traces,
+    Width,
+)
+
+if TYPE_CHECKING:
+    from argosy.cluster.topology import Cluster
+    from argosy.cost.compute import ComputeModel
+    from argosy.plan.plan import Plan
+    from argosy.report.contest import Row
+    from argosy.workload.chain import Chain
+
+Batch = Annotated[
+    int | None, typer.Option("--global-batch", "-b", help="Samples per iteration; by default 8 for every device.")
+]
+Only = Annotated[
+    list[str] | None, typer.Option("--only", metavar="NAME", help="Compare with this planner only. Repeatable.")
+]
+_PER_DEVICE = 8
+_WIDE = 110
+"""Columns from which on the table also says what each plan is."""
+
+
+def compare(
+    model: ModelSource,
+    cluster: TargetCluster,
+    global_batch: Batch = None,
+    trace: Traces = None,
+    only: Only = None,
+    sequence_length: SequenceLength = None,
+    dtype: DtypeName = None,
+    optimizer: OptimizerName = None,
+    profile: Profiles = None,
+    level: Level = 1,
+    width: Width = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Every planner's plan and ours, in one simulator.
+
+    Prints how long an iteration takes with the plan of each, how that compares with ours, and why it is slower. All
+    plans are made for the cluster as it is at time 0; where links or devices change, each is played from several
+    moments, and the mean counts.
+
+    \b
+    Examples:
+        argosy compare -m gpt2-xl -c mixed-16 -b 64 --dtype fp16
+        argosy compare -m llama-3-8b -c one-per-node-16 --only megatron --json
+    """
+    from argosy.cli.inputs import check_at_least, compute_model, with_traces
+    from argosy.cli.terminal import print_json, stdout_console
+    from argosy.cluster.file import load_cluster
+    from argosy.report.contest import contest_table, rows_to_dict
+    from argosy.workload.load import load_model
+
+    where, costs = load_cluster(cluster), compute_model(profile or ())
+    where = with_traces(where, trace) if trace else where
+    batch = _PER_DEVICE * len(where.devices) if global_batch is None else global_batch
+    check_at_least("--global-batch", batch, 1)
+    chain = load_model(model, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
+    rows = compared(chain, where, batch, costs, names=_chosen(only), level=level, quiet=quiet)
+    if json:
+        names = {"model": model, "cluster": {"name": where.name, "hash": where.hash}, "global_batch": batch}
+        print_json("compare", {**names, "rows": rows_to_dict(rows)})
+        return
+    console = stdout_console(width)
+    console.print(f"{chain!r}; {where!r}; {batch} samples an iteration\n", soft_wrap=True)
+    console.print(contest_table(rows, with_shape=console.width >= _WIDE))
+
+
+def _chosen(only: list[str] | None) -> tuple[str, ...]:
+    from argosy.baselines import BASELINES
+    from argosy.errors import bad_input, closest
+
+    for name in only or ():
+        if name not in BASELINES:
+            raise bad_input(f"one of {', '.join(BASELINES)}", name, where="--only", suggestion=closest(name, BASELINES))
+    return tuple(only or BASELINES)
+
+
+def compared(
+    chain: Chain,
+    cluster: Cluster,
+    global_batch: int,
+    model: ComputeModel,
+    *,
+    names: tuple[str, ...],
+    level: int = 1,
+    quiet: bool,
+    ours: Plan | None = None,
+) -> list[Row]:
+    """The rows of the table, telling on stderr who is planning; ``ours`` is searched for where it is not given."""
+    from argosy.baselines import BASELINES, Job, NoPlan
+    from argosy.cli.terminal import progress
+    from argosy.explain.contest import contest
+    from argosy.planner import Settings, at_time_zero, find_plan
+    from argosy.report.contest import OURS, rows_of
+
+    if ours is None:
+        with progress(f"planning {chain.name} for {cluster!r}", quiet=quiet):
+            settings = Settings(level=level)
+            ours = find_plan(chain, cluster, global_batch=global_batch, settings=settings, model=model)
+    job = Job(chain=chain, cluster=at_time_zero(cluster), global_batch=global_batch, model=model)
+    plans, refused = [(OURS, ours)], []
+    for name in names:
+        with progress(f"planning with {name}", quiet=quiet):
+            found = BASELINES[name](job)
+        if isinstance(found, NoPlan):
+            refused.append((name, found.reason))
+        else:
+            plans.append((name, found))
+    with progress(f"simulating {len(plans)} plans", quiet=quiet):
+        return rows_of(contest(plans, chain, cluster, model), refused, cluster)

@@ -1,0 +1,194 @@
+"""Several plans for one job, played by one exact engine, and where each loses time.
+
+What a cluster could compute in an iteration of T seconds is T times the sum of its devices' speeds w_d (samples of the
+whole model per second). It goes to, with M micro-batches, u_d the seconds that device d computes, m_s the largest u_d
+of stage s, m the largest m_s, and c the seconds of the critical path that nothing but communication fills:
+
+    (1)  devices left out        T w_d                of every device that no stage uses
+    (2)  recomputation           w_d again_d
+    (3)  uneven shares           w_d (m_s - u_d)      a device waits for a slower one of its own stage
+    (4)  uneven stages           w_d (m - m_s)        a stage waits for the slowest one
+    (5)  exposed communication   w_d min(c, T - m)
+    (6)  filling and draining    w_d (T - m - min(c, T - m))
+    (7)  computing               w_d (u_d - again_d)
+
+A slower plan than the best is slower by what it spends more of; the largest difference is why. Differences in (7) mean
+pieces that are too small to run at full speed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from argosy.cluster.topology import Cluster
+from argosy.cluster.trace import Trace
+from argosy.cost.compute import ComputeModel, Portion, stage_seconds, update_seconds
+from argosy.plan.plan import Plan, Recompute, Replica, Stage
+from argosy.sim.compile import compile_plan
+from argosy.sim.exact import simulate_exact
+from argosy.sim.fold import fold_plan
+from argosy.timeline import SpanKind, Timeline
+from argosy.workload.chain import Chain
+
+MOMENTS = 8
+"""At which iterations begin on a changing cluster."""
+_MOST_TASKS = 40_000
+"""Devices times micro-batches of a plan that is played whole; where one of the plans is larger, all are folded."""
+
+
+class Loss(StrEnum):
+    """(1) to (7)."""
+
+    LEFT_OUT = "devices left out"
+    RECOMPUTATION = "recomputation"
+    SHARES = "uneven shares"
+    STAGES = "uneven stages"
+    COMMUNICATION = "exposed communication"
+    FILLING = "filling and draining"
+    COMPUTING = "computing"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One plan in the contest."""
+
+    name: str
+    plan: Plan
+    seconds: float
+    """Of an iteration, on average over the moments at which it begins; infinite if one never ends."""
+    losses: tuple[tuple[Loss, float], ...]
+    """(1) to (7) as shares of what the cluster could have computed, in the order of ``Loss``."""
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.plan.global_batch / self.seconds
+
+    def share(self, loss: Loss) -> float:
+        return dict(self.losses)[loss]
+
+
+def contest(
+    plans: Sequence[tuple[str, Plan]], chain: Chain, cluster: Cluster, model: ComputeModel | None = None
+) -> list[Entry]:
+    """Every plan's time and losses, in the order given, on a cluster that may change."""
+    costs = model or ComputeModel()
+    whole = all(len(plan.devices) * plan.num_micro_batches <= _MOST_TASKS for _, plan in plans)
+    clusters = [from_moment(cluster, moment) for moment in moments(cluster)]
+    return [_entry(name, plan, chain, clusters, costs, whole=whole) for name, plan in plans]
+
+
+def moments(cluster: Cluster, count: int = MOMENTS) -> list[float]:
+    """0, or, where something changes, ``count`` moments spread evenly until the last change."""
+    traces = [trace for link in cluster.links for trace in (link.bandwidth, link.latency)]
+    traces += [device.speed for device in cluster.devices]
+    last = max(trace.times[-1] for trace in traces)
+    return [last * index / count for index in range(count)] if last > 0 else [0.0]
+
+
+def from_moment(cluster: Cluster, moment: float) -> Cluster:
+    """The cluster with time 0 at a later moment."""
+    if moment == 0:
+        return cluster
+
+    def later(trace: Trace) -> Trace:
+        steps = [(time - moment, value) for time, value in zip(trace.times, trace.values, strict=True) if time > moment]
+        return Trace.from_steps(steps, initial=trace.at(moment))
+
+    links = [replace(link, bandwidth=later(link.bandwidth), latency=later(link.latency)) for link in cluster.links]
+    devices = [replace(device, speed=later(device.speed)) for device in cluster.devices]
+    return replace(cluster, links=tuple(links), devices=tuple(devices))
+
+
+def _entry(
+    name: str, plan: Plan, chain: Chain, clusters: Sequence[Cluster], model: ComputeModel, *, whole: bool
+) -> Entry:
+    timelines = [_play(plan, chain, cluster, model, whole=whole) for cluster in clusters]
+    times = [timeline.iteration_ends[0] if timeline.iteration_ends else math.inf for timeline in timelines]
+    seconds = sum(times) / len(times)
+    exposed = sum(map(communication_seconds, timelines)) / len(timelines)
+    losses = _losses(plan, chain, clusters[0], model, seconds, exposed) if math.isfinite(seconds) else {}
+    return Entry(name=name, plan=plan, seconds=seconds, losses=tuple((loss, losses.get(loss, 0.0)) for loss in Loss))
+
+
+def _play(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, *, whole: bool) -> Timeline:
+    if whole:
+        return simulate_exact(compile_plan(plan, chain, cluster, model), cluster)
+    return simulate_exact(*fold_plan(plan, chain, cluster, model))
+
+
+def communication_seconds(timeline: Timeline) -> float:
+    """c: seconds of the critical path that only transfers and collectives fill."""
+    seconds = clock = 0.0
+    for span in timeline.critical_path():
+        if span.kind in (SpanKind.TRANSFER, SpanKind.COLLECTIVE):
+            seconds += span.end - max(span.start, min(clock, span.end))
+        clock = span.end
+    return seconds
+
+
+def _losses(
+    plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, seconds: float, exposed: float
+) -> dict[Loss, float]:
+    speed = {device.name: _speed(plan, chain, cluster, model, device.name) for device in cluster.devices}
+    busy: dict[str, float] = {}
+    again: dict[str, float] = {}
+    most: dict[str, float] = {}
+    for stage in plan.stages:
+        for replica in stage.replicas:
+            for member, device in enumerate(replica.devices):
+                computed, twice = _busy(plan, chain, cluster, model, stage, replica, member)
+                busy[device] = busy.get(device, 0.0) + computed
+                again[device] = again.get(device, 0.0) + twice
+        slowest = max(busy[device] for device in stage.devices)
+        most |= dict.fromkeys(stage.devices, slowest)
+    longest = max(most.values())
+    waits = min(exposed, max(seconds - longest, 0.0))
+    used = [(speed[device], device) for device in busy]
+    losses = {
+        Loss.LEFT_OUT: sum(w * seconds for name, w in speed.items() if name not in busy),
+        Loss.RECOMPUTATION: sum(w * again[device] for w, device in used),
+        Loss.SHARES: sum(w * (most[device] - busy[device]) for w, device in used),
+        Loss.STAGES: sum(w * (longest - most[device]) for w, device in used),
+        Loss.COMMUNICATION: sum(w * waits for w, _ in used),
+        Loss.FILLING: sum(w * (seconds - longest - waits) for w, _ in used),
+        Loss.COMPUTING: sum(w * (busy[device] - again[device]) for w, device in used),
+    }
+    whole = seconds * sum(speed.values())
+    return {loss: amount / whole for loss, amount in losses.items()}
+
+
+def _speed(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, name: str) -> float:
+    """w_d at time 0; 0 of a device that is lost or lacks the dtype."""
+    device = cluster.device(name)
+    if device.speed.at(0) == 0 or not model.can_run(chain, device):
+        return 0.0
+    samples = max(1, plan.global_batch // len(cluster.devices))
+    stage = Stage(first=0, end=len(chain.layers), replicas=(Replica(devices=(name,), samples=samples),))
+    return (
+        samples * device.speed.at(0) / sum(stage_seconds(model, chain, stage, Portion(device=device, samples=samples)))
+    )
+
+
+def _busy(
+    plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, stage: Stage, replica: Replica, member: int
+) -> tuple[float, float]:
+    """u_d, and what of it is recomputation."""
+    device = cluster.device(replica.devices[member])
+    portion = Portion(device=device, samples=replica.samples, share=replica.shares[member], width=replica.width)
+    speed = device.speed.at(0) or 1.0
+    seconds = sum(stage_seconds(model, chain, stage, portion))
+    plain = sum(stage_seconds(model, chain, replace(stage, recompute=Recompute.NONE), portion))
+    update = update_seconds(chain, stage, portion)
+    count = plan.num_micro_batches
+    return (count * seconds + update) / speed, count * (seconds - plain) / speed
+
+
+def why_slower(entry: Entry, best: Entry) -> tuple[Loss, float]:
+    """What the entry spends more of than the best, and how much of its own iteration that difference is."""
+    ratio = best.seconds / entry.seconds
+    more = {loss: share - ratio * best.share(loss) for loss, share in entry.losses}
+    worst = max(more, key=lambda loss: more[loss])
+    return worst, more[worst]

@@ -1,0 +1,143 @@
+"""The table of ``argosy compare``: every planner's plan in one simulator, as bars, with why each loses."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from argosy.cluster.topology import Cluster
+from argosy.explain.contest import Entry, Loss, why_slower
+from argosy.plan.plan import Plan, Recompute, Stage
+from argosy.report.marks import bar, percent
+from argosy.report.tables import plain_table
+from argosy.units import TIME
+
+OURS = "argosy"
+_SAME = 1.0005
+"""Plans within so much of each other count as equally fast."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line."""
+
+    name: str
+    entry: Entry | None
+    """None where the planner has no plan."""
+    reason: str
+    """Why it loses, or why there is no plan; what it is where it is the fastest."""
+
+    @property
+    def is_feasible(self) -> bool:
+        return self.entry is not None and math.isfinite(self.entry.seconds)
+
+
+def rows_of(entries: Sequence[Entry], refused: Sequence[tuple[str, str]], cluster: Cluster) -> list[Row]:
+    """The fastest first, ours before equals, then those without a plan."""
+    ordered = sorted(entries, key=lambda entry: (entry.seconds, entry.name != OURS))
+    rows = [Row(name=entry.name, entry=entry, reason=_reason(entry, ordered[0], cluster)) for entry in ordered]
+    return [*rows, *(Row(name=name, entry=None, reason=f"no plan: {why}") for name, why in refused)]
+
+
+def _reason(entry: Entry, best: Entry, cluster: Cluster) -> str:
+    if not math.isfinite(entry.seconds):
+        return "never ends: a device or link it needs is lost"
+    if entry.seconds <= best.seconds * _SAME:
+        return "the fastest" if entry is best else "as fast"
+    loss, share = why_slower(entry, best)
+    return in_words(loss, share, entry.plan, cluster)
+
+
+def in_words(loss: Loss, share: float, plan: Plan, cluster: Cluster) -> str:
+    """Where the time goes, as a phrase with the share of the cluster's capacity that is lost to it."""
+    lost = percent(share)
+    stages = f"{len(plan.stages)} stage{'' if len(plan.stages) == 1 else 's'}"
+    match loss:
+        case Loss.LEFT_OUT:
+            idle = len(cluster.devices) - len(plan.devices)
+            return f"leaves {idle} of {len(cluster.devices)} devices idle: {lost} of all speed"
+        case Loss.RECOMPUTATION:
+            return f"memory forces recomputation: {lost}"
+        case Loss.SHARES:
+            return f"{_slow_kind(plan, cluster)} in a stage with faster devices: {lost} waiting"
+        case Loss.STAGES:
+            return f"one stage is slower than the others: {lost} waiting"
+        case Loss.COMMUNICATION:
+            return f"exposed communication: {lost}{_of_what(plan)}"
+        case Loss.FILLING:
+            return f"bubble of {stages} with {plan.num_micro_batches} micro-batches: {lost}"
+        case Loss.COMPUTING:
+            return f"pieces too small to run at full speed: {lost}"
+
+
+def _slow_kind(plan: Plan, cluster: Cluster) -> str:
+    mixed = [kinds for kinds in (_kinds(stage, cluster) for stage in plan.stages) if len(kinds) > 1]
+    if not mixed:
+        return "unequal shares"
+    kind = min(mixed[0], key=lambda name: (_peak(name, cluster), name))
+    return f"slow {kind}"
+
+
+def _peak(kind: str, cluster: Cluster) -> float:
+    device = next(device for device in cluster.devices if device.kind.name == kind)
+    return max(rate for _, rate in device.kind.flops)
+
+
+def _kinds(stage: Stage, cluster: Cluster) -> Counter[str]:
+    return Counter(cluster.device(name).kind.name for name in stage.devices)
+
+
+def _of_what(plan: Plan) -> str:
+    if any(stage.zero == 3 and len(stage.replicas) > 1 for stage in plan.stages):
+        return ", weights gathered for every micro-batch"
+    if len(plan.stages) == 1:
+        return ", gradients of the whole model"
+    return ""
+
+
+def shape_of(plan: Plan) -> str:
+    """``4 stages, 16 x 4, recompute``: the plan in a few letters."""
+    stages = f"{len(plan.stages)} stage{'' if len(plan.stages) == 1 else 's'}"
+    again = ", recompute" if any(stage.recompute is not Recompute.NONE for stage in plan.stages) else ""
+    return f"{stages}, {plan.num_micro_batches} x {plan.micro_batch_size}{again}"
+
+
+def contest_table(rows: Sequence[Row], *, with_shape: bool = False) -> Table:
+    """Speed as bars relative to the fastest, and how many times as long as ours an iteration takes."""
+    columns = ("planner", "speed", "iteration", "x ours", *(["plan"] if with_shape else []), "why")
+    table = plain_table(*columns, right=("iteration", "x ours"))
+    table.columns[-1].no_wrap, table.columns[-1].ratio = False, 1
+    ours = next((row.entry.seconds for row in rows if row.entry is not None and row.name == OURS), math.inf)
+    best = min((row.entry.seconds for row in rows if row.entry is not None), default=math.inf)
+    for row in rows:
+        style = "bold" if row.name == OURS else None
+        if row.entry is None or not row.is_feasible:
+            table.add_row(row.name, bar(0.0), "-", "-", *([""] if with_shape else []), row.reason, style=style or "dim")
+            continue
+        seconds = row.entry.seconds
+        factor = f"{seconds / ours:.2f}" if math.isfinite(ours) else "-"
+        shape = [shape_of(row.entry.plan)] if with_shape else []
+        cells = (bar(best / seconds), TIME.format(seconds, digits=3), factor, *shape, row.reason)
+        table.add_row(row.name, *cells, style=style)
+    return table
+
+
+def rows_to_dict(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """For JSON; what a planner without a plan has no figures for is null."""
+    return [
+        {
+            "name": row.name,
+            "feasible": row.is_feasible,
+            "iteration_seconds": row.entry.seconds if row.entry is not None and row.is_feasible else None,
+            "samples_per_second": row.entry.samples_per_second if row.entry is not None and row.is_feasible else None,
+            "reason": row.reason,
+            "plan": shape_of(row.entry.plan) if row.entry is not None else None,
+            "losses": dict(row.entry.losses) if row.entry is not None and row.is_feasible else {},
+        }
+        for row in rows
+    ]

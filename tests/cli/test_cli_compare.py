@@ -1,0 +1,68 @@
+"""``argosy compare``: the table, its JSON, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from command_result import Run
+
+from argosy.baselines import BASELINES
+
+SMALL = ("compare", "-m", "gpt2", "-c", "two-cards", "-b", "16", "--dtype", "fp16", "--sequence-length", "512")
+
+
+def test_json_has_a_row_for_everybody(run: Run) -> None:
+    result = run(*SMALL, "--json", "--quiet")
+    assert (result.code, result.err) == (0, "")
+    content = json.loads(result.out)
+    rows = {row["name"]: row for row in content["rows"]}
+    assert set(rows) == {"argosy", *BASELINES}
+    assert (content["command"], content["version"], content["global_batch"]) == ("compare", 1, 16)
+    for row in rows.values():
+        if row["feasible"]:
+            assert row["samples_per_second"] == pytest.approx(16 / row["iteration_seconds"])
+            assert sum(row["losses"].values()) == pytest.approx(1, abs=1e-6)
+            assert row["iteration_seconds"] >= rows["argosy"]["iteration_seconds"] * (1 - 1e-9)
+        else:
+            assert row["iteration_seconds"] is None and row["reason"].startswith("no plan: ")
+
+
+def test_table_fits_into_a_terminal_and_says_why(run: Run) -> None:
+    result = run(*SMALL)
+    assert result.code == 0
+    assert max(map(len, result.out.splitlines()[2:])) <= 80
+    assert "argosy" in result.out and "the fastest" in result.out
+    assert "planning with megatron" in result.err
+
+
+def test_wide_table_says_what_each_plan_is(run: Run) -> None:
+    assert " x " in run(*SMALL, "--only", "megatron", "--width", "140", "-q").out
+
+
+def test_changes_are_played(run: Run) -> None:
+    """A cluster with a changing link is played from several moments; without the changes it is faster."""
+    options = ("compare", "-m", "gpt2", "-c", "geo-8", "-b", "16", "--only", "megatron", "--json", "-q")
+    changing, calm = (json.loads(run(*options, *more).out)["rows"] for more in ((), ("--trace", "none")))
+    times = [{row["name"]: row["iteration_seconds"] for row in rows} for rows in (changing, calm)]
+    assert times[0]["megatron"] > times[1]["megatron"] * 1.01
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--only", "megatrn"), '--only: found "megatrn", expected one of megatron'),
+        (("-b", "0"), "--global-batch: found 0, expected a whole number of at least 1"),
+        (("-c", "nowhere.toml"), "nowhere.toml: expected an existing file"),
+    ],
+)
+def test_bad_input_is_refused(run: Run, options: tuple[str, ...], message: str) -> None:
+    result = run(*SMALL, *options)
+    assert result.code == 2
+    assert message in result.err
+
+
+def test_a_model_that_fits_nowhere(run: Run) -> None:
+    result = run("compare", "-m", "llama-3-8b", "-c", "two-cards", "--dtype", "fp16", "-q")
+    assert result.code == 3
+    assert "no plan of llama-3-8b" in result.err
