@@ -151,3 +151,16 @@ def test_nothing_is_left_when_its_owner_ends(tmp_path: Path, number: signal.Sign
     assert all(record.name != "test-owner" for record in records())
     ended = subprocess.run(["pgrep", "-f", f"{PROGRAMS} sleep"], capture_output=True, text=True, check=False)
     assert ended.stdout == ""
+
+
+def test_probing_a_lab_finds_its_links_and_speeds(tmp_path: Path) -> None:
+    slow = host("b", "40 Mbit/s", efficiency=0.25)
+    measured = tmp_path / "probed.toml"
+    with Lab(cluster_of(tmp_path, host("a", "80 Mbit/s"), slow), name="test-probe") as lab:
+        worker = [sys.executable, "-m", "argosy.runtime.probe_worker", "probed", "0.2", str(measured)]
+        lab.run(worker, environment={"PYTHONPATH": str(Path(labs.__file__).parents[2])}, timeout=120)
+    probed = load_cluster(str(measured))
+    assert len(probed.devices) == 2
+    route = probed.fastest("a0.0", "b0.0", 1e9)
+    assert 8e-6 * probed.bandwidth(route).at(0) == pytest.approx(40, rel=0.15)
+    assert min(device.efficiency for device in probed.devices) < 0.6

@@ -15,6 +15,7 @@ from argosy.cli.explain import explain
 from argosy.cli.lab import lab_app
 from argosy.cli.models import models
 from argosy.cli.plan import plan
+from argosy.cli.probe import probe
 from argosy.cli.simulate import simulate
 from argosy.cli.trace import trace
 
@@ -50,7 +51,18 @@ def options(
     """
 
 
-for command in (demo, plan, compare, explain, simulate, trace, devices, models):
+COMMANDS = (
+    demo,
+    plan,
+    compare,
+    explain,
+    simulate,
+    trace,
+    probe,
+    devices,
+    models,
+)
+for command in COMMANDS:
     app.command()(command)
 app.add_typer(cluster_app, name="cluster")
 app.add_typer(lab_app, name="lab")

@@ -10,7 +10,8 @@ Device speeds are shares of a core. The fastest device gets s_max, the others in
 
     (1)  s_d = s_max speed_d / max speed,     s_max = min(0.8, 0.8 cores max speed / sum of speeds),
 
-so that all together leave the machine a fifth of its time. Only threads that call ``join_device`` are held to it.
+so that all together leave the machine a fifth of its time. Only threads that call ``runtime.emulated.join_device`` are
+held to it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Clock(StrEnum):
 
     LAUNCH = "launch"
     READY = "ready"
-    """When the program calls ``say_ready``: imports and set-up do not count."""
+    """When the program calls ``runtime.emulated.say_ready``: imports and set-up do not count."""
 
 
 @dataclass(frozen=True)
@@ -253,20 +254,6 @@ class Lab:
             if done.wait(max(0.0, began + following - system.now())):
                 return
             following = self._set_time(following)
-
-
-def join_device(environment: Mapping[str, str] = os.environ) -> None:
-    """Hold the calling thread, and those it starts, to its device's share of a core; outside a lab, nothing."""
-    path = environment.get("ARGOSY_LAB_THREADS")
-    if path:
-        Path(path).write_text(str(threading.get_native_id()))
-
-
-def say_ready(environment: Mapping[str, str] = os.environ) -> None:
-    """Begin the lab's time 0, for a lab whose clock waits for it; outside a lab, nothing."""
-    path = environment.get("ARGOSY_LAB_READY")
-    if path:
-        Path(path).touch()
 
 
 def open_lab(name: str) -> Lab:

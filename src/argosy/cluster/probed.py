@@ -1,0 +1,203 @@
+"""A commented cluster file from what was measured of devices and links.
+
+Devices of one host and kind form a group; hosts that are alike form a ``[[nodes]]`` entry. A pair of hosts tells the
+narrower of two NICs, so a host's NIC is
+
+    (1)  nic_h = max over other hosts g of rate(h, g)
+
+and a pair that is slower than both NICs by more than a quarter has a link of its own in between.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from argosy.dtype import Dtype
+from argosy.units import COMPUTE, RATE, SIZE, TIME
+
+_ALIKE = 0.1
+"""Hosts whose figures differ by no more than this share an entry."""
+_SLOWER = 0.75
+_EQUAL = 0.97
+"""Devices from this share of the best of their kind on count as it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbedDevice:
+    """One device as it was measured."""
+
+    rank: int
+    host: str
+    kind: str
+    """As its driver calls it."""
+    memory: float
+    """Bytes."""
+    memory_bandwidth: float
+    """Bytes/s of a copy, read and written."""
+    flops: tuple[tuple[Dtype, float], ...]
+    """FLOP/s of the best size of square matrix product, per dtype."""
+    by_size: tuple[tuple[Dtype, int, float], ...] = ()
+    """(dtype, size, FLOP/s) of every product that was measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbedLink:
+    """One direction between two ranks, alone on the network."""
+
+    source: int
+    target: int
+    bandwidth: float
+    """Bytes/s of a large message."""
+    latency: float
+    """Seconds: half a round trip of a small one."""
+
+
+@dataclass(frozen=True)
+class _Host:
+    devices: tuple[ProbedDevice, ...]
+    intra: tuple[float, float] | None
+    """Bytes/s and seconds between two of its devices."""
+    nic: tuple[float, float] | None
+
+    def is_like(self, other: _Host) -> bool:
+        mine, theirs = self._figures, other._figures
+        if [d.kind for d in self.devices] != [d.kind for d in other.devices] or len(mine) != len(theirs):
+            return False
+        return all(abs(a - b) <= _ALIKE * max(a, b) for a, b in zip(mine, theirs, strict=True))
+
+    @property
+    def _figures(self) -> list[float]:
+        return [*map(_speed, self.devices), *(pair[0] for pair in (self.intra, self.nic) if pair is not None)]
+
+
+def cluster_toml(
+    name: str, devices: Sequence[ProbedDevice], links: Iterable[ProbedLink], *, measured: str = "measured"
+) -> str:
+    """The text of a cluster file; ``measured`` says when and with what, in a comment."""
+    pairs = {(link.source, link.target): link for link in links}
+    ranks = {host: [d.rank for d in devices if d.host == host] for host in dict.fromkeys(d.host for d in devices)}
+    hosts = {host: _host(host, devices, ranks, pairs) for host in ranks}
+    groups: list[list[str]] = []
+    for host in hosts:
+        alike = next((group for group in groups if hosts[group[0]].is_like(hosts[host])), None)
+        if alike is None:
+            groups.append([host])
+        else:
+            alike.append(host)
+    text = [f"# {measured}", f'name = "{name}"', ""]
+    kinds = dict.fromkeys(_kind_name(device) for group in groups for device in hosts[group[0]].devices)
+    text += [line for kind in kinds for line in _kind(kind, [d for d in devices if _kind_name(d) == kind])]
+    best = {kind: max(_speed(d) for d in devices if _kind_name(d) == kind) for kind in kinds}
+    names: dict[str, str] = {}
+    for index, group in enumerate(groups):
+        letter = chr(ord("a") + index) if index < 26 else f"n{index}x"
+        names |= {host: f"{letter}{at}" for at, host in enumerate(group)}
+        text += _nodes(letter, group, [hosts[host] for host in group], best)
+    text += [line for one in ranks for other in ranks if one < other
+             for line in _slow_pair(one, other, hosts, ranks, pairs, names)]  # fmt: skip
+    return "\n".join(text).rstrip() + "\n"
+
+
+def _host(
+    host: str,
+    devices: Sequence[ProbedDevice],
+    ranks: dict[str, list[int]],
+    pairs: dict[tuple[int, int], ProbedLink],
+) -> _Host:
+    mine = set(ranks[host])
+    inside = [link for (a, b), link in pairs.items() if a in mine and b in mine]
+    outside = [link for (a, b), link in pairs.items() if (a in mine) != (b in mine)]
+    return _Host(
+        devices=tuple(device for device in devices if device.host == host),
+        intra=_typical(inside) if inside else None,
+        nic=(max(link.bandwidth for link in outside), min(link.latency for link in outside) / 2) if outside else None,
+    )
+
+
+def _speed(device: ProbedDevice) -> float:
+    """FLOP/s by which devices of a kind are compared."""
+    return dict(device.flops)[min(dict(device.flops))]
+
+
+def _typical(links: Sequence[ProbedLink]) -> tuple[float, float]:
+    return statistics.median(link.bandwidth for link in links), statistics.median(link.latency for link in links)
+
+
+def _kind_name(device: ProbedDevice) -> str:
+    kept = "".join(part if part.isalnum() or part in "-_" else "-" for part in device.kind.strip())
+    return "-".join(part for part in kept.split("-") if part) or "device"
+
+
+def _kind(name: str, devices: Sequence[ProbedDevice]) -> list[str]:
+    """A ``[[kinds]]`` entry: the best of each rate; a slower device of the kind gets an efficiency below 1."""
+    best = {dtype: max(dict(d.flops).get(dtype, 0.0) for d in devices) for dtype, _ in devices[0].flops}
+    rates = ", ".join(f'{dtype} = "{COMPUTE.format(rate)}"' for dtype, rate in sorted(best.items()))
+    lines = ["[[kinds]]", f'name = "{name}"', f'memory = "{SIZE.format(min(d.memory for d in devices))}"']
+    lines += [f'memory_bandwidth = "{RATE.format(max(d.memory_bandwidth for d in devices))}"']
+    lines += [f"flops = {{ {rates} }}", 'source = "measured: square matrix products and copies"']
+    for dtype in best:
+        sizes = [(size, rate) for d in devices[:1] for kind, size, rate in d.by_size if kind is dtype]
+        if sizes:
+            lines.append(
+                f"# {dtype}: " + ", ".join(f"{size}: {COMPUTE.format(rate, digits=3)}" for size, rate in sizes)
+            )
+    return [*lines, ""]
+
+
+def _nodes(letter: str, group: Sequence[str], hosts: Sequence[_Host], best: Mapping[str, float]) -> list[str]:
+    host = hosts[0]
+    lines = ["[[nodes]]", f'name = "{letter}"  # {", ".join(group)}']
+    lines += [f"count = {len(group)}"] if len(group) > 1 else []
+    lines.append(f"devices = [{', '.join(_groups(hosts, best))}]")
+    if len(host.devices) > 1:
+        rate, latency = host.intra or (host.devices[0].memory_bandwidth, 0.0)
+        lines.append(f'intra = [{{ medium = "local", {_pair(rate, latency)} }}]')
+    if host.nic is not None:
+        nics = [one.nic for one in hosts if one.nic is not None]
+        rate, latency = statistics.median(nic[0] for nic in nics), statistics.median(nic[1] for nic in nics)
+        lines.append(f"nic = {{ {_pair(rate, latency)} }}")
+    return [*lines, ""]
+
+
+def _groups(hosts: Sequence[_Host], best: Mapping[str, float]) -> list[str]:
+    """Runs of equal devices, with each one's efficiency relative to the best of its kind."""
+    rows: list[tuple[str, int]] = []
+    for at, device in enumerate(hosts[0].devices):
+        kind = _kind_name(device)
+        efficiency = round(statistics.mean(_speed(host.devices[at]) for host in hosts) / best[kind], 2)
+        row = f'kind = "{kind}"' + (f", efficiency = {max(efficiency, 0.01)}" if efficiency < _EQUAL else "")
+        if rows and rows[-1][0] == row:
+            rows[-1] = (row, rows[-1][1] + 1)
+        else:
+            rows.append((row, 1))
+    return [f"{{ {row}{f', count = {count}' if count > 1 else ''} }}" for row, count in rows]
+
+
+def _pair(rate: float, latency: float) -> str:
+    return f'bandwidth = "{RATE.format(rate)}", latency = "{TIME.format(latency, digits=3)}"'
+
+
+def _slow_pair(
+    one: str,
+    other: str,
+    hosts: dict[str, _Host],
+    ranks: dict[str, list[int]],
+    pairs: dict[tuple[int, int], ProbedLink],
+    names: dict[str, str],
+) -> list[str]:
+    between = [pairs[a, b] for a in ranks[one] for b in ranks[other] if (a, b) in pairs]
+    nics = [nic[0] for nic in (hosts[one].nic, hosts[other].nic) if nic is not None]
+    if not between or len(nics) < 2:
+        return []
+    rate, latency = _typical(between)
+    if rate >= _SLOWER * min(nics):
+        return []
+    return [
+        "[[links]]  # slower than both NICs",
+        f'between = ["{names[one]}", "{names[other]}"]',
+        f'name = "{names[one]}-{names[other]}"',
+        *_pair(rate, latency).split(", "),
+        "",
+    ]

@@ -1,0 +1,157 @@
+"""Measure this rank's device and, with others, the links between all ranks.
+
+    (1)  FLOP/s        2 n^3 over the mean time of an n x n product, for several n and dtypes
+    (2)  memory        2 N over the mean time of copying N bytes
+    (3)  latency       half of the least round trip of a small message
+    (4)  bandwidth     N over the time of N bytes, less (3)
+
+All devices are measured at the same time, because devices that share a host or a card are slower together. Links are
+measured one pair at a time: a rate is that of an empty network. Each takes about ``seconds``.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from argosy.cluster.probed import ProbedDevice, ProbedLink
+from argosy.dtype import Dtype
+
+_DTYPES = {Dtype.FP32: torch.float32, Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
+_SIZES = {"cpu": (256, 512, 1024), "cuda": (1024, 2048, 4096, 8192)}
+_SMALL = 8
+"""Elements of a message whose time is all latency."""
+_MOST_BYTES = 64 * 2**20
+
+
+def probe_device(*, seconds: float = 0.3, rank: int = 0) -> ProbedDevice:
+    """(1) and (2) on this process's device."""
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    rows = [
+        (dtype, size, _product_rate(size, kind, device, seconds))
+        for dtype, kind in _DTYPES.items()
+        if device.type == "cuda" or dtype is not Dtype.FP16
+        for size in _SIZES[device.type]
+    ]
+    best = {dtype: max(rate for other, _, rate in rows if other is dtype) for dtype, _, _ in rows}
+    return ProbedDevice(
+        rank=rank,
+        host=socket.gethostname() if "ARGOSY_DEVICE" not in os.environ else os.environ["ARGOSY_DEVICE"].split(".")[0],
+        kind=torch.cuda.get_device_name() if device.type == "cuda" else f"CPU-{platform.machine()}",
+        memory=_memory(device),
+        memory_bandwidth=_copy_rate(device, seconds),
+        flops=tuple(sorted(best.items())),
+        by_size=tuple(rows),
+    )
+
+
+def _memory(device: torch.device) -> float:
+    """Bytes that this rank may use: its card's, or its part of what the host has."""
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return whole / int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _product_rate(size: int, dtype: torch.dtype, device: torch.device, seconds: float) -> float:
+    one = torch.randn(size, size, dtype=dtype, device=device)
+    return 2 * size**3 / _sustained_seconds(lambda: one @ one, device, seconds)
+
+
+def _copy_rate(device: torch.device, seconds: float) -> float:
+    source = torch.zeros(2**26 if device.type == "cuda" else 2**23, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    return 8 * source.numel() / _sustained_seconds(lambda: target.copy_(source), device, seconds)
+
+
+def _sustained_seconds(work: Callable[[], Tensor], device: torch.device, seconds: float) -> float:
+    """Mean and not median: a device that is throttled does nothing for part of every period."""
+
+    def finish() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    work()
+    finish()
+    began, count = time.perf_counter(), 0
+    while (taken := time.perf_counter() - began) < seconds or count < 2:
+        work()
+        finish()
+        count += 1
+    return taken / count
+
+
+def probe_links(*, seconds: float = 0.3) -> Iterator[ProbedLink]:
+    """(3) and (4) for every ordered pair of ranks, each pair alone; every rank must iterate."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
+    for source in range(world):
+        for target in range(world):
+            if source == target:
+                continue
+            result = torch.zeros(2, dtype=torch.float64, device=device)
+            if rank == source:
+                result = torch.tensor(_measure_as_source(target, device, seconds), dtype=torch.float64, device=device)
+            elif rank == target:
+                _answer_as_target(source, device)
+            dist.broadcast(result, source)
+            bandwidth, latency = result.tolist()
+            yield ProbedLink(source=source, target=target, bandwidth=bandwidth, latency=latency)
+
+
+def _measure_as_source(target: int, device: torch.device, seconds: float) -> tuple[float, float]:
+    """Tells the target how long each message is, sends it, and waits for its answer."""
+    small = min(_exchange(target, _SMALL, device) for _ in range(6))
+    count = 16 * 1024
+    taken = _exchange(target, count, device)
+    while taken < seconds and 4 * count < _MOST_BYTES:
+        count *= 4 if taken < seconds / 8 else 2
+        taken = _exchange(target, count, device)
+    _announce(target, 0, device)
+    return 4 * count / max(taken - small, 1e-9), small / 2
+
+
+def _exchange(target: int, count: int, device: torch.device) -> float:
+    _announce(target, count, device)
+    message, answer = torch.zeros(count, device=device), torch.zeros(1, device=device)
+    began = time.perf_counter()
+    dist.send(message, target)
+    dist.recv(answer, target)
+    answer.item()
+    return time.perf_counter() - began
+
+
+def _announce(target: int, count: int, device: torch.device) -> None:
+    dist.send(torch.tensor([count], dtype=torch.int64, device=device), target)
+    dist.recv(torch.zeros(1, device=device), target)
+
+
+def _answer_as_target(source: int, device: torch.device) -> None:
+    while True:
+        size = torch.zeros(1, dtype=torch.int64, device=device)
+        dist.recv(size, source)
+        count = int(size.item())
+        message = torch.empty(count, device=device)
+        dist.send(torch.zeros(1, device=device), source)
+        if not count:
+            return
+        dist.recv(message, source)
+        dist.send(torch.zeros(1, device=device), source)
+
+
+def probe_all(*, seconds: float = 0.3) -> tuple[list[ProbedDevice], list[ProbedLink]]:
+    """Every rank's device, all at the same time, and then every link; the same on all ranks."""
+    if not dist.is_initialized():
+        return [probe_device(seconds=seconds)], []
+    dist.barrier()
+    mine = probe_device(seconds=seconds, rank=dist.get_rank())
+    devices: list[ProbedDevice] = [mine] * dist.get_world_size()
+    dist.all_gather_object(devices, mine)
+    return devices, list(probe_links(seconds=seconds))

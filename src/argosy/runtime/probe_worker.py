@@ -1,0 +1,46 @@
+"""One rank of ``argosy probe``: joins the others where there are any, measures, and rank 0 writes the cluster file."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from argosy.cluster.probed import cluster_toml
+from argosy.runtime.emulated import join_device
+from argosy.runtime.probe import probe_all
+
+
+def measure(name: str, *, seconds: float) -> str | None:
+    """The cluster file's text on rank 0, nothing on the others."""
+    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    if not alone:
+        share = torch.cuda.is_available() and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
+        dist.init_process_group("nccl" if share else "gloo", timeout=timedelta(minutes=5))
+    try:
+        devices, links = probe_all(seconds=seconds)
+    finally:
+        if not alone:
+            dist.destroy_process_group()
+    if devices and int(os.environ.get("RANK", "0")):
+        return None
+    when = f"Measured on {time.strftime('%Y-%m-%d')} with torch {torch.__version__}, {len(devices)} processes."
+    return cluster_toml(name, devices, links, measured=when)
+
+
+def main(name: str, seconds: str, output: str) -> None:
+    join_device()
+    text = measure(name, seconds=float(seconds))
+    if text is not None:
+        Path(output).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
