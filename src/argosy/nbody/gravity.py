@@ -1,0 +1,143 @@
+"""The force on every particle of a periodic box: mesh beside tree, tasks listed while others are computed.
+
+    sort along the Hilbert curve -> tree -> [ mesh || list tasks -> compute them, two buffers in turn ] -> sum
+
+The mesh runs in a thread of its own. One thread walks the tree and fills a buffer of tasks, while the others compute
+the buffer before. Each leaf's sum is one thread's, over its tasks in the order of the walk, so the force does not
+depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from argosy.errors import InputError, Problem, bad_input
+from argosy.nbody.hilbert import Positions, hilbert_keys
+from argosy.nbody.mesh import mesh_force
+from argosy.nbody.pairs import compute_leaves, sort_tasks
+from argosy.nbody.settings import GravitySettings
+from argosy.nbody.split import SPLINE, ForceSplit
+from argosy.nbody.tasks import TaskBuffer, empty_buffer, list_tasks, target_cells
+from argosy.nbody.tree import Floats, Integers, Tree, build_tree
+
+_BUFFER = 1 << 16
+"""Tasks listed at a time, to begin with."""
+_CHUNKS = 4
+"""Pieces of a buffer per thread."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forces:
+    """What a force computation gives, per particle in the order it was asked for."""
+
+    total: Floats
+    """Sum over all other masses of m (x_j - x_i) / r^3, periodic, softened: times G it is the acceleration."""
+    work: Floats
+    """Pairs and node interactions computed for the particle."""
+
+
+def compute_forces(positions: Positions, box: float, mass: float, settings: GravitySettings) -> Forces:
+    """The force on particles of one mass at ``positions``, all in [0, box)."""
+    check_positions(positions, box)
+    split = settings.split(box)
+    keys = hilbert_keys(positions, box)
+    order = np.argsort(keys, kind="stable")
+    keys, along = keys[order], positions[order]
+    with ThreadPoolExecutor(settings.threads + 1) as pool:
+        smooth = pool.submit(
+            mesh_force, along, box, settings.mesh_cells, split.scale, cloud=settings.cloud, workers=settings.threads
+        )
+        tree = build_tree(keys, along, leaf_size=settings.leaf_size)
+        force, leaf_work = tree_force(tree, target_cells(tree, settings.cell_size), along, box, split, settings, pool)
+        force += smooth.result()
+    total, work = np.empty_like(force), np.empty(len(force))
+    total[order] = mass * force
+    work[order] = spread_work(tree, leaf_work)
+    return Forces(total=total, work=work)
+
+
+def spread_work(tree: Tree, leaf_work: Floats) -> Floats:
+    """The interactions of each leaf, shared evenly by its particles, in curve order."""
+    counts = (tree.end - tree.start)[tree.leaves]
+    return np.repeat(leaf_work.sum(axis=1) / np.maximum(counts, 1), counts)
+
+
+def tree_force(
+    tree: Tree,
+    cells: Integers,
+    positions: Positions,
+    box: float,
+    split: ForceSplit,
+    settings: GravitySettings,
+    pool: ThreadPoolExecutor,
+) -> tuple[Floats, Floats]:
+    """The short-range force on the particles of ``cells``, and per leaf (node interactions, pairs) computed."""
+    force = np.zeros((len(positions), 3))
+    work = np.zeros((len(tree.leaves), 2))
+    softened = SPLINE * split.softening
+    lengths = np.array([box, split.cutoff, max(softened, 1e-6 * split.cutoff)])
+    running: list[Future[None]] = []
+    for package in _packages(tree, cells, lengths, settings.theta):
+        for begin, end in _even_parts(package, settings.threads * _CHUNKS):
+            arguments = (package.first, begin, end, package.starts, package.order, lengths, split.coefficients)
+            running.append(pool.submit(compute_leaves, tree, positions, *arguments, force, work))
+        # Two buffers: this one is computed while the walk fills the next.
+        pending = len(running) - settings.threads * _CHUNKS
+        for done in running[: max(pending, 0)]:
+            done.result()
+        running = running[max(pending, 0) :]
+    for done in running:
+        done.result()
+    return force, work
+
+
+@dataclass(frozen=True)
+class _Package:
+    """Sorted tasks of the leaves first, ..., last - 1."""
+
+    first: int
+    last: int
+    starts: Integers
+    order: Integers
+
+
+def _packages(tree: Tree, cells: Integers, lengths: Floats, theta: float) -> Iterator[_Package]:
+    box, cutoff, softened = (float(length) for length in lengths)
+    buffer: TaskBuffer = empty_buffer(_BUFFER)
+    at = 0
+    while at < len(cells):
+        nearer, count = list_tasks(tree, cells, at, box, cutoff, softened, theta, buffer)
+        if nearer == at:
+            buffer = empty_buffer(2 * len(buffer.leaf))
+            continue
+        first, last = int(tree.first_leaf[cells[at]]), int(tree.last_leaf[cells[nearer - 1]])
+        starts, order = np.empty(3 * (last - first) + 1, np.int32), np.empty(count, np.int32)
+        sort_tasks(buffer, count, first, starts, order)
+        yield _Package(first, last, starts, order)
+        at = nearer
+
+
+def _even_parts(package: _Package, parts: int) -> Iterator[tuple[int, int]]:
+    """Runs of leaves with about the same number of tasks."""
+    ends = package.starts[3::3]
+    cuts = np.searchsorted(ends, np.linspace(0, ends[-1], parts + 1)[1:-1])
+    edges = np.unique(np.concatenate(([0], cuts, [package.last - package.first])))
+    for begin, end in itertools.pairwise(edges):
+        yield package.first + int(begin), package.first + int(end)
+
+
+def check_positions(positions: Positions, box: float) -> None:
+    """Raise ``InputError`` where a particle is nowhere, or not in the box."""
+    if positions.ndim != 2 or positions.shape[1] != 3 or len(positions) == 0:
+        raise bad_input("rows of three coordinates, at least one", f"shape {positions.shape}", where="positions")
+    inside = (positions >= 0) & (positions < box)
+    if not inside.all():
+        particle, axis = np.argwhere(~inside)[0]
+        found = f"{positions[particle, axis]:g} for particle {particle}, axis {axis}"
+        expected = f"coordinates of at least 0 and less than {box:g}"
+        raise InputError([Problem(path="positions", found=found, expected=expected)])

@@ -1,0 +1,276 @@
+"""The short-range force of listed tasks: gather the sources of a leaf, then sum over them in float32.
+
+Coordinates are taken relative to the middle of the target leaf, at the nearest image, in units of the cut-off, so
+float32 keeps a relative 6e-8 of a cut-off. Sources come in blocks that stay in the first-level cache; a block is summed
+in float32, over many lanes, and blocks are added in float64. Equations are those of ``split``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argosy.nbody.compiled import compiled
+from argosy.nbody.hilbert import Positions
+from argosy.nbody.split import Coefficients
+from argosy.nbody.tasks import FAR, NODE, TaskBuffer
+from argosy.nbody.tree import Floats, Integers, Tree
+
+BLOCK = 1024
+"""Sources summed at a time."""
+
+Singles = NDArray[np.float32]
+
+
+@compiled
+def _sum_far(targets: Singles, sources: Singles, count: int, poly: Coefficients, total: Floats) -> None:
+    """(3) of every source on every target, outside the softening."""
+    one, zero = np.float32(1), np.float32(0)
+    c = poly[0]
+    c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10 = c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8], c[9], c[10]
+    x, y, z = sources[0], sources[1], sources[2]
+    for t in range(targets.shape[1]):
+        tx, ty, tz = targets[0, t], targets[1, t], targets[2, t]
+        ax = ay = az = zero
+        for j in range(count):
+            dx, dy, dz = x[j] - tx, y[j] - ty, z[j] - tz
+            r2 = dx * dx + dy * dy + dz * dz
+            inverse = one / math.sqrt(r2)
+            v = r2 + r2 - one
+            p = c10 * v + c9
+            p = p * v + c8
+            p = p * v + c7
+            p = p * v + c6
+            p = p * v + c5
+            p = p * v + c4
+            p = p * v + c3
+            p = p * v + c2
+            p = p * v + c1
+            p = p * v + c0
+            w = inverse * inverse * inverse - p
+            w = w if r2 < one else zero
+            ax += w * dx
+            ay += w * dy
+            az += w * dz
+        total[t, 0] += ax
+        total[t, 1] += ay
+        total[t, 2] += az
+
+
+@compiled
+def _sum_near(targets: Singles, sources: Singles, count: int, poly: Coefficients, h: np.float32, total: Floats) -> None:
+    """(3) with (4) in place of 1/r^3 where it is closer than h."""
+    one, zero, least = np.float32(1), np.float32(0), np.float32(1e-20)
+    c = poly[0]
+    c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10 = c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8], c[9], c[10]
+    s0, s1, s2, s3 = np.float32(64 / 3), np.float32(48), np.float32(38.4), np.float32(32 / 3)
+    s4, s5, s6 = np.float32(1 / 15), np.float32(32), np.float32(0.25)
+    half = np.float32(0.5)
+    per_h = one / h
+    h3 = per_h * per_h * per_h
+    x, y, z = sources[0], sources[1], sources[2]
+    for t in range(targets.shape[1]):
+        tx, ty, tz = targets[0, t], targets[1, t], targets[2, t]
+        ax = ay = az = zero
+        for j in range(count):
+            dx, dy, dz = x[j] - tx, y[j] - ty, z[j] - tz
+            r2 = dx * dx + dy * dy + dz * dz
+            inverse = one / math.sqrt(r2 + least)
+            v = r2 + r2 - one
+            p = c10 * v + c9
+            p = p * v + c8
+            p = p * v + c7
+            p = p * v + c6
+            p = p * v + c5
+            p = p * v + c4
+            p = p * v + c3
+            p = p * v + c2
+            p = p * v + c1
+            p = p * v + c0
+            u = r2 * inverse * per_h
+            uu = u * u
+            far = max(u, s6)
+            inside = s3 + uu * (s5 * u - s2)
+            shell = s0 - s1 * u + s2 * uu - s3 * uu * u - s4 / (far * far * far)
+            spline = h3 * (inside if u < half else shell)
+            w = (spline if u < one else inverse * inverse * inverse) - p
+            w = w if r2 < one else zero
+            ax += w * dx
+            ay += w * dy
+            az += w * dz
+        total[t, 0] += ax
+        total[t, 1] += ay
+        total[t, 2] += az
+
+
+@compiled
+def _sum_nodes(targets: Singles, nodes: Singles, count: int, poly: Coefficients, total: Floats) -> None:
+    """(5) of every node on every target; rows of ``nodes``: centre, mass, second moments."""
+    one, zero, two, half = np.float32(1), np.float32(0), np.float32(2), np.float32(0.5)
+    three, four, fifteen = np.float32(3), np.float32(4), np.float32(15)
+    x, y, z, m = nodes[0], nodes[1], nodes[2], nodes[3]
+    qxx, qyy, qzz, qxy, qxz, qyz = nodes[4], nodes[5], nodes[6], nodes[7], nodes[8], nodes[9]
+    c, c1, c2 = poly[0], poly[1], poly[2]
+    a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10 = c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8], c[9], c[10]
+    b0, b1, b2, b3, b4, b5, b6, b7, b8, b9 = c1[0], c1[1], c1[2], c1[3], c1[4], c1[5], c1[6], c1[7], c1[8], c1[9]
+    d0, d1, d2, d3, d4, d5, d6, d7, d8 = c2[0], c2[1], c2[2], c2[3], c2[4], c2[5], c2[6], c2[7], c2[8]
+    for t in range(targets.shape[1]):
+        tx, ty, tz = targets[0, t], targets[1, t], targets[2, t]
+        ax = ay = az = zero
+        for j in range(count):
+            dx, dy, dz = x[j] - tx, y[j] - ty, z[j] - tz
+            r2 = dx * dx + dy * dy + dz * dz
+            inverse = one / math.sqrt(r2)
+            i2 = inverse * inverse
+            i3 = i2 * inverse
+            v = r2 + r2 - one
+            p0 = a10 * v + a9
+            p0 = p0 * v + a8
+            p0 = p0 * v + a7
+            p0 = p0 * v + a6
+            p0 = p0 * v + a5
+            p0 = p0 * v + a4
+            p0 = p0 * v + a3
+            p0 = p0 * v + a2
+            p0 = p0 * v + a1
+            p0 = p0 * v + a0
+            p1 = b9 * v + b8
+            p1 = p1 * v + b7
+            p1 = p1 * v + b6
+            p1 = p1 * v + b5
+            p1 = p1 * v + b4
+            p1 = p1 * v + b3
+            p1 = p1 * v + b2
+            p1 = p1 * v + b1
+            p1 = p1 * v + b0
+            p2 = d8 * v + d7
+            p2 = p2 * v + d6
+            p2 = p2 * v + d5
+            p2 = p2 * v + d4
+            p2 = p2 * v + d3
+            p2 = p2 * v + d2
+            p2 = p2 * v + d1
+            p2 = p2 * v + d0
+            w1 = i3 - p0
+            w2 = -three * i3 * i2 - two * p1
+            w3 = fifteen * i3 * i2 * i2 - four * p2
+            qx = qxx[j] * dx + qxy[j] * dy + qxz[j] * dz
+            qy = qxy[j] * dx + qyy[j] * dy + qyz[j] * dz
+            qz = qxz[j] * dx + qyz[j] * dy + qzz[j] * dz
+            along = m[j] * w1 + half * ((qxx[j] + qyy[j] + qzz[j]) * w2 + (dx * qx + dy * qy + dz * qz) * w3)
+            along = along if r2 < one else zero
+            w2 = w2 if r2 < one else zero
+            ax += along * dx + w2 * qx
+            ay += along * dy + w2 * qy
+            az += along * dz + w2 * qz
+        total[t, 0] += ax
+        total[t, 1] += ay
+        total[t, 2] += az
+
+
+@compiled
+def sort_tasks(tasks: TaskBuffer, count: int, first: int, starts: Integers, order: Integers) -> None:
+    """Order tasks by target leaf, then by kind; those of leaf l and kind k begin at ``starts[3 (l - first) + k]``."""
+    starts[:] = 0
+    for i in range(count):
+        starts[3 * (tasks.leaf[i] - first) + tasks.kind[i] + 1] += 1
+    for slot in range(1, starts.shape[0]):
+        starts[slot] += starts[slot - 1]
+    place = starts.copy()
+    for i in range(count):
+        slot = 3 * (tasks.leaf[i] - first) + tasks.kind[i]
+        order[place[slot]] = tasks.source[i]
+        place[slot] += 1
+
+
+@compiled
+def _gather_leaf(
+    positions: Positions, start: int, end: int, middle: Floats, box: float, cutoff: float, into: Singles, at: int
+) -> None:
+    for d in range(3):
+        for i in range(start, end):
+            away = positions[i, d] - middle[d]
+            away -= box * np.rint(away / box)
+            into[d, at + i - start] = np.float32(away / cutoff)
+
+
+@compiled
+def _gather_node(tree: Tree, node: int, middle: Floats, box: float, cutoff: float, into: Singles, at: int) -> None:
+    for d in range(3):
+        away = tree.centre[node, d] - middle[d]
+        away -= box * np.rint(away / box)
+        into[d, at] = np.float32(away / cutoff)
+    into[3, at] = np.float32(tree.mass[node])
+    for k in range(6):
+        into[4 + k, at] = np.float32(tree.moments[node, k] / (cutoff * cutoff))
+
+
+@compiled
+def compute_leaves(
+    tree: Tree,
+    positions: Positions,
+    first: int,
+    begin: int,
+    end: int,
+    starts: Integers,
+    order: Integers,
+    lengths: Floats,
+    poly: Coefficients,
+    force: Floats,
+    work: Floats,
+) -> None:
+    """Add to ``force`` what the sorted tasks of the leaves ``begin``, ..., ``end - 1`` give.
+
+    ``lengths`` are the box, the cut-off and h; ``first`` is the first leaf of the buffer. ``work`` of a leaf becomes
+    the pairs and the node interactions computed for it.
+    """
+    box, cutoff = lengths[0], lengths[1]
+    h = np.float32(lengths[2] / cutoff)
+    sources = np.empty((10, BLOCK), np.float32)
+    for leaf in range(begin, end):
+        node = tree.leaves[leaf]
+        low, high = tree.start[node], tree.end[node]
+        middle = tree.middle[node]
+        targets = np.empty((3, high - low), np.float32)
+        _gather_leaf(positions, low, high, middle, box, cutoff, targets, 0)
+        total = np.zeros((high - low, 3))
+        for kind in range(3):
+            slot = 3 * (leaf - first) + kind
+            held = 0
+            for i in range(starts[slot], starts[slot + 1]):
+                source = order[i]
+                more = 1 if kind == NODE else tree.end[source] - tree.start[source]
+                done = 0
+                while done < more:
+                    part = min(more - done, BLOCK - held)
+                    if kind == NODE:
+                        _gather_node(tree, source, middle, box, cutoff, sources, held)
+                    else:
+                        at = tree.start[source] + done
+                        _gather_leaf(positions, at, at + part, middle, box, cutoff, sources, held)
+                    held += part
+                    done += part
+                    if held == BLOCK:
+                        _sum(kind, targets, sources, held, poly, h, total)
+                        work[leaf, min(kind, 1)] += held * (high - low)
+                        held = 0
+            if held:
+                _sum(kind, targets, sources, held, poly, h, total)
+                work[leaf, min(kind, 1)] += held * (high - low)
+        for t in range(high - low):
+            for d in range(3):
+                force[low + t, d] += total[t, d] / (cutoff * cutoff)
+
+
+@compiled
+def _sum(
+    kind: int, targets: Singles, sources: Singles, count: int, poly: Coefficients, h: np.float32, total: Floats
+) -> None:
+    if kind == NODE:
+        _sum_nodes(targets, sources, count, poly, total)
+    elif kind == FAR:
+        _sum_far(targets, sources, count, poly, total)
+    else:
+        _sum_near(targets, sources, count, poly, h, total)
