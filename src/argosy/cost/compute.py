@@ -1,25 +1,31 @@
 """Seconds of compute: a roofline per layer, or a measured profile where there is one.
 
-For n samples of a layer on a device, with share r of the layer's tensors (tensor parallelism), peak P of the device's
-kind for the dtype, memory bandwidth H and the device's own efficiency e:
+For n samples of a layer on a device, with share r of a replica's work, the sequence in c parts, the experts over e
+holders, peak P of the device's kind for the dtype, memory bandwidth H and the device's own efficiency e':
 
-    (1)  forward  = max( n r FLOP_f / (a_f e P) + p r (weights + n kept) / (e H),  floor_f )
-    (2)  backward = max( n r FLOP_b / (a_b e P) + 2 p r (weights + n kept) / (e H),  floor_b )
+    (1)  forward  = max( n r FLOP_f / (a_f e' P) + p (r c weights + r n kept) / (e' H),  floor_f )
+    (2)  backward = max( n r FLOP_b / (a_b e' P) + 2 p (r c weights + r n kept) / (e' H),  floor_b )
     (3)  with recomputation the backward also pays for what it computes again
-    (4)  update   = 2 r (weights + gradients + optimizer state) / (e H)
+    (4)  update   = 2 (weights + gradients + optimizer state on the device) / (e' H)
+    (5)  weights  = those of no expert, and of experts Q / e (1 - (1 - q)^t): what any of the t tokens of a holder's
+         group is sent to, each to a share q of the experts
+    (6)  attention that can run while keys and values arrive = (c - 1) / c of the time of its FLOP; the last of c
+         pieces has nothing left to wait for
 
 Matrix products reach a share a of the datasheet's peak; everything between them (norms, activation functions,
 residuals) moves the ``kept`` bytes p times through memory, one kernel after the other, so the two add up; and a host
 that launches kernels one by one needs the floor whatever the device. The constants come from 128 measurements on an
 H200 (``benchmarks/results/2026-11-15-h200-layers.md``). Not in here: a device's speed over time, which stretches
 these seconds in the simulator. Measured times already contain a, p and the floor and replace (1) and (2), divided by
-e.
+e'; a sequence in c parts is looked up as 1 / c of the samples, and below the fewest that were measured it takes its
+part of their time, but no less than the floor.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from argosy.cluster.device import Device
 from argosy.cost.memory import state_bytes
@@ -63,9 +69,17 @@ class Portion:
     samples: int
     """Of every micro-batch."""
     share: float = 1.0
-    """Of the stage's tensors."""
+    """Of its replica's work."""
     width: int = 1
     """Number of devices in its replica."""
+    context: int = 1
+    """Parts of the sequence in its replica."""
+    expert: int = 1
+    """Holders that share out the experts."""
+
+    @property
+    def tensor_width(self) -> int:
+        return self.width // self.context
 
 
 def layer_seconds(model: ComputeModel, chain: Chain, layer: Layer, portion: Portion) -> tuple[float, float]:
@@ -73,14 +87,14 @@ def layer_seconds(model: ComputeModel, chain: Chain, layer: Layer, portion: Port
     device, samples, share = portion.device, portion.samples, portion.share
     profile = model.profile_for(device)
     if profile is not None:
-        return _measured_seconds(profile, chain, layer, portion)
+        return _measured_seconds(model, profile, chain, layer, portion)
     if not chain.forward_flop:
         expected = f"a measured profile of {chain.name} for {device.kind.name}, because the model states no FLOP"
         raise bad_input(expected, where=f"layer {layer.name}")
     peak = device.efficiency * device.kind.peak(chain.dtype)
     bandwidth = device.efficiency * device.kind.memory_bandwidth
-    weights = (layer.active_parameters or layer.parameters) + layer.tied_parameters
-    moving = model.passes * share * (weights * chain.dtype.bytes + samples * layer.activation_bytes) / bandwidth
+    weights = portion.context * read_weights(chain, layer, portion) * chain.dtype.bytes
+    moving = model.passes * share * (weights + samples * layer.activation_bytes) / bandwidth
     work = samples * share / peak
     has_products = layer.forward_flop > 0
     forward = max(work * layer.forward_flop / model.forward_peak + moving, model.forward_floor * has_products)
@@ -88,25 +102,83 @@ def layer_seconds(model: ComputeModel, chain: Chain, layer: Layer, portion: Port
     return forward, backward
 
 
-def _measured_seconds(profile: Profile, chain: Chain, layer: Layer, portion: Portion) -> tuple[float, float]:
+def read_weights(chain: Chain, layer: Layer, portion: Portion) -> float:
+    """(5): weights of a layer that a forward reads on a holder with all of its tensors."""
+    if not layer.expert_parameters:
+        return layer.parameters + layer.tied_parameters
+    tokens = portion.samples * chain.sequence_length * portion.expert / portion.context
+    met = 1 - math.pow(1 - layer.active_share, tokens)
+    outside = layer.parameters - layer.expert_parameters + layer.tied_parameters
+    return outside + layer.expert_parameters / portion.expert * met
+
+
+def hidden_seconds(
+    model: ComputeModel, chain: Chain, layer: Layer, portion: Portion, seconds: tuple[float, float]
+) -> tuple[float, float]:
+    """(6): of ``seconds`` for forward and backward of a layer, those of attention that an exchange may hide behind."""
+    if portion.context == 1 or not layer.attention_flop:
+        return 0.0, 0.0
+    share = layer.attention_flop / layer.forward_flop
+    alone = (seconds[0] * share, seconds[1] * share)
+    if model.profile_for(portion.device) is None:
+        work = portion.samples * portion.share / (portion.device.efficiency * portion.device.kind.peak(chain.dtype))
+        products = work * layer.forward_flop / model.forward_peak, work * layer.backward_flop / model.backward_peak
+        alone = (min(alone[0], products[0] * share), min(alone[1], products[1] * share))
+    steps = 1 - 1 / portion.context
+    return alone[0] * steps, alone[1] * steps
+
+
+def _measured_seconds(
+    model: ComputeModel, profile: Profile, chain: Chain, layer: Layer, portion: Portion
+) -> tuple[float, float]:
     """A hole in a profile is refused by name; between measured micro-batches it interpolates."""
     name = profile.row_name(layer)
     if name is None:
         raise bad_input(f"a measurement of it in the profile of {profile.model} for {profile.device}", where=layer.name)
     stretch = portion.share * portion.width / portion.device.efficiency
-    forward = profile.forward_seconds(name, portion.samples, portion.width, chain.dtype)
-    backward = profile.backward_seconds(name, portion.samples, portion.width, chain.dtype)
+    width = portion.tensor_width
+    samples: float = portion.samples
+    looked_up = samples
+    if portion.context > 1:
+        samples = samples / portion.context
+        looked_up = max(samples, profile.fewest_samples(name, width, chain.dtype))
+    forward = profile.forward_seconds(name, looked_up, width, chain.dtype) * samples / looked_up
+    backward = profile.backward_seconds(name, looked_up, width, chain.dtype) * samples / looked_up
+    if samples < looked_up:
+        forward, backward = max(forward, model.forward_floor), max(backward, model.backward_floor)
     return forward * stretch, backward * stretch
+
+
+@dataclass(frozen=True, slots=True)
+class StageSeconds:
+    """What one micro-batch takes on one device."""
+
+    forward: float
+    backward: float
+    """Both gradients, and what is computed again."""
+    hidden_forward: float = 0.0
+    """The part of ``forward`` during which keys and values may arrive."""
+    hidden_backward: float = 0.0
 
 
 def stage_seconds(model: ComputeModel, chain: Chain, stage: Stage, portion: Portion) -> tuple[float, float]:
     """Forward and backward of a whole stage on one device, (3) included."""
-    forward = backward = 0.0
+    seconds = split_stage_seconds(model, chain, stage, portion)
+    return seconds.forward, seconds.backward
+
+
+def split_stage_seconds(model: ComputeModel, chain: Chain, stage: Stage, portion: Portion) -> StageSeconds:
+    """The same, with (6)."""
+    portion = replace(portion, context=stage.context, expert=stage.expert)
+    forward = backward = hidden_forward = hidden_backward = 0.0
     for layer in chain.layers[stage.first : stage.end]:
         ahead, back = layer_seconds(model, chain, layer, portion)
+        beside = hidden_seconds(model, chain, layer, portion, (ahead, back))
         forward += ahead
         backward += back + recompute_seconds(model, chain, layer, portion, stage.recompute, ahead)
-    return forward, backward
+        hidden_forward += beside[0]
+        hidden_backward += beside[1] + (beside[0] if stage.recompute is Recompute.FULL else 0.0)
+    return StageSeconds(forward, backward, hidden_forward, hidden_backward)
 
 
 def recompute_seconds(

@@ -1,13 +1,18 @@
 """Bytes of memory: what a stage holds on each of its devices.
 
-With P parameters in a stage, share r of its tensors on the device, n replicas and the number of micro-batches in
-flight:
+With P parameters in a stage, Q of them in experts, share r of the work of a replica with n_samples on the device, the
+sequence in c parts and the experts over e holders, n = replicas x c holders of the weights, and the number of
+micro-batches in flight:
 
-    (1)  weights    = r P b                    b bytes per element of the dtype;  / n under ZeRO 3
-    (2)  gradients  = r P b                                                       / n under ZeRO 2 and 3
-    (3)  optimizer  = r P s                    s from OPTIMIZER_BYTES;            / n under ZeRO 1 to 3
+    (1)  weights    = (r c (P - Q) + r c Q / e) b     b bytes per element of the dtype
+    (2)  gradients  = the same
+    (3)  optimizer  = the same with s for b           s from OPTIMIZER_BYTES
+         ZeRO 1 divides (3) by the number of holders that have the same weights: n, for experts n / e; ZeRO 2 also
+         (2), ZeRO 3 also (1)
     (4)  activations of one micro-batch = r n_samples (sum of the layers' kept bytes, less what recomputation drops)
     (5)  recomputed in a backward       = r n_samples (the largest that a layer of the stage has dropped)
+    (6)  on their way between devices   = r n_samples (the largest of a layer: where c > 1, keys and values twice over,
+         and their gradients in a backward; where e > 1, what is routed)
 
 Tensor-parallel groups are taken to split activations along the sequence outside the matrix products too. How many
 micro-batches are in flight at a time is the schedule's affair: the simulator adds (4) up as it goes.
@@ -19,7 +24,7 @@ from dataclasses import dataclass
 
 from argosy.errors import bad_input, closest
 from argosy.plan.plan import Recompute, Stage
-from argosy.workload.chain import Chain
+from argosy.workload.chain import Chain, Layer
 
 OPTIMIZER_BYTES = {"adamw": 8, "adam": 8, "lion": 4, "momentum": 4, "sgd": 0}
 """State per parameter, in fp32; a 16-bit model keeps 4 more for its fp32 master copy."""
@@ -58,14 +63,28 @@ def stage_parameters(chain: Chain, stage: Stage) -> int:
     return count
 
 
+def shared_parameters(chain: Chain, stage: Stage) -> tuple[int, int]:
+    """Weights of a stage that every holder has, and those of experts that its holders share out: P - Q and Q, the
+    latter 0 where experts are not split."""
+    split = sum(layer.expert_parameters for layer in chain.layers[stage.first : stage.end]) if stage.expert > 1 else 0
+    return stage_parameters(chain, stage) - split, split
+
+
 def state_bytes(chain: Chain, stage: Stage, share: float) -> StateBytes:
     """(1) to (3) for one device of a stage."""
-    elements = stage_parameters(chain, stage) * share
-    replicas = len(stage.replicas)
+    common, split = shared_parameters(chain, stage)
+    tensor_share = share * stage.context
+
+    def held(width: int, level: int) -> float:
+        """Under ZeRO of this level, one of the holders that have an element keeps it: over all alike, split or not."""
+        if stage.zero >= level:
+            return (common + split) * tensor_share * width / stage.num_holders
+        return (common + split / stage.expert) * tensor_share * width
+
     return StateBytes(
-        weights=elements * chain.dtype.bytes / (replicas if stage.zero >= 3 else 1),
-        gradients=elements * chain.dtype.bytes / (replicas if stage.zero >= 2 else 1),
-        optimizer=elements * optimizer_bytes(chain) / (replicas if stage.zero >= 1 else 1),
+        weights=held(chain.dtype.bytes, 3),
+        gradients=held(chain.dtype.bytes, 2),
+        optimizer=held(optimizer_bytes(chain), 1),
     )
 
 
@@ -95,3 +114,18 @@ def recomputed_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> 
         case Recompute.FULL:
             largest = max(layer.activation_bytes for layer in layers)
     return largest * samples * share
+
+
+def exchanged_bytes(chain: Chain, stage: Stage, samples: int, share: float, *, backward: bool) -> float:
+    """(6): what one micro-batch has on its way to other parts of the sequence and to experts, on one device."""
+    largest = max(
+        exchange_buffers(layer, stage.context, stage.expert, backward=backward)
+        for layer in chain.layers[stage.first : stage.end]
+    )
+    return largest * samples * share
+
+
+def exchange_buffers(layer: Layer, context: int, expert: int, *, backward: bool) -> float:
+    """(6) per sample, for one layer on all devices of a replica."""
+    parts = (4 if backward else 2) * layer.key_value_bytes if context > 1 else 0.0
+    return parts + (layer.routed_bytes if expert > 1 else 0.0)

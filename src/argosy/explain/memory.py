@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from argosy.cluster.topology import Cluster
-from argosy.cost.memory import StateBytes, activation_bytes, recomputed_bytes, state_bytes
+from argosy.cost.memory import StateBytes, activation_bytes, exchanged_bytes, recomputed_bytes, state_bytes
 from argosy.plan.plan import Plan
 from argosy.schedule import build_schedule, in_flight
 from argosy.timeline import Span, SpanKind, Timeline
@@ -75,7 +75,7 @@ def _stack(
     weights, gradients, optimizer = (
         sum(getattr(state, part) for state in states) for part in ("weights", "gradients", "optimizer")
     )
-    activations = sum(kept[name, span.stage] * _in_flight(span, when) for span in spans if span.stage is not None)
+    activations = sum(kept[name, stage] * count for stage, count in _in_flight(spans, when).items())
     rest = peak - weights - gradients - optimizer - activations
     return DeviceMemory(
         device=name,
@@ -89,12 +89,22 @@ def _stack(
     )
 
 
-def _in_flight(span: Span, when: float) -> int:
-    """What a span adds to the micro-batches whose activations are held at a moment."""
-    if span.kind is SpanKind.FORWARD:
-        return int(span.start <= when)
-    frees = span.kind in (SpanKind.BACKWARD, SpanKind.WEIGHT_GRADIENT)
-    return -int(frees and span.end <= when)
+def _in_flight(spans: Sequence[Span], when: float) -> dict[int, int]:
+    """Per stage, the micro-batches whose activations a device holds at a moment. A pass may be several spans."""
+    begun: set[tuple[int, int | None, int]] = set()
+    over: dict[tuple[int, int | None, int], float] = {}
+    for span in spans:
+        if span.stage is None:
+            continue
+        key = (span.stage, span.micro_batch, span.iteration)
+        if span.kind is SpanKind.FORWARD and span.start <= when:
+            begun.add(key)
+        elif span.kind in (SpanKind.BACKWARD, SpanKind.WEIGHT_GRADIENT):
+            over[key] = max(over.get(key, 0.0), span.end)
+    counts: dict[int, int] = defaultdict(int)
+    for key in begun:
+        counts[key[0]] += not (key in over and over[key] <= when)
+    return counts
 
 
 def planned_memory(plan: Plan, chain: Chain) -> dict[str, float]:
@@ -108,6 +118,10 @@ def planned_memory(plan: Plan, chain: Chain) -> dict[str, float]:
             for name, share in zip(replica.devices, replica.shares, strict=True):
                 kept = depths[index] * activation_bytes(chain, stage, replica.samples, share)
                 again = recomputed_bytes(chain, stage, replica.samples, share)
-                more = max(arriving * replica.samples * share, returning * replica.samples * share + again)
+                ahead, back = (
+                    exchanged_bytes(chain, stage, replica.samples, share, backward=way) for way in (False, True)
+                )
+                back += returning * replica.samples * share + again
+                more = max(arriving * replica.samples * share + ahead, back)
                 held[name] += state_bytes(chain, stage, share).total + kept + more
     return dict(held)

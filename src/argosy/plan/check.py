@@ -6,13 +6,13 @@ What the checker passes can be simulated; memory is a question of cost and is an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from argosy.cluster.topology import Cluster
 from argosy.document import Document, parse_path
 from argosy.errors import InputError, Problem, closest
-from argosy.plan.plan import Plan
+from argosy.plan.plan import Plan, Stage
 from argosy.schedule import ScheduleKind, ScheduleSpec, build_schedule, check_schedule
 from argosy.workload.chain import Chain
 
@@ -122,17 +122,77 @@ def ratios_sum_to_one(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Pr
                 yield Problem(path=path, found=found, expected="ratios of at least 0 that sum to 1")
 
 
+def context_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
+    """The sequence can be cut so often, twice over because each part takes a piece from the front and one from the
+    back; every replica has devices for as many parts, all split alike."""
+    for index, stage in enumerate(plan.stages):
+        if stage.context == 1:
+            continue
+        path, found = f"stages[{index}].context", str(stage.context)
+        layers = chain.layers[stage.first : stage.end]
+        most = min((layer.max_context for layer in layers), default=1)
+        if stage.context > most:
+            expected = f"at most {most}, as often as layers {stage.first}..{stage.end - 1} can be cut"
+            yield Problem(path=path, found=found, expected=expected)
+        elif chain.sequence_length % (2 * stage.context):
+            expected = f"a number whose double divides the sequence length {chain.sequence_length}"
+            yield Problem(path=path, found=found, expected=expected)
+        for position, replica in enumerate(stage.replicas):
+            where = f"stages[{index}].replicas[{position}]"
+            if replica.width % stage.context:
+                expected = f"a multiple of the {stage.context} parts of the sequence"
+                yield Problem(path=f"{where}.devices", found=f"{replica.width} devices", expected=expected)
+            elif replica.ratios and _differ(replica.ratios, replica.width // stage.context):
+                expected = f"the same ratios in each of the {stage.context} parts of the sequence"
+                yield Problem(path=f"{where}.ratios", found="others", expected=expected)
+
+
+def _differ(ratios: Sequence[float], width: int) -> bool:
+    return any(not math.isclose(ratio, ratios[at % width], abs_tol=1e-6) for at, ratio in enumerate(ratios))
+
+
+def experts_fit(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
+    """Experts and holders fall into equal parts; the holders of a group take in tokens at the same pace."""
+    for index, stage in enumerate(plan.stages):
+        if stage.expert == 1 or any(replica.width % stage.context for replica in stage.replicas):
+            continue
+        path, found = f"stages[{index}].expert", str(stage.expert)
+        counts = {layer.num_experts for layer in chain.layers[stage.first : stage.end] if layer.num_experts}
+        undivided = [count for count in sorted(counts) if count % stage.expert]
+        if not counts:
+            expected = f"1, because layers {stage.first}..{stage.end - 1} have no experts"
+            yield Problem(path=path, found=found, expected=expected)
+        elif undivided:
+            yield Problem(path=path, found=found, expected=f"a divisor of the {undivided[0]} experts of a layer")
+        if stage.num_holders % stage.expert:
+            expected = f"a divisor of the {stage.num_holders} holders of the stage's weights"
+            yield Problem(path=path, found=found, expected=expected)
+        elif _are_uneven(stage):
+            expected = (
+                "replicas of one width, with as many samples and the same ratios, in each group that shares experts"
+            )
+            yield Problem(path=f"stages[{index}].replicas", found="others", expected=expected)
+
+
+def _are_uneven(stage: Stage) -> bool:
+    looks = [(r.width, r.samples, r.ratios) for r in stage.replicas for _ in range(stage.context)]
+    groups = (looks[at : at + stage.expert] for at in range(0, len(looks), stage.expert))
+    return any(len(set(group)) > 1 for group in groups)
+
+
 def tensor_width_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
     """A layer with h attention heads can be split over at most h devices."""
     for index, stage in enumerate(plan.stages):
         layers = chain.layers[stage.first : stage.end]
         most = max(1, min((layer.max_tensor_width for layer in layers), default=1))
         for position, replica in enumerate(stage.replicas):
-            if layers and replica.width > most:
+            if layers and replica.width // stage.context > most:
+                parts = f" for each of the {stage.context} parts of the sequence" if stage.context > 1 else ""
+                covered = f"layers {stage.first}..{stage.end - 1}"
                 yield Problem(
                     path=f"stages[{index}].replicas[{position}].devices",
                     found=f"{replica.width} devices",
-                    expected=f"at most {most}, the widest split that layers {stage.first}..{stage.end - 1} allow",
+                    expected=f"at most {most}{parts}, the widest split that {covered} allow",
                 )
 
 
@@ -200,15 +260,6 @@ def left_out_devices_are_idle(plan: Plan, chain: Chain, cluster: Cluster) -> Ite
             yield Problem(path=path, found=f'"{left.device}"', expected="a device that no stage uses")
 
 
-def settings_are_priced(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
-    """What a plan file can say and nothing prices yet is refused, not ignored."""
-    for index, stage in enumerate(plan.stages):
-        for name, degree in (("context", stage.context), ("expert", stage.expert)):
-            if degree != 1:
-                expected = f"1: {name} parallelism is not priced yet"
-                yield Problem(path=f"stages[{index}].{name}", found=str(degree), expected=expected)
-
-
 RULES: tuple[Rule, ...] = (
     batch_adds_up,
     samples_add_up,
@@ -217,9 +268,10 @@ RULES: tuple[Rule, ...] = (
     devices_work_once,
     ratios_sum_to_one,
     tensor_width_fits,
+    context_fits,
+    experts_fit,
     schedule_fits,
     policy_fits,
     collectives_name_stages,
     left_out_devices_are_idle,
-    settings_are_priced,
 )

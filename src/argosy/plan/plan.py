@@ -43,13 +43,15 @@ class ClusterRef:
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """A tensor-parallel group of devices that holds a stage's weights once."""
+    """A group of devices that runs a stage on samples of its own: parts of the sequence, each a tensor-parallel
+    group."""
 
     devices: tuple[str, ...]
+    """Part by part."""
     samples: int
     """Its share of every micro-batch."""
     ratios: tuple[float, ...] = ()
-    """How tensors are split inside the group; sums to 1. Empty: evenly."""
+    """How its work is split over the devices; sums to 1. Empty: evenly."""
 
     @property
     def width(self) -> int:
@@ -59,6 +61,15 @@ class Replica:
     def shares(self) -> tuple[float, ...]:
         """``ratios``, or equal ones."""
         return self.ratios or (1 / self.width,) * self.width
+
+    def parts(self, context: int) -> tuple[tuple[str, ...], ...]:
+        """The tensor-parallel groups, one for each part of the sequence.
+
+        >>> Replica(devices=("a", "b", "c", "d"), samples=1).parts(2)
+        (('a', 'b'), ('c', 'd'))
+        """
+        width = self.width // context
+        return tuple(self.devices[at : at + width] for at in range(0, self.width, width))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,15 +82,36 @@ class Stage:
     replicas: tuple[Replica, ...]
     recompute: Recompute = Recompute.NONE
     zero: int = 0
-    """What the replicas keep only a part of: 0 nothing, 1 optimizer state, 2 and gradients, 3 and weights."""
+    """What the holders keep only a part of: 0 nothing, 1 optimizer state, 2 and gradients, 3 and weights."""
     context: int = 1
-    """Devices of a replica over which the sequence is split."""
+    """Parts into which every replica cuts the sequence."""
     expert: int = 1
-    """Devices of a replica over which experts are split."""
+    """Holders that follow one another and hold the experts together, each an equal part of them."""
 
     @property
     def devices(self) -> tuple[str, ...]:
         return tuple(itertools.chain.from_iterable(replica.devices for replica in self.replicas))
+
+    @property
+    def num_holders(self) -> int:
+        return len(self.replicas) * self.context
+
+    @property
+    def holders(self) -> tuple[tuple[str, ...], ...]:
+        """The tensor-parallel groups, each of which holds the stage's weights once, experts aside: every part of every
+        replica, in order."""
+        return tuple(part for replica in self.replicas for part in replica.parts(self.context))
+
+    @property
+    def expert_groups(self) -> tuple[tuple[tuple[str, ...], ...], ...]:
+        """Holders that hold all experts together and send each other tokens."""
+        holders = self.holders
+        return tuple(holders[at : at + self.expert] for at in range(0, len(holders), self.expert))
+
+    @property
+    def expert_copies(self) -> tuple[tuple[tuple[str, ...], ...], ...]:
+        """Holders of the same experts, which sum their gradients."""
+        return tuple(self.holders[at :: self.expert] for at in range(self.expert))
 
     def describe(self, index: int, kinds: dict[str, str]) -> str:
         """For people: ``Stage 1: layers 8..15 on 4x V100-32GB, 2 replicas of 2``."""
@@ -92,7 +124,9 @@ class Stage:
         groups += f" of {'/'.join(map(str, widths))}" if widths != [1] else ""
         shares = sorted({replica.samples for replica in self.replicas})
         uneven = f", samples {'/'.join(str(r.samples) for r in self.replicas)}" if len(shares) > 1 else ""
-        extras = [f"zero {self.zero}"] if self.zero else []
+        extras = [f"context {self.context}"] if self.context > 1 else []
+        extras += [f"expert {self.expert}"] if self.expert > 1 else []
+        extras += [f"zero {self.zero}"] if self.zero else []
         extras += [f"recompute {self.recompute}"] if self.recompute is not Recompute.NONE else []
         tail = "".join(f", {extra}" for extra in extras)
         return f"Stage {index}: layers {self.first}..{self.end - 1} on {on}, {groups}{uneven}{tail}"

@@ -1,26 +1,39 @@
 """From a plan to the tasks of one iteration.
 
-For every action of the schedule, every device of every replica computes; a tensor-parallel group then reduces
-together; the result goes to the replicas of the next stage that hold the same samples (split and concatenated where
-the replica counts differ; a tensor-parallel group holds what passes between stages split along the sequence, so each
-of its devices receives its share only). At the end of the iteration each stage's replicas sum their gradients, and
-every device updates its weights.
+For every action of the schedule, every device of every replica computes. Where the sequence is in parts, keys and
+values go around meanwhile: attention comes first, as much of it as may run beside them, and the rest waits for both.
+A tensor-parallel group then reduces together, and holders of experts send each other tokens. The result goes to the
+replicas of the next stage that hold the same samples (split and concatenated where the replica counts differ; a
+replica holds what passes between stages split along the sequence, so each of its devices receives its share only). At
+the end of the iteration each stage's holders sum their gradients, and every device updates its weights.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from argosy.cluster.topology import Cluster
-from argosy.cost.communicate import num_reductions
-from argosy.cost.compute import ComputeModel, Portion, stage_seconds, update_seconds
-from argosy.cost.memory import activation_bytes, recomputed_bytes, stage_parameters, state_bytes
+from argosy.cost.compute import ComputeModel, Portion, StageSeconds, split_stage_seconds, update_seconds
+from argosy.cost.memory import activation_bytes, exchanged_bytes, recomputed_bytes, state_bytes
 from argosy.plan.plan import Plan, Replica, Stage
 from argosy.schedule import Action, ActionKind, Schedule, build_schedule
 from argosy.schedule.check import needs
+from argosy.sim.exchange import (
+    Exchange,
+    Pairs,
+    ReplicaExchange,
+    key_value_passes,
+    key_values,
+    reduction,
+    routed,
+    routed_passes,
+    weight_pairs,
+)
 from argosy.sim.graph import Flow, Task, TaskGraph
-from argosy.sim.split import overlaps, ring_flows, ring_pairs, share_overlaps
+from argosy.sim.split import overlaps, share_overlaps
 from argosy.timeline import SpanKind
 from argosy.workload.chain import Chain
 
@@ -57,6 +70,25 @@ def in_dependency_order(schedule: Schedule) -> Iterator[Action]:
         assert remaining < before, "check_schedule finds deadlocks before this"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """What one micro-batch of a stage costs one device."""
+
+    seconds: StageSeconds
+    kept: float = 0.0
+    """Bytes from the forward to the backward."""
+    forward_bytes: float = 0.0
+    """Held for a moment by a forward."""
+    backward_bytes: float = 0.0
+
+    def of(self, kind: ActionKind) -> tuple[float, float]:
+        """Seconds of an action, and those of them during which keys and values may arrive."""
+        if kind is ActionKind.FORWARD:
+            return self.seconds.forward, self.seconds.hidden_forward
+        whole = self.seconds.backward if kind is ActionKind.BACKWARD else self.seconds.backward / 2
+        return whole, min(whole, self.seconds.hidden_backward)
+
+
 class Compiler:
     """Collects the tasks of one iteration, action by action."""
 
@@ -70,7 +102,8 @@ class Compiler:
         self.tasks: list[Task] = []
         self.last: dict[int, int] = {}
         """Per device, the task that occupies it last."""
-        self.before_last: dict[int, int] = {}
+        self.before_action: dict[int, int] = {}
+        """Per device, the task that occupied it last when its latest action began."""
         self.first: dict[int, int] = {}
         self.arriving: dict[tuple[Action, int], list[int]] = defaultdict(list)
         """Per action and device, the transfers it waits for."""
@@ -82,14 +115,21 @@ class Compiler:
         """Per stage, its last gather or scatter under ZeRO 2 or 3."""
         self.gradients_done: dict[tuple[int, int], int] = {}
         """Per stage and device, the last task that adds to its gradients."""
-        self.num_replicas = [len(stage.replicas) for stage in plan.stages]
-        self.reductions = [sum(map(num_reductions, chain.layers[s.first : s.end])) for s in plan.stages]
-        self.seconds = {
-            (stage_index, replica_index, member): self._member_seconds(stage, replica, member)
+        self.num_holders = [stage.num_holders for stage in plan.stages]
+        self.members = {
+            (stage_index, replica_index, member): self._member(stage_index, replica, member)
             for stage_index, stage in enumerate(plan.stages)
             for replica_index, replica in enumerate(stage.replicas)
             for member in range(replica.width)
         }
+        self.reductions = self._per_replica(reduction)
+        self.key_values = self._per_replica(key_values)
+        self.routed = [routed(chain, stage) for stage in plan.stages]
+        self.weight_flows: dict[tuple[tuple[int, ...], int], tuple[Flow, ...]] = {}
+        """Per stages and weights that they share, the flows that pass these around once."""
+
+    def _per_replica(self, exchange: ReplicaExchange) -> list[list[Exchange | None]]:
+        return [[exchange(self.chain, stage, replica) for replica in stage.replicas] for stage in self.plan.stages]
 
     def run(self) -> TaskGraph:
         schedule = build_schedule(self.plan.schedule, len(self.plan.stages), self.plan.num_micro_batches)
@@ -98,8 +138,16 @@ class Compiler:
         self.add_synchronisation()
         return self.graph()
 
-    def _member_seconds(self, stage: Stage, replica: Replica, member: int) -> tuple[float, float]:
-        return stage_seconds(self.model, self.chain, stage, self._portion(replica, member))
+    def _member(self, stage_index: int, replica: Replica, member: int) -> Member:
+        chain, stage = self.chain, self.plan.stages[stage_index]
+        samples, share = replica.samples, replica.shares[member]
+        return Member(
+            seconds=split_stage_seconds(self.model, chain, stage, self._portion(replica, member)),
+            kept=activation_bytes(chain, stage, samples, share),
+            forward_bytes=exchanged_bytes(chain, stage, samples, share, backward=False),
+            backward_bytes=exchanged_bytes(chain, stage, samples, share, backward=True)
+            + recomputed_bytes(chain, stage, samples, share),
+        )
 
     def _portion(self, replica: Replica, member: int) -> Portion:
         return Portion(
@@ -111,64 +159,91 @@ class Compiler:
 
     def add_action(self, action: Action) -> None:
         stage = self.plan.stages[action.stage]
+        devices = [self.index[name] for name in stage.devices]
         gathered = self._gather_weights(stage, action) if stage.zero == 3 else None
-        for position, replica in enumerate(stage.replicas):
-            members = [self._compute(action, stage, position, member, gathered) for member in range(replica.width)]
-            if replica.width > 1 and action.kind is not ActionKind.WEIGHT_GRADIENT:
-                payload = replica.samples * sum(
-                    layer.reduced_bytes for layer in self.chain.layers[stage.first : stage.end]
-                )
-                devices = [self.index[name] for name in replica.devices]
-                reduced = self._add(
-                    Task(
-                        kind=SpanKind.COLLECTIVE,
-                        flows=ring_flows(devices, 2 * payload),
-                        rounds=2 * (replica.width - 1) * self.reductions[action.stage],
-                        after=tuple(members),
-                        stage=action.stage,
-                        micro_batch=action.micro_batch,
-                    )
-                )
-                self._occupy(devices, reduced)
-            for name in replica.devices:
-                if action.kind.frees_activations:
-                    self.gradients_done[action.stage, self.index[name]] = self.last[self.index[name]]
-        if stage.zero >= 2 and self.num_replicas[action.stage] > 1 and action.kind.frees_activations:
+        self.before_action.update({device: self.last[device] for device in devices if device in self.last})
+        for position in range(len(stage.replicas)):
+            self._run_replica(action, stage, position, gathered)
+        passes = routed_passes(action.kind, stage.recompute)
+        for exchange in self.routed[action.stage] if passes else ():
+            self._add_collective(action, exchange, passes)
+        if action.kind.frees_activations:
+            self.gradients_done.update({(action.stage, device): self.last[device] for device in devices})
+        if stage.zero >= 2 and self.num_holders[action.stage] > 1 and action.kind.frees_activations:
             self._scatter_gradients(stage, action)
         if action.kind is ActionKind.FORWARD and action.stage + 1 < len(self.plan.stages):
             self._send(action, action.stage + 1, stage.end - 1)
         if action.kind.is_gradient and action.stage > 0:
             self._send(action, action.stage - 1, stage.first - 1)
 
-    def _compute(self, action: Action, stage: Stage, position: int, member: int, gathered: int | None) -> int:
-        replica = stage.replicas[position]
-        device = self.index[replica.devices[member]]
-        forward, backward = self.seconds[action.stage, position, member]
-        seconds = {ActionKind.FORWARD: forward, ActionKind.BACKWARD: backward}.get(action.kind, backward / 2)
-        kept = activation_bytes(self.chain, stage, replica.samples, replica.shares[member])
-        arrived = self.arriving[action, device]
-        buffers = sum(flow.bytes for task in arrived for flow in self.tasks[task].flows)
-        after = [*arrived, *([self.last[device]] if device in self.last else [])]
+    def _run_replica(self, action: Action, stage: Stage, position: int, gathered: int | None) -> None:
+        """Compute on all devices of a replica, and exchange what its parts and tensor-parallel groups need."""
+        devices = [self.index[name] for name in stage.replicas[position].devices]
+        waits = [self._waits(action, device, gathered) for device in devices]
+        exchange, arrived = self.key_values[action.stage][position], None
+        passes = key_value_passes(action.kind, stage.recompute)
+        if exchange is not None and passes:
+            after = set(itertools.chain.from_iterable(waits))
+            arrived = self._add_collective(action, exchange, passes, after=after)
+        for member, after_tasks in enumerate(waits):
+            self._compute(action, position, member, after_tasks, arrived)
+        reduced = self.reductions[action.stage][position]
+        if reduced is not None and action.kind is not ActionKind.WEIGHT_GRADIENT:
+            self._add_collective(action, reduced, 1)
+
+    def _waits(self, action: Action, device: int, gathered: int | None) -> tuple[int, ...]:
+        """What a device needs before it can begin with an action."""
+        after = [*self.arriving[action, device], *([self.last[device]] if device in self.last else [])]
         if gathered is not None:
             after.append(gathered)
-        again = recomputed_bytes(self.chain, stage, replica.samples, replica.shares[member])
-        taken = kept if action.kind is ActionKind.FORWARD else again
-        freed = (kept if action.kind.frees_activations else 0.0) + buffers
-        freed += again if action.kind is not ActionKind.FORWARD else 0.0
+        return tuple(dict.fromkeys(after))
+
+    def _add_collective(self, action: Action, exchange: Exchange, passes: int, after: set[int] | None = None) -> int:
+        """All devices of an exchange do it together and do nothing else; or, given what it comes ``after``, beside
+        their work."""
+        devices = [self.index[name] for name in exchange.devices]
         task = self._add(
             Task(
-                kind=SPAN_KIND[action.kind],
-                device=device,
-                seconds=seconds,
-                after=tuple(dict.fromkeys(after)),
+                kind=SpanKind.COLLECTIVE,
+                flows=self._flows_of(exchange.pairs, passes),
+                rounds=passes * exchange.rounds,
+                after=tuple(sorted({self.last[device] for device in devices} if after is None else after)),
                 stage=action.stage,
                 micro_batch=action.micro_batch,
-                takes=((device, taken),) if taken else (),
-                frees=((device, freed),) if freed else (),
             )
         )
-        self._occupy([device], task)
+        if after is None:
+            self._occupy(devices, task)
+        elif not after:
+            self.unanchored.append((task, devices))
         return task
+
+    def _compute(self, action: Action, position: int, member: int, after: tuple[int, ...], arrived: int | None) -> None:
+        """One device's part of an action; where keys and values must have ``arrived``, in two pieces."""
+        device = self.index[self.plan.stages[action.stage].replicas[position].devices[member]]
+        cost = self.members[action.stage, position, member]
+        seconds, beside = cost.of(action.kind)
+        is_forward = action.kind is ActionKind.FORWARD
+        passing = cost.forward_bytes if is_forward else cost.backward_bytes
+        buffers = sum(flow.bytes for task in self.arriving[action, device] for flow in self.tasks[task].flows)
+        taken = passing + (cost.kept if is_forward else 0.0)
+        freed = passing + buffers + (cost.kept if action.kind.frees_activations else 0.0)
+        pieces = [(seconds, after)]
+        if arrived is not None:
+            pieces = [(beside, after), (seconds - beside, (arrived,))]
+        for number, (length, waits) in enumerate(pieces):
+            before = (self.last[device],) if number else ()
+            task = Task(
+                kind=SPAN_KIND[action.kind],
+                device=device,
+                seconds=length,
+                after=tuple(dict.fromkeys((*waits, *before))),
+                stage=action.stage,
+                micro_batch=action.micro_batch,
+                takes=((device, taken),) if taken and not number else (),
+                frees=((device, freed),) if freed and number + 1 == len(pieces) else (),
+            )
+            self._occupy([device], self._add(task))
 
     def _send(self, action: Action, target_stage: int, layer: int) -> None:
         """Hand the micro-batch to a neighbouring stage: replica to replica, the samples that both hold."""
@@ -210,65 +285,51 @@ class Compiler:
 
     def _gather_weights(self, stage: Stage, action: Action) -> int | None:
         """ZeRO 3: collect the stage's weights while the action before is still computing."""
-        if self.num_replicas[action.stage] == 1 or action.kind is ActionKind.WEIGHT_GRADIENT:
+        if self.num_holders[action.stage] == 1 or action.kind is ActionKind.WEIGHT_GRADIENT:
             return None
-        weights = stage_parameters(self.chain, stage) * self.chain.dtype.bytes
         devices = [self.index[name] for name in stage.devices]
-        gathered = self._add(
-            Task(
-                kind=SpanKind.COLLECTIVE,
-                flows=self._rings([stage], weights),
-                rounds=self.num_replicas[action.stage] - 1,
-                after=self._after_exchange(
-                    action.stage, {self.before_last[d] for d in devices if d in self.before_last}
-                ),
-                stage=action.stage,
-                micro_batch=action.micro_batch,
-            )
-        )
+        before = {self.before_action[device] for device in devices if device in self.before_action}
+        gathered = self._pass_weights(action, before)
         if not self.tasks[gathered].after:
             self.unanchored.append((gathered, devices))
-        self.exchanged[action.stage] = gathered
         return gathered
 
     def _scatter_gradients(self, stage: Stage, action: Action) -> None:
-        """ZeRO 2 and 3: every replica keeps the sum of its own part of the gradients, while the next action
+        """ZeRO 2 and 3: every holder keeps the sum of its own part of the gradients, while the next action
         computes."""
-        gradients = stage_parameters(self.chain, stage) * self.chain.dtype.bytes
         devices = [self.index[name] for name in stage.devices]
-        scattered = self._add(
+        scattered = self._pass_weights(action, {self.last[device] for device in devices})
+        self.gradients_done.update({(action.stage, device): scattered for device in devices})
+
+    def _pass_weights(self, action: Action, after: set[int]) -> int:
+        """As many bytes as the weights have go around the holders once, behind what the stage exchanged before."""
+        if action.stage in self.exchanged:
+            after = after | {self.exchanged[action.stage]}
+        self.exchanged[action.stage] = self._add(
             Task(
                 kind=SpanKind.COLLECTIVE,
-                flows=self._rings([stage], gradients),
-                rounds=self.num_replicas[action.stage] - 1,
-                after=self._after_exchange(action.stage, {self.last[device] for device in devices}),
+                flows=self._weight_flows((action.stage,), 1),
+                rounds=self.num_holders[action.stage] - 1,
+                after=tuple(sorted(after)),
                 stage=action.stage,
                 micro_batch=action.micro_batch,
             )
         )
-        self.exchanged[action.stage] = scattered
-        for device in devices:
-            self.gradients_done[action.stage, device] = scattered
-
-    def _after_exchange(self, stage: int, tasks: set[int]) -> tuple[int, ...]:
-        """Exchanges of one stage follow one another."""
-        return tuple(sorted(tasks | ({self.exchanged[stage]} if stage in self.exchanged else set())))
+        return self.exchanged[action.stage]
 
     def add_synchronisation(self) -> None:
-        """Sum the gradients of every stage's replicas and of tied layers, then update."""
+        """Sum the gradients of every stage's holders and of tied layers, then update."""
         waits: dict[int, list[int]] = defaultdict(list)
         for stages, parameters, times in self._gradient_groups():
             devices = [self.index[name] for stage in stages for name in self.plan.stages[stage].devices]
-            payload = times * parameters * self.chain.dtype.bytes
-            flows = self._rings([self.plan.stages[stage] for stage in stages], payload)
             places = [(stage, device) for stage in stages for device in devices]
             ready = {self.gradients_done[place] for place in places if place in self.gradients_done}
-            num_replicas = sum(self.num_replicas[stage] for stage in stages)
+            num_holders = sum(self.num_holders[stage] for stage in stages)
             task = self._add(
                 Task(
                     kind=SpanKind.COLLECTIVE,
-                    flows=flows,
-                    rounds=times * (num_replicas - 1),
+                    flows=self._weight_flows(stages, times, parameters),
+                    rounds=times * (num_holders - 1),
                     after=tuple(sorted(ready)),
                     stage=stages[0],
                 )
@@ -279,11 +340,12 @@ class Compiler:
             self._add_update(device, waits[device])
 
     def _gradient_groups(self) -> Iterator[tuple[tuple[int, ...], int, int]]:
-        """(stages, parameters, times around the ring) of what all replicas of these stages exchange at the end: a sum
-        is twice around; under ZeRO 2 only the gather of the new weights is left, under ZeRO 3 nothing."""
+        """(stages, parameters or 0 for all of a stage, times around the ring) of what all holders of these stages
+        exchange at the end: a sum is twice around; under ZeRO 2 only the gather of the new weights is left, under ZeRO
+        3 nothing."""
         for index, stage in enumerate(self.plan.stages):
-            if self.num_replicas[index] > 1:
-                yield (index,), stage_parameters(self.chain, stage), {2: 1, 3: 0}.get(stage.zero, 2)
+            if self.num_holders[index] > 1:
+                yield (index,), 0, {2: 1, 3: 0}.get(stage.zero, 2)
         for index, layer in enumerate(self.chain.layers):
             if layer.tied_to is None:
                 continue
@@ -294,12 +356,19 @@ class Compiler:
     def _stage_of(self, layer: int) -> int:
         return next(index for index, stage in enumerate(self.plan.stages) if stage.first <= layer < stage.end)
 
-    def _rings(self, stages: Sequence[Stage], payload: float) -> tuple[Flow, ...]:
-        """Ring flows over all replicas of ``stages``; replicas of width w hold w slices, each slice has its own
-        ring."""
-        replicas = [replica for stage in stages for replica in stage.replicas]
-        pairs = ring_pairs([[self.index[name] for name in replica.devices] for replica in replicas], int)
-        return tuple(Flow(source, target, share * payload) for (source, target), share in pairs.items())
+    def _weight_flows(self, stages: tuple[int, ...], times: int, parameters: int = 0) -> tuple[Flow, ...]:
+        """All the bytes of the weights of a stage, or of ``parameters`` that several share, so many times around."""
+        key = (stages, parameters)
+        if key not in self.weight_flows:
+            self.weight_flows[key] = self._flows_of(self._weight_pairs(stages, parameters), self.chain.dtype.bytes)
+        return tuple(replace(flow, bytes=flow.bytes * times) for flow in self.weight_flows[key])
+
+    def _weight_pairs(self, stages: tuple[int, ...], parameters: int) -> Pairs:
+        return weight_pairs(self.chain, [self.plan.stages[at] for at in stages], self.index.__getitem__, parameters)
+
+    def _flows_of(self, pairs: Pairs, factor: float) -> tuple[Flow, ...]:
+        """One for each pair of devices."""
+        return tuple(Flow(self.index[one], self.index[other], size * factor) for (one, other), size in pairs.items())
 
     def _add_update(self, device: int, waits: list[int]) -> None:
         seconds = 0.0
@@ -332,7 +401,5 @@ class Compiler:
 
     def _occupy(self, devices: Sequence[int], task: int) -> None:
         for device in devices:
-            if device in self.last:
-                self.before_last[device] = self.last[device]
             self.last[device] = task
             self.first.setdefault(device, task)

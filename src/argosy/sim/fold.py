@@ -14,6 +14,7 @@ Not modelled: conflicts, more than one route between two nodes, memory, chunks o
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -22,11 +23,12 @@ from dataclasses import dataclass, replace
 from argosy.cluster.topology import Cluster, Link, Node, Route
 from argosy.cluster.trace import total
 from argosy.cost.communicate import num_reductions, ring_seconds
-from argosy.cost.compute import ComputeModel, Portion, stage_seconds, update_seconds
+from argosy.cost.compute import ComputeModel, Portion, StageSeconds, split_stage_seconds, update_seconds
 from argosy.plan.plan import Plan, Replica, Stage
-from argosy.sim.compile import Compiler
+from argosy.sim.compile import Compiler, Member
+from argosy.sim.exchange import Exchange, Pairs, ReplicaExchange, reduction, routed, weight_pairs
 from argosy.sim.graph import Flow, TaskGraph
-from argosy.sim.split import overlaps, ring_pairs, share_overlaps
+from argosy.sim.split import overlaps, share_overlaps
 from argosy.workload.chain import Chain
 
 
@@ -76,17 +78,46 @@ class _Folder(Compiler):
         self.real = cluster
         self.bundles = find_bundles(plan, cluster)
         self.home = {name: at for at, bundle in enumerate(self.bundles) for name in bundle.devices}
-        self.known_rings: dict[tuple[int, ...], tuple[Flow, ...]] = {}
         super().__init__(_one_device_each(plan, self.bundles), chain, cluster, model)
-        self.num_replicas = [len(stage.replicas) for stage in plan.stages]
+        self.num_holders = [stage.num_holders for stage in plan.stages]
+        self.routed = [self._merged(routed(chain, stage)) for stage in plan.stages]
         self.inside = self._inside_shares()
 
-    def _member_seconds(self, stage: Stage, replica: Replica, member: int) -> tuple[float, float]:
-        bundle = next(bundle for bundle in self.bundles if bundle.name == replica.devices[0])
+    def _bundle(self, replica: Replica) -> Bundle:
+        return self.bundles[self.index[replica.devices[0]]]
+
+    def _member(self, stage_index: int, replica: Replica, member: int) -> Member:
+        bundle, stage = self._bundle(replica), self.whole.stages[stage_index]
         one = bundle.replicas[0]
-        pairs = [stage_seconds(self.model, self.chain, stage, self._real_portion(one, m)) for m in range(one.width)]
+        each = [
+            split_stage_seconds(self.model, self.chain, stage, self._real_portion(one, at)) for at in range(one.width)
+        ]
         reduce = self._reduce_seconds(stage, one, bundle.devices)
-        return max(pair[0] for pair in pairs) + reduce, max(pair[1] for pair in pairs) + reduce
+        forward, backward, hidden_forward, hidden_backward = (
+            max(values) for values in zip(*map(dataclasses.astuple, each), strict=True)
+        )
+        return Member(seconds=StageSeconds(forward + reduce, backward + reduce, hidden_forward, hidden_backward))
+
+    def _per_replica(self, exchange: ReplicaExchange) -> list[list[Exchange | None]]:
+        """What the replicas of a bundle do side by side; reductions are part of the compute."""
+        found: list[list[Exchange | None]] = [[] for _ in self.plan.stages]
+        for bundle in self.bundles:
+            stage = self.whole.stages[bundle.stage]
+            each = (
+                [] if exchange is reduction else [exchange(self.chain, stage, replica) for replica in bundle.replicas]
+            )
+            merged = self._merged([one for one in each if one is not None])
+            found[bundle.stage].append(merged[0] if merged else None)
+        return found
+
+    def _merged(self, exchanges: Iterable[Exchange]) -> list[Exchange]:
+        """Those of the same bundles as one, on bundles."""
+        found: dict[tuple[str, ...], Exchange] = {}
+        for one in exchanges:
+            names = tuple(self.bundles[at].name for at in sorted({self.home[name] for name in one.devices}))
+            pairs = {**found[names].pairs, **one.pairs} if names in found else one.pairs
+            found[names] = Exchange(names, pairs, one.rounds)
+        return list(found.values())
 
     def _real_portion(self, replica: Replica, member: int) -> Portion:
         device, share = self.real.device(replica.devices[member]), replica.shares[member]
@@ -94,27 +125,22 @@ class _Folder(Compiler):
 
     def _reduce_seconds(self, stage: Stage, replica: Replica, devices: Sequence[str]) -> float:
         """(4); a medium with one capacity for the node is shared by all of ``devices`` in it."""
-        if replica.width < 2:
+        width = replica.width // stage.context
+        if width < 2:
             return 0.0
         layers = self.chain.layers[stage.first : stage.end]
-        payload = 2 * replica.samples * sum(layer.reduced_bytes for layer in layers)
+        payload = 2 * replica.samples * sum(layer.reduced_bytes for layer in layers) / stage.context
         route = self.real.fastest(replica.devices[0], replica.devices[1], 1e6)
-        latency = 2 * (replica.width - 1) * sum(map(num_reductions, layers)) * self.real.latency(route)
+        latency = 2 * (width - 1) * sum(map(num_reductions, layers)) * self.real.latency(route)
         bandwidth = self.real.bandwidth(route).at(0)
         if len(route.links) == 1:
             node = self.real.device(replica.devices[0]).node
             bandwidth /= sum(self.real.device(name).node == node for name in devices)
-        return ring_seconds(payload, replica.width, bandwidth, 0.0) + latency
+        return ring_seconds(payload, width, bandwidth, 0.0) + latency
 
-    def _rings(self, stages: Sequence[Stage], payload: float) -> tuple[Flow, ...]:
-        """All the bytes that the rings move, bundle by bundle."""
-        indices = tuple(self.plan.stages.index(stage) for stage in stages)
-        if indices not in self.known_rings:
-            replicas = [replica for index in indices for replica in self.whole.stages[index].replicas]
-            order = self.real.device_index
-            pairs = ring_pairs([r.devices for r in replicas], order.__getitem__)
-            self.known_rings[indices] = self._bundled(pairs)
-        return tuple(replace(flow, bytes=flow.bytes * payload) for flow in self.known_rings[indices])
+    def _weight_pairs(self, stages: tuple[int, ...], parameters: int) -> Pairs:
+        whole = [self.whole.stages[at] for at in stages]
+        return weight_pairs(self.chain, whole, self.real.device_index.__getitem__, parameters)
 
     def _flows(self, source: int, target: int, num_bytes: float) -> tuple[Flow, ...]:
         inside = self.inside.get((source, target), 0.0)
@@ -137,18 +163,18 @@ class _Folder(Compiler):
                         moved[pair][1] += samples * part * stays
         return {pair: stayed / whole for pair, (whole, stayed) in moved.items() if stayed}
 
-    def _bundled(self, pairs: dict[tuple[str, str], float]) -> tuple[Flow, ...]:
+    def _flows_of(self, pairs: Pairs, factor: float) -> tuple[Flow, ...]:
+        """All the bytes that pass, bundle by bundle."""
         flows: dict[tuple[int, int], float] = defaultdict(float)
         for (start, end), num_bytes in pairs.items():
             stays = self.real.device(start).node == self.real.device(end).node
             flows[self.home[start], self._twin(self.home[start]) if stays else self.home[end]] += num_bytes
-        return tuple(Flow(source, target, num_bytes) for (source, target), num_bytes in flows.items())
+        return tuple(Flow(source, target, num_bytes * factor) for (source, target), num_bytes in flows.items())
 
     def _add_update(self, device: int, waits: list[int]) -> None:
         bundle = self.bundles[device]
-        stage, one = self.plan.stages[bundle.stage], bundle.replicas[0]
-        real = replace(stage, replicas=self.whole.stages[bundle.stage].replicas)
-        seconds = max(update_seconds(self.chain, real, self._real_portion(one, m)) for m in range(one.width))
+        stage, one = self.whole.stages[bundle.stage], bundle.replicas[0]
+        seconds = max(update_seconds(self.chain, stage, self._real_portion(one, m)) for m in range(one.width))
         self._end_with_update(device, seconds, waits)
 
     def graph(self) -> TaskGraph:
@@ -162,7 +188,7 @@ def _one_device_each(plan: Plan, bundles: Sequence[Bundle]) -> Plan:
     for index, stage in enumerate(plan.stages):
         mine = [bundle for bundle in bundles if bundle.stage == index]
         replicas = tuple(Replica(devices=(b.name,), samples=sum(r.samples for r in b.replicas)) for b in mine)
-        stages.append(replace(stage, replicas=replicas))
+        stages.append(replace(stage, replicas=replicas, context=1, expert=1))
     return replace(plan, stages=tuple(stages))
 
 

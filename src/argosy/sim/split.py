@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from argosy.plan.plan import Replica
-from argosy.sim.graph import Flow
 
 Name = TypeVar("Name", int, str)
 
@@ -28,20 +27,6 @@ def ring_pairs(groups: Sequence[Sequence[Name]], order: Callable[[Name], int]) -
         for at in range(len(ring) if len(ring) > 1 else 0):
             pairs[ring[at], ring[(at + 1) % len(ring)]] += (len(ring) - 1) / len(ring) / slices
     return dict(pairs)
-
-
-def ring_flows(devices: Sequence[int], payload: float) -> tuple[Flow, ...]:
-    """Each device sends (n-1)/n of ``payload`` to the next: once around for a gather or a scatter; double the payload
-    for an all-reduce, which is both.
-
-    >>> [(flow.source, flow.target, flow.bytes) for flow in ring_flows([0, 1, 2], 300.0)]
-    [(0, 1, 200.0), (1, 2, 200.0), (2, 0, 200.0)]
-    """
-    count = len(devices)
-    if count < 2:
-        return ()
-    each = payload * (count - 1) / count
-    return tuple(Flow(devices[i], devices[(i + 1) % count], each) for i in range(count))
 
 
 def overlaps(sources: Sequence[Replica], targets: Sequence[Replica]) -> Iterator[tuple[Replica, Replica, int]]:

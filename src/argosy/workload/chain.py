@@ -41,12 +41,27 @@ class Layer:
     expert_parameters: int = 0
     """The part of ``parameters`` that sits in experts."""
     num_experts: int = 0
+    routed_bytes: float = 0.0
+    """Per sample: inputs of experts, once for every expert that a token is sent to."""
+    key_value_bytes: float = 0.0
+    """Per sample: keys and values, which every part of a split sequence needs from every other."""
+    attention_flop: float = 0.0
+    """Per sample: the part of ``forward_flop`` that queries, keys and values meet in."""
     max_tensor_width: int = 1
     """Largest number of devices that tensor parallelism can split this layer over (its key-value heads)."""
+    max_context: int = 1
+    """Largest number of parts that the sequence can be cut into; 1 where that is not known to be possible."""
     tied_to: int | None = None
     """Index of the layer whose weights this one shares."""
     tied_parameters: int = 0
     """Number of weights shared with ``tied_to``."""
+
+    @property
+    def active_share(self) -> float:
+        """The share of its experts that one token meets; 1 without experts."""
+        if not self.expert_parameters or self.active_parameters is None:
+            return 1.0
+        return 1 - (self.parameters - self.active_parameters) / self.expert_parameters
 
     def __repr__(self) -> str:
         parameters, flop = self.parameters / 1e6, self.forward_flop / 1e9

@@ -71,6 +71,18 @@ class Profile:
         """Seconds for ``micro_batch`` samples, both gradients."""
         return _interpolated(self._measured(layer, micro_batch, tensor_width, dtype), micro_batch, _backward)
 
+    def fewest_samples(self, layer: str, tensor_width: int, dtype: Dtype | None = None) -> int:
+        """The smallest micro-batch of a layer that was measured."""
+        return self._rows_of(layer, tensor_width, dtype)[0].micro_batch
+
+    def tensor_widths(self, dtype: Dtype) -> frozenset[int]:
+        """Widths at which every measured layer was measured."""
+        widths: dict[str, set[int]] = defaultdict(set)
+        for row in self.rows:
+            if row.dtype is dtype:
+                widths[row.layer].add(row.tensor_width)
+        return frozenset(set.intersection(*widths.values())) if widths else frozenset()
+
     def row_name(self, layer: Layer) -> str | None:
         """The name under which ``layer`` was measured: its own before its kind; None: not measured."""
         measured = {row.layer for row in self.rows}
@@ -100,14 +112,18 @@ class Profile:
         self, layer: str, micro_batch: float, tensor_width: int, dtype: Dtype | None
     ) -> tuple[ProfileRow, ...]:
         """Rows that ``micro_batch`` can be read from, in order, or a refusal that names what is missing."""
-        dtype = self._dtype(dtype)
-        rows = self._index.get((layer, tensor_width, dtype))
-        if rows is None:
-            raise self._missing(layer, tensor_width, dtype)
+        rows = self._rows_of(layer, tensor_width, dtype)
         first, last = rows[0].micro_batch, rows[-1].micro_batch
         if len(rows) > 1 and not first <= micro_batch <= last:
             expected = f"{first} to {last} samples, as measured for {layer} of {self.model} on {self.device}"
             raise bad_input(expected, micro_batch, where="micro_batch")
+        return rows
+
+    def _rows_of(self, layer: str, tensor_width: int, dtype: Dtype | None) -> tuple[ProfileRow, ...]:
+        dtype = self._dtype(dtype)
+        rows = self._index.get((layer, tensor_width, dtype))
+        if rows is None:
+            raise self._missing(layer, tensor_width, dtype)
         return rows
 
     def _missing(self, layer: str, tensor_width: int, dtype: Dtype) -> InputError:

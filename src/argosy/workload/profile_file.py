@@ -51,7 +51,11 @@ class _Layer(Schema):
     active_parameters: Natural | None = None
     expert_parameters: Natural = 0
     num_experts: Natural = 0
+    routed_bytes: Amount = 0.0
+    key_value_bytes: Amount = 0.0
+    attention_flop: Amount = 0.0
     max_tensor_width: Count = 1
+    max_context: Count = 1
     tied_to: Natural | None = None
     tied_parameters: Natural = 0
 

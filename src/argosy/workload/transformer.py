@@ -31,6 +31,9 @@ traffic.
    (13) the head keeps s h per step before its logits, and its logits in fp32: 4 s v bytes; nothing follows
    (14) tensor parallelism all-reduces s h after each part, once if parallel. A table split by rows reduces
         s h in forward only, split logits in backward only: half of it is booked in each direction
+   (15) a sequence in parts exchanges keys and values, 2 s g d per attention; cut in at most s / 2 parts, because
+        each takes a piece from the front and one from the back, so that a causal mask leaves all the same work
+   (16) experts in parts exchange k s h routed inputs; their results are as many
 
 Not modelled: fp32 copies inside unfused norms, workspace, experts' padded or dropped tokens.
 """
@@ -96,6 +99,8 @@ class _Layers:
         self.stream = float(tokens * self.hidden)
         """Elements of the residual stream."""
         self.tensor_width = architecture.blocks[0].attention.kv_heads
+        self.max_context = max(1, tokens // 2)
+        """(15)"""
 
     def embedding(self) -> Layer:
         """(12)"""
@@ -118,6 +123,7 @@ class _Layers:
             output_bytes=self.stream * self.width,
             reduced_bytes=reduced,
             max_tensor_width=self.tensor_width,
+            max_context=self.max_context,
         )
 
     def _projected(self, table_width: int) -> tuple[float, float]:
@@ -139,6 +145,7 @@ class _Layers:
             output_bytes=2 * self.stream * self.width,
             reduced_bytes=self.stream * self.width / 2,
             max_tensor_width=self.tensor_width,
+            max_context=self.max_context,
             tied_to=0,
             tied_parameters=embedding.parameters(self.hidden),
         )
@@ -148,6 +155,8 @@ class _Layers:
         kept, selective_bytes, selective_flop = self._block_memory(block)
         experts = block.feed_forward if isinstance(block.feed_forward, Experts) else None
         reductions = 1 if block.parallel else block.num_parts
+        attentions = _attentions(block)
+        keys = sum(attention.key_width for attention in attentions)
         return Layer(
             name=name,
             kind=kind,
@@ -162,7 +171,11 @@ class _Layers:
             active_parameters=block.active_parameters(self.hidden) if experts else None,
             expert_parameters=experts.count * experts.expert.parameters(self.hidden) if experts else 0,
             num_experts=experts.count if experts else 0,
+            routed_bytes=experts.active * self.stream * self.width if experts else 0.0,
+            key_value_bytes=2.0 * keys * self.tokens * self.width,
+            attention_flop=sum(self._core_flop(attention) for attention in attentions),
             max_tensor_width=block.attention.kv_heads,
+            max_context=self.max_context,
         )
 
     def _block_flop(self, block: Block) -> float:
@@ -234,6 +247,7 @@ class _Layers:
             output_bytes=0.0,
             reduced_bytes=0.0 if head.first_token_only else self.stream * self.width / 2,
             max_tensor_width=self.tensor_width,
+            max_context=self.max_context,
             tied_to=0 if tied else None,
             tied_parameters=tied,
         )

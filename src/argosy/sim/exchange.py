@@ -1,0 +1,124 @@
+"""What the devices of a stage send each other, beside what passes between stages.
+
+For a replica of n samples, device m with share r_m of its work, sequence in c parts, experts over e holders; per pass
+and layer:
+
+    (1)  tensor-parallel group    ring all-reduce of n / c of the layer's reduced bytes in every part
+    (2)  parts of the sequence    a ring of the devices that hold the same heads: each sends the n r_m of the layer's
+                                  key and value bytes that it began with, and c - 2 others that it received
+    (3)  holders of experts       all-to-all: each device sends 1 / e of its n r_m routed bytes to every other holder
+    (4)  weights and gradients    a ring of all holders for what they all hold; for experts a ring of the holders of
+                                  the same ones
+
+A forward does (2) once and (3) twice, there and back; a backward (2) twice, for keys and values again and for their
+gradients, and (3) twice; full recomputation adds a forward's.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from argosy.cost.communicate import num_reductions
+from argosy.cost.memory import shared_parameters
+from argosy.plan.plan import Recompute, Replica, Stage
+from argosy.schedule import ActionKind
+from argosy.sim.split import ring_pairs
+from argosy.workload.chain import Chain
+
+Pairs = Mapping[tuple[str, str], float]
+"""Bytes from a device to another."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What some devices of a stage do together once per pass."""
+
+    devices: tuple[str, ...]
+    pairs: Pairs
+    rounds: int
+    """Latencies that it takes after the last byte has left."""
+
+
+ReplicaExchange = Callable[[Chain, Stage, Replica], Exchange | None]
+
+
+def reduction(chain: Chain, stage: Stage, replica: Replica) -> Exchange | None:
+    """(1), summed over the layers of a stage."""
+    parts = replica.parts(stage.context)
+    width = len(parts[0])
+    layers = chain.layers[stage.first : stage.end]
+    payload = 2 * replica.samples * sum(layer.reduced_bytes for layer in layers) / stage.context
+    if width < 2:
+        return None
+    each = payload * (width - 1) / width
+    pairs = {(part[at], part[(at + 1) % width]): each for part in parts for at in range(width)}
+    return Exchange(replica.devices, pairs, 2 * (width - 1) * sum(map(num_reductions, layers)))
+
+
+def key_values(chain: Chain, stage: Stage, replica: Replica) -> Exchange | None:
+    """(2), summed over the layers of a stage."""
+    layers = [layer for layer in chain.layers[stage.first : stage.end] if layer.key_value_bytes]
+    if stage.context < 2 or not layers:
+        return None
+    payload = replica.samples * sum(layer.key_value_bytes for layer in layers)
+    width = replica.width // stage.context
+    pairs = {
+        (device, replica.devices[(at + width) % replica.width]): (stage.context - 1) * payload * share
+        for at, (device, share) in enumerate(zip(replica.devices, replica.shares, strict=True))
+    }
+    return Exchange(replica.devices, pairs, (stage.context - 1) * len(layers))
+
+
+def routed(chain: Chain, stage: Stage) -> list[Exchange]:
+    """(3), one for each group of holders, summed over the layers of a stage."""
+    layers = [layer for layer in chain.layers[stage.first : stage.end] if layer.routed_bytes]
+    if stage.expert < 2 or not layers:
+        return []
+    payload = sum(layer.routed_bytes for layer in layers)
+    sent = {
+        device: replica.samples * share * payload / stage.expert
+        for replica in stage.replicas
+        for device, share in zip(replica.devices, replica.shares, strict=True)
+    }
+    found = []
+    for group in stage.expert_groups:
+        pairs = {
+            (source, target): sent[source]
+            for one, other in itertools.permutations(group, 2)
+            for source, target in zip(one, other, strict=True)
+        }
+        devices = tuple(itertools.chain.from_iterable(group))
+        found.append(Exchange(devices, pairs, len(layers)))
+    return found
+
+
+def weight_pairs(chain: Chain, stages: Sequence[Stage], order: Callable[[str], int], parameters: int = 0) -> Pairs:
+    """(4): elements from device to device when all weights of a stage go around once, or so many ``parameters`` that
+    several stages share."""
+    pairs: dict[tuple[str, str], float] = defaultdict(float)
+    split = 0
+    if not parameters:
+        parameters, split = shared_parameters(chain, stages[0])
+    for pair, share in ring_pairs([holder for stage in stages for holder in stage.holders], order).items():
+        pairs[pair] += share * parameters
+    for copies in stages[0].expert_copies if split else ():
+        for pair, share in ring_pairs(copies, order).items():
+            pairs[pair] += share * split / stages[0].expert
+    return pairs
+
+
+def key_value_passes(kind: ActionKind, recompute: Recompute) -> int:
+    """How often an action does (2)."""
+    if kind is ActionKind.FORWARD:
+        return 1
+    return 0 if kind is ActionKind.WEIGHT_GRADIENT else 2 + (recompute is Recompute.FULL)
+
+
+def routed_passes(kind: ActionKind, recompute: Recompute) -> int:
+    """How often an action does (3)."""
+    if kind is ActionKind.WEIGHT_GRADIENT:
+        return 0
+    return 4 if kind is not ActionKind.FORWARD and recompute is Recompute.FULL else 2
