@@ -19,8 +19,7 @@ from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel, Portion, StageSeconds, split_stage_seconds, update_seconds
 from argosy.cost.memory import activation_bytes, exchanged_bytes, recomputed_bytes, state_bytes
 from argosy.plan.plan import Plan, Replica, Stage
-from argosy.schedule import Action, ActionKind, Schedule, build_schedule
-from argosy.schedule.check import needs
+from argosy.schedule import Action, ActionKind, build_schedule
 from argosy.sim.exchange import (
     Exchange,
     Pairs,
@@ -33,41 +32,15 @@ from argosy.sim.exchange import (
     weight_pairs,
 )
 from argosy.sim.graph import Flow, Task, TaskGraph
+from argosy.sim.order import SPAN_KIND, in_dependency_order
 from argosy.sim.split import overlaps, share_overlaps
 from argosy.timeline import SpanKind
 from argosy.workload.chain import Chain
-
-SPAN_KIND = {
-    ActionKind.FORWARD: SpanKind.FORWARD,
-    ActionKind.BACKWARD: SpanKind.BACKWARD,
-    ActionKind.INPUT_GRADIENT: SpanKind.INPUT_GRADIENT,
-    ActionKind.WEIGHT_GRADIENT: SpanKind.WEIGHT_GRADIENT,
-}
 
 
 def compile_plan(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None) -> TaskGraph:
     """The task graph of one iteration of a plan that ``check_plan`` has passed."""
     return Compiler(plan, chain, cluster, model or ComputeModel()).run()
-
-
-def in_dependency_order(schedule: Schedule) -> Iterator[Action]:
-    """All computation of a schedule so that everything an action needs comes before it, rows kept in order."""
-    done: set[Action] = set()
-    rows = [[action for action in row if action.kind.is_computation] for row in schedule.rows]
-    position = [0] * len(rows)
-    remaining = sum(map(len, rows))
-    while remaining:
-        before = remaining
-        for worker, row in enumerate(rows):
-            if position[worker] == len(row):
-                continue
-            action = row[position[worker]]
-            if all(not done.isdisjoint(choices) for choices in needs(action, schedule.num_stages)):
-                done.add(action)
-                position[worker] += 1
-                remaining -= 1
-                yield action
-        assert remaining < before, "check_schedule finds deadlocks before this"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

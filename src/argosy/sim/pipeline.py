@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from argosy.schedule import Action, ActionKind, Schedule
-from argosy.sim.compile import SPAN_KIND, in_dependency_order
 from argosy.sim.graph import Flow, Task, TaskGraph
+from argosy.sim.order import SPAN_KIND, in_dependency_order
 from argosy.timeline import SpanKind
 
 
