@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("nbody",),
     ("runtime",),
     ("adapt",),
-    ("planner", "explain", "baselines"),
+    ("planner", "explain", "baselines", "calibrate"),
     ("solve",),
     ("sim",),
     ("space",),

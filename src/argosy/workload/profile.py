@@ -85,8 +85,7 @@ class Profile:
 
     def row_name(self, layer: Layer) -> str | None:
         """The name under which ``layer`` was measured: its own before its kind; None: not measured."""
-        measured = {row.layer for row in self.rows}
-        return next((name for name in (layer.name, layer.kind) if name in measured), None)
+        return next((name for name in (layer.name, layer.kind) if name in self._names), None)
 
     def chain(self, *, dtype: Dtype | None = None, optimizer: str = "adamw") -> Chain:
         """The measured model; its layers' FLOP are 0 where the profile does not know them."""
@@ -100,6 +99,14 @@ class Profile:
             optimizer=optimizer,
             source=f"measured on {self.device}",
         )
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(row.layer for row in self.rows)
+
+    @cached_property
+    def _dtypes(self) -> tuple[Dtype, ...]:
+        return tuple(sorted({row.dtype for row in self.rows}))
 
     @cached_property
     def _index(self) -> dict[tuple[str, int, Dtype], tuple[ProfileRow, ...]]:
@@ -137,7 +144,7 @@ class Profile:
         return bad_input(expected, tensor_width, where="tensor_width")
 
     def _dtype(self, dtype: Dtype | None) -> Dtype:
-        measured = sorted({row.dtype for row in self.rows})
+        measured = self._dtypes
         if dtype is None and len(measured) == 1:
             return measured[0]
         if dtype is None or dtype not in measured:

@@ -1,0 +1,1 @@
+"""How well the cost model predicts runs that somebody measured, and what its constants should be there."""

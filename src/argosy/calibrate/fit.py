@@ -1,0 +1,235 @@
+"""Fitting constants of the cost model to measured runs, and saying how far off the others are.
+
+    (1)  error of a run    = | predicted / measured - 1 |
+    (2)  what is minimised = the mean of | log predicted - log measured | over the runs to fit on, by the simplex of
+                             Nelder and Mead over the logarithms of the constants: no derivatives, no step size to
+                             choose, and a kink in the floor of a layer does not disturb it
+    (3)  rank correlation  = Spearman's: how far the order of the predictions is that of the measurements
+
+A constant is kept inside what is physically possible (``LIMITS``). Runs are split by a seed; with few runs every one is
+left out in turn (``leave_one_out``), so that no figure is of a run that was fitted on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from argosy.calibrate.predict import peak_bytes, quick_seconds
+from argosy.calibrate.run import MeasuredRun, Measurements
+from argosy.cluster.trace import FloatArray
+from argosy.cost.calibration import Calibration
+from argosy.errors import bad_input, closest
+
+LIMITS = {
+    "forward_peak": (0.05, 1.0),
+    "backward_peak": (0.05, 1.0),
+    "passes": (0.5, 20.0),
+    "forward_floor": (1e-6, 0.1),
+    "backward_floor": (1e-6, 0.1),
+    "bandwidth": (0.01, 1.0),
+    "process_bytes": (1e6, 3e10),
+    "activation_factor": (0.5, 4.0),
+}
+"""Constants that can be fitted, and what is possible."""
+ABOUT_MEMORY = ("process_bytes", "activation_factor")
+"""Those that are fitted to peak bytes; the others are fitted to seconds."""
+
+MOST = 5
+"""Constants at a time: more would be a regression, not a calibration."""
+
+_STEP = 0.25
+"""Edge of the first simplex, in logarithms."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Errors:
+    """How far predictions are off."""
+
+    count: int
+    median: float
+    mean: float
+    ninetieth: float
+    """Nine of ten runs are off by less."""
+    worst: float
+    rank: float
+    """(3); 1 = the same order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Fitted constants, and the errors on runs that were not fitted on."""
+
+    calibration: Calibration
+    names: tuple[str, ...]
+    fitted: tuple[MeasuredRun, ...]
+    held_out: tuple[MeasuredRun, ...]
+
+
+def errors(predicted: FloatArray, measured: FloatArray) -> Errors:
+    """(1) and (3)"""
+    off = np.abs(predicted / measured - 1)
+    return Errors(
+        count=len(off),
+        median=float(np.median(off)),
+        mean=float(off.mean()),
+        ninetieth=float(np.quantile(off, 0.9)),
+        worst=float(off.max()),
+        rank=rank_correlation(predicted, measured),
+    )
+
+
+def rank_correlation(one: FloatArray, other: FloatArray) -> float:
+    """(3)
+
+    >>> rank_correlation(np.array([1.0, 2.0, 4.0]), np.array([10.0, 30.0, 20.0]))
+    0.5
+    """
+    if len(one) < 2:
+        return 1.0
+    first, second = _ranks(one), _ranks(other)
+    spread = float(np.std(first) * np.std(second))
+    return float(np.mean((first - first.mean()) * (second - second.mean()))) / spread if spread else 0.0
+
+
+def _ranks(values: FloatArray) -> FloatArray:
+    """From 0; equal values share the mean of their ranks."""
+    unique, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    ranks: FloatArray = (ends - (counts + 1) / 2)[inverse]
+    assert len(unique) == len(counts)
+    return ranks
+
+
+def split_runs(
+    runs: Sequence[MeasuredRun], share: float, seed: int
+) -> tuple[tuple[MeasuredRun, ...], tuple[MeasuredRun, ...]]:
+    """A random ``share`` of the runs to fit on, and the rest; the same for the same seed."""
+    order = np.random.default_rng(seed).permutation(len(runs))
+    chosen = set(order[: round(share * len(runs))].tolist())
+    fitted = tuple(run for index, run in enumerate(runs) if index in chosen)
+    return fitted, tuple(run for index, run in enumerate(runs) if index not in chosen)
+
+
+def fit(
+    measured: Measurements,
+    names: Sequence[str],
+    *,
+    start: Calibration | None = None,
+    share: float = 0.5,
+    seed: int = 0,
+) -> Fit:
+    """Constants fitted on a random share of the runs."""
+    fitted, held_out = split_runs(measured.runs, share, seed)
+    calibration = fit_to(measured, fitted, names, start or Calibration())
+    return Fit(calibration=calibration, names=tuple(names), fitted=fitted, held_out=held_out)
+
+
+def leave_one_out(measured: Measurements, names: Sequence[str], start: Calibration) -> list[Calibration]:
+    """Per run, the constants fitted on all the others."""
+    runs = measured.runs
+    return [fit_to(measured, runs[:index] + runs[index + 1 :], names, start) for index in range(len(runs))]
+
+
+def fit_to(
+    measured: Measurements, runs: Sequence[MeasuredRun], names: Sequence[str], start: Calibration
+) -> Calibration:
+    """(2), for seconds and for bytes apart: no constant is about both."""
+    check_names(names)
+    weighed = [run for run in runs if run.peak_bytes is not None]
+
+    def seconds(calibration: Calibration) -> FloatArray:
+        return quick_seconds(measured, runs, calibration)
+
+    def memory(calibration: Calibration) -> FloatArray:
+        return peak_bytes(weighed, calibration)
+
+    about_time = [name for name in names if name not in ABOUT_MEMORY]
+    about_memory = [name for name in names if name in ABOUT_MEMORY]
+    found = _minimised(seconds, np.array([run.seconds for run in runs]), about_time, start)
+    return _minimised(memory, np.array([run.peak_bytes for run in weighed], dtype=float), about_memory, found)
+
+
+def _minimised(
+    predict: Callable[[Calibration], FloatArray], measured: FloatArray, names: Sequence[str], start: Calibration
+) -> Calibration:
+    if not names or not len(measured):
+        return start
+    truth = np.log(measured)
+
+    def loss(point: FloatArray) -> float:
+        return float(np.mean(np.abs(np.log(predict(_at(start, names, point))) - truth)))
+
+    begin = np.log([_value(start, name) for name in names])
+    return _at(start, names, nelder_mead(loss, begin))
+
+
+def check_names(names: Sequence[str]) -> None:
+    for name in names:
+        if name not in LIMITS:
+            expected = f"a constant that can be fitted ({', '.join(LIMITS)})"
+            raise bad_input(expected, name, where="fit", suggestion=closest(name, LIMITS))
+    if len(names) > MOST or len(set(names)) < len(names):
+        raise bad_input(f"at most {MOST} different constants", f"{', '.join(names)}", where="fit")
+
+
+def _value(calibration: Calibration, name: str) -> float:
+    """Where the simplex begins; a process that takes nothing has no logarithm."""
+    begin = float(getattr(calibration, name)) or 1e9
+    return min(max(begin, LIMITS[name][0]), LIMITS[name][1])
+
+
+def _at(start: Calibration, names: Sequence[str], point: FloatArray) -> Calibration:
+    """``start`` with the constants at a point of the simplex, kept inside their limits."""
+    values = {name: float(np.clip(np.exp(x), *LIMITS[name])) for name, x in zip(names, point, strict=True)}
+    return replace(start, **values)  # type: ignore[arg-type]
+
+
+def nelder_mead(
+    loss: Callable[[FloatArray], float], start: FloatArray, *, tolerance: float = 1e-5, steps: int = 200
+) -> FloatArray:
+    """A point near ``start`` where ``loss`` is least: reflect, expand, contract, shrink.
+
+    >>> nelder_mead(lambda x: float((x[0] - 1) ** 2 + (x[1] + 2) ** 2), np.zeros(2)).round(2).tolist()
+    [1.0, -2.0]
+    """
+    points = [np.asarray(start, dtype=float)]
+    points += [points[0] + _STEP * axis for axis in np.eye(len(start))]
+    values = [loss(point) for point in points]
+    for _ in range(steps):
+        order = sorted(range(len(points)), key=lambda index: (values[index], index))
+        points, values = [points[index] for index in order], [values[index] for index in order]
+        if values[-1] - values[0] < tolerance and max(np.ptp(points, axis=0)) < 1e-2:
+            break
+        centre = np.mean(points[:-1], axis=0)
+        found = _better(loss, centre, points[-1], values[0], values[-2], values[-1])
+        if found is not None:
+            points[-1], values[-1] = found
+            continue
+        points = [points[0], *(points[0] + 0.5 * (point - points[0]) for point in points[1:])]
+        values = [values[0], *(loss(point) for point in points[1:])]
+    return points[int(np.argmin(values))]
+
+
+def _better(
+    loss: Callable[[FloatArray], float],
+    centre: FloatArray,
+    worst: FloatArray,
+    least: float,
+    second: float,
+    most: float,
+) -> tuple[FloatArray, float] | None:
+    """A point to put in place of the worst, beyond the centre or on the way to it; None: shrink the simplex."""
+    reflected = 2 * centre - worst
+    value = loss(reflected)
+    if value < least:
+        further = 3 * centre - 2 * worst
+        beyond = loss(further)
+        return (further, beyond) if beyond < value else (reflected, value)
+    if value < second:
+        return reflected, value
+    contracted = centre + 0.5 * ((reflected if value < most else worst) - centre)
+    inner = loss(contracted)
+    return (contracted, inner) if inner < min(value, most) else None

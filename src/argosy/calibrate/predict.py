@@ -1,0 +1,202 @@
+"""What the cost model says of measured runs: in closed form for fitting, by the exact engine for judging.
+
+In closed form a run is a bare pipeline (``sim.constant``), all runs of one shape at once, every transfer alone on its
+route:
+
+    (1)  forward, backward of a stage = its slowest device, and the reductions of its tensor-parallel groups as rings
+    (2)  transfer between stages      = what leaves the busiest node, or device inside a node, for a whole micro-batch
+    (3)  tail of a stage              = twice around the ring of its replicas, and the update
+    (4)  blocking                     = (2) is part of the forwards and backwards at both ends instead
+    (5)  peak memory                  = what the process takes, and of the fullest device its weights, gradients and
+                                        optimizer state and the activations of all micro-batches in flight
+
+The exact engine plays the same plan with its links shared (``sim.exact``), folded along its symmetries where it is
+large.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from argosy.calibrate.run import MeasuredRun, Measurements
+from argosy.cluster.topology import Cluster, Route
+from argosy.cluster.trace import FloatArray
+from argosy.cost.calibration import Calibration
+from argosy.cost.communicate import num_reductions, ring_seconds
+from argosy.cost.compute import ComputeModel, Portion, layer_seconds, recompute_seconds, update_seconds
+from argosy.cost.memory import activation_bytes, recomputed_bytes, stage_parameters, state_bytes
+from argosy.plan.plan import Replica, Stage
+from argosy.schedule.generate import default_depth
+from argosy.sim.blocking import with_blocking_transfers
+from argosy.sim.compile import compile_plan
+from argosy.sim.constant import pipeline_seconds
+from argosy.sim.exact import simulate_exact
+from argosy.sim.fold import fold_plan
+from argosy.workload.chain import Chain, Layer
+
+_SMALL = 512
+"""Devices times micro-batches of a run that is played whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Columns:
+    """One run as a bare pipeline, seconds per stage."""
+
+    forward: list[float]
+    backward: list[float]
+    transfer: list[float]
+    tail: list[float]
+
+
+def quick_seconds(measured: Measurements, runs: Sequence[MeasuredRun], calibration: Calibration) -> FloatArray:
+    """(1) to (4): seconds of an iteration of each run."""
+    pricing = _Pricing(calibration, measured)
+    groups: dict[tuple[tuple[int, ...], int, int], list[int]] = defaultdict(list)
+    for index, run in enumerate(runs):
+        depth = tuple(default_depth(run.plan.schedule, len(run.plan.stages), run.plan.num_micro_batches))
+        groups[depth, run.plan.schedule.k, run.plan.num_micro_batches].append(index)
+    seconds = np.empty(len(runs))
+    for (depth, group, count), members in groups.items():
+        columns = [pricing.columns(runs[index]) for index in members]
+        seconds[members] = pipeline_seconds(
+            depth,
+            group,
+            count,
+            forward=np.array([c.forward for c in columns]).T,
+            backward=np.array([c.backward for c in columns]).T,
+            transfer=np.array([c.transfer for c in columns]).T,
+            tail=np.array([c.tail for c in columns]).T,
+        )
+    return seconds
+
+
+def peak_bytes(runs: Sequence[MeasuredRun], calibration: Calibration) -> FloatArray:
+    """(5)"""
+    return np.array([max(_stage_bytes(run, calibration)) for run in runs])
+
+
+def _stage_bytes(run: MeasuredRun, calibration: Calibration) -> Iterator[float]:
+    plan, chain = run.plan, run.chain
+    depth = default_depth(plan.schedule, len(plan.stages), plan.num_micro_batches)
+    for stage, in_flight in zip(plan.stages, depth, strict=True):
+        for replica in {(replica.samples, replica.shares): replica for replica in stage.replicas}.values():
+            share = max(replica.shares)
+            live = in_flight * activation_bytes(chain, stage, replica.samples, share)
+            live += recomputed_bytes(chain, stage, replica.samples, share)
+            held = state_bytes(chain, stage, share).total
+            yield calibration.process_bytes + held + calibration.activation_factor * live
+
+
+def exact_seconds(measured: Measurements, run: MeasuredRun, calibration: Calibration) -> float:
+    """Seconds of an iteration in the exact engine."""
+    cluster, model = calibration.cluster(run.cluster), calibration.compute_model(measured.profiles or None)
+    if len(run.plan.devices) * run.plan.num_micro_batches > _SMALL:
+        graph, cluster = fold_plan(run.plan, run.chain, cluster, model)
+    else:
+        graph = compile_plan(run.plan, run.chain, cluster, model)
+    if calibration.blocking:
+        graph = with_blocking_transfers(graph)
+    return simulate_exact(graph, cluster, record=0).iteration_ends[0]
+
+
+class _Pricing:
+    """Prices stages under one calibration; remembers layers, which recur in many runs."""
+
+    def __init__(self, calibration: Calibration, measured: Measurements) -> None:
+        self.calibration = calibration
+        self.model: ComputeModel = calibration.compute_model(measured.profiles or None)
+        self.layers: dict[tuple[object, ...], tuple[float, float]] = {}
+        self.stages: dict[tuple[object, ...], tuple[float, float, float]] = {}
+
+    def columns(self, run: MeasuredRun) -> _Columns:
+        cluster, stages = run.cluster, run.plan.stages
+        priced = [self._known_stage(run.chain, stage, cluster) for stage in stages]
+        hops = [self._hop(run, cluster, index) for index in range(len(stages) - 1)]
+        forward, backward = [f for f, _, _ in priced], [b for _, b, _ in priced]
+        if self.calibration.blocking:  # (4)
+            for index, hop in enumerate(hops):
+                for end in (index, index + 1):
+                    forward[end] += hop
+                    backward[end] += hop
+            hops = [0.0] * len(hops)
+        return _Columns(forward=forward, backward=backward, transfer=[*hops, 0.0], tail=[t for _, _, t in priced])
+
+    def _known_stage(self, chain: Chain, stage: Stage, cluster: Cluster) -> tuple[float, float, float]:
+        """(1) and (3); the same stage recurs in many runs."""
+        key = (id(chain), id(cluster), stage)
+        if key not in self.stages:
+            self.stages[key] = (*self._stage(chain, stage, cluster), self._tail(chain, stage, cluster))
+        return self.stages[key]
+
+    def _stage(self, chain: Chain, stage: Stage, cluster: Cluster) -> tuple[float, float]:
+        """(1)"""
+        pairs = []
+        for replica in {_look(replica, cluster): replica for replica in stage.replicas}.values():
+            device = cluster.device(replica.devices[0])
+            portion = Portion(device=device, samples=replica.samples, share=max(replica.shares), width=replica.width)
+            times = [self._layer(chain, layer, stage, portion) for layer in chain.layers[stage.first : stage.end]]
+            reduce = self._reduce(chain, stage, replica, cluster)
+            pairs.append((sum(f for f, _ in times) + reduce, sum(b for _, b in times) + reduce))
+        return max(f for f, _ in pairs), max(b for _, b in pairs)
+
+    def _layer(self, chain: Chain, layer: Layer, stage: Stage, portion: Portion) -> tuple[float, float]:
+        look = (layer.kind, layer.forward_flop, layer.parameters, layer.tied_parameters, stage.recompute)
+        name = layer.name if self.model.profile_for(portion.device) else ""
+        key = (chain.name, name, *look, portion.device.kind.name, portion.samples, portion.share, portion.width)
+        if key not in self.layers:
+            forward, backward = layer_seconds(self.model, chain, layer, portion)
+            again = recompute_seconds(self.model, chain, layer, portion, stage.recompute, forward)
+            self.layers[key] = forward, backward + again
+        return self.layers[key]
+
+    def _hop(self, run: MeasuredRun, cluster: Cluster, index: int) -> float:
+        """(2) from a stage to the next."""
+        source, target = run.plan.stages[index], run.plan.stages[index + 1]
+        size = run.plan.micro_batch_size * run.chain.layers[source.end - 1].output_bytes
+        start, end = source.devices[0], target.devices[0]
+        route = cluster.fastest(start, end, size)
+        places = {cluster.node_of[name][0].name for name in source.devices}
+        inside = cluster.node_of[start][0] is cluster.node_of[end][0]
+        share = len(source.devices) if inside and len(route.links) > 1 else len(places)
+        return size / share / self._bandwidth(cluster, route) + cluster.latency(route)
+
+    def _reduce(self, chain: Chain, stage: Stage, replica: Replica, cluster: Cluster) -> float:
+        """The reductions of one forward or backward of a stage in a tensor-parallel group."""
+        layers = chain.layers[stage.first : stage.end]
+        payload = replica.samples * sum(layer.reduced_bytes for layer in layers)
+        if replica.width < 2 or not payload:
+            return 0.0
+        route = cluster.fastest(replica.devices[0], replica.devices[1], payload)
+        rounds = 2 * (replica.width - 1) * sum(map(num_reductions, layers))
+        crowd = 1 if len(route.links) > 1 else len(stage.replicas) * replica.width
+        seconds = ring_seconds(2 * payload, replica.width, self._bandwidth(cluster, route) / crowd, 0.0)
+        return seconds + rounds * cluster.latency(route)
+
+    def _tail(self, chain: Chain, stage: Stage, cluster: Cluster) -> float:
+        """(3)"""
+        first, count = stage.replicas[0], len(stage.replicas)
+        device = cluster.device(first.devices[0])
+        portion = Portion(device=device, samples=first.samples, share=max(first.shares), width=first.width)
+        update = update_seconds(chain, stage, portion)
+        if count < 2:
+            return update
+        payload = 2 * stage_parameters(chain, stage) * chain.dtype.bytes
+        ends = [replica.devices[0] for replica in stage.replicas]
+        routes = [cluster.fastest(ends[i - 1], ends[i], payload) for i in range(count)]
+        inside = all(cluster.node_of[ends[i - 1]][0] is cluster.node_of[ends[i]][0] for i in range(count))
+        lanes = first.width if inside else 1
+        bandwidth = min(self._bandwidth(cluster, route) for route in routes) * lanes
+        return update + ring_seconds(payload, count, bandwidth, 0.0) + 2 * (count - 1) * cluster.latency(routes[0])
+
+    def _bandwidth(self, cluster: Cluster, route: Route) -> float:
+        """Bytes/s that the program sees."""
+        return self.calibration.bandwidth * cluster.bandwidth(route).at(0)
+
+
+def _look(replica: Replica, cluster: Cluster) -> tuple[object, ...]:
+    device = cluster.device(replica.devices[0])
+    return device.kind.name, device.efficiency, replica.samples, replica.shares

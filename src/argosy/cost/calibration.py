@@ -1,0 +1,68 @@
+"""The few constants of the cost model that depend on the software that runs a plan, as one value and one file.
+
+``argosy calibrate`` fits them to measured runs (``calibrate.fit``); everything else of the cost model comes from
+datasheets and the model's shape. What a calibration changes:
+
+    (1)  the share of a device's peak that matrix products reach, how often kept bytes cross its memory bus, and the
+         least seconds of a layer (``cost.compute``)
+    (2)  the share of a link's stated bandwidth that reaches the program: every link of a cluster is as much slower
+    (3)  whether a transfer between stages keeps both its ends waiting (``sim.blocking``)
+    (4)  what a process takes of every device's memory before the model, and how much more live activations take than
+         their bytes: an allocator's slack, inputs that every device of a tensor-parallel group repeats
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from argosy.cluster.topology import Cluster
+from argosy.cluster.trace import Trace
+from argosy.cost.compute import ComputeModel
+from argosy.workload.profile import Profile
+
+_DEFAULT = ComputeModel()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Constants of the cost model; the defaults are those of the model itself."""
+
+    forward_peak: float = _DEFAULT.forward_peak
+    """Share of the datasheet's peak."""
+    backward_peak: float = _DEFAULT.backward_peak
+    passes: float = _DEFAULT.passes
+    """How often kept bytes and weights cross the memory bus in a forward."""
+    forward_floor: float = _DEFAULT.forward_floor
+    """Seconds of a layer at least."""
+    backward_floor: float = _DEFAULT.backward_floor
+    bandwidth: float = 1.0
+    """Share of a link's stated bandwidth."""
+    blocking: bool = False
+    """Whether devices wait for transfers between stages."""
+    process_bytes: float = 0.0
+    """Of every device, taken before the model."""
+    activation_factor: float = 1.0
+    """Memory of live activations over their bytes."""
+
+    def compute_model(self, profiles: Mapping[str, Profile] | None = None) -> ComputeModel:
+        """(1)"""
+        return ComputeModel(
+            forward_peak=self.forward_peak,
+            backward_peak=self.backward_peak,
+            passes=self.passes,
+            forward_floor=self.forward_floor,
+            backward_floor=self.backward_floor,
+            profiles=profiles,
+        )
+
+    def cluster(self, cluster: Cluster) -> Cluster:
+        """(2); the cluster's own file stays as it is, so a plan still names the cluster it was made for."""
+        if self.bandwidth == 1:
+            return cluster
+        links = tuple(replace(link, bandwidth=_scaled(link.bandwidth, self.bandwidth)) for link in cluster.links)
+        return replace(cluster, links=links)
+
+
+def _scaled(trace: Trace, factor: float) -> Trace:
+    return Trace(trace.times, tuple(value * factor for value in trace.values))

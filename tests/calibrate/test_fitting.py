@@ -1,0 +1,131 @@
+"""Fitting constants: what it recovers, what it refuses, and how its figures are made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from argosy.calibrate.fit import MOST, errors, fit, fit_to, rank_correlation, split_runs
+from argosy.calibrate.predict import exact_seconds, peak_bytes, quick_seconds
+from argosy.calibrate.run import Degrees, MeasuredRun, Measurements, even_plan
+from argosy.calibrate.vtrain import COLUMNS, is_vtrain, read_vtrain
+from argosy.cost.calibration import Calibration
+from argosy.errors import InputError
+
+TRUE = Calibration(passes=3.2, forward_floor=0.4e-3, backward_floor=2e-3, bandwidth=0.4)
+SHAPES = [(1, 1, 2), (2, 1, 1), (1, 2, 2), (2, 2, 1), (4, 2, 1), (1, 8, 1), (1, 2, 4), (8, 1, 1), (2, 1, 4)]
+
+
+@pytest.fixture(scope="module")
+def imagined(tmp_path_factory: pytest.TempPathFactory) -> Measurements:
+    """Runs whose seconds and bytes are those of the model itself under known constants."""
+    lines = [",".join(COLUMNS)]
+    for hidden in (1024, 2048):
+        for tensor, data, pipeline in SHAPES:
+            for micro in (1, 4, 8):
+                batch = 4 * micro * data
+                row = (tensor * data * pipeline, batch, micro, hidden, 16, 12, 1024, tensor, data, pipeline, 100.0)
+                lines.append(",".join(map(str, row)))
+    path = tmp_path_factory.mktemp("vtrain") / "runs.csv"
+    path.write_text("\ufeff" + "\n".join(lines), encoding="utf-8")
+    assert is_vtrain(path)
+    return told_by(read_vtrain(path), TRUE)
+
+
+def told_by(measured: Measurements, constants: Calibration) -> Measurements:
+    seconds = quick_seconds(measured, measured.runs, constants)
+    memory = peak_bytes(measured.runs, replace(constants, process_bytes=4e9, activation_factor=1.25))
+    runs = zip(measured.runs, seconds.tolist(), memory.tolist(), strict=True)
+    return replace(measured, runs=tuple(replace(run, seconds=s, peak_bytes=b) for run, s, b in runs))
+
+
+def test_known_constants_are_found_again(imagined: Measurements) -> None:
+    names = ("passes", "forward_floor", "backward_floor", "bandwidth", "process_bytes", "activation_factor")
+    found = fit_to(imagined, imagined.runs, names[:4], Calibration())
+    for name in names[:4]:
+        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.03), name
+    found = fit_to(imagined, imagined.runs, names[4:], found)
+    assert found.process_bytes == pytest.approx(4e9, rel=0.02)
+    assert found.activation_factor == pytest.approx(1.25, rel=0.02)
+
+
+def test_the_closed_form_and_the_exact_engine_agree(imagined: Measurements) -> None:
+    runs = imagined.runs[::4]
+    quick = quick_seconds(imagined, runs, TRUE)
+    exact = np.array([exact_seconds(imagined, run, TRUE) for run in runs])
+    assert np.abs(quick / exact - 1).max() < 0.05
+    assert np.median(np.abs(quick / exact - 1)) < 0.01
+
+
+def test_a_split_is_the_same_for_the_same_seed(imagined: Measurements) -> None:
+    one, rest = split_runs(imagined.runs, 0.5, seed=7)
+    assert split_runs(imagined.runs, 0.5, seed=7) == (one, rest)
+    assert split_runs(imagined.runs, 0.5, seed=8)[0] != one
+    assert len(one) == len(imagined.runs) // 2
+    assert {run.name for run in one}.isdisjoint(run.name for run in rest)
+
+
+def test_same_seed_same_constants(imagined: Measurements) -> None:
+    few = replace(imagined, runs=imagined.runs[:12])
+    first, second = (fit(few, ("passes", "bandwidth"), seed=3).calibration for _ in range(2))
+    assert first == second
+
+
+def test_figures_of_errors() -> None:
+    found = errors(np.array([1.1, 0.8, 1.0, 2.0]), np.ones(4))
+    assert (found.count, found.worst) == (4, pytest.approx(1.0))
+    assert found.median == pytest.approx(0.15)
+    assert found.mean == pytest.approx(1.3 / 4)
+
+
+def test_rank_correlation_is_spearmans() -> None:
+    random = np.random.default_rng(1)
+    for _ in range(20):
+        one, other = random.integers(0, 9, 12).astype(float), random.normal(size=12)
+        assert rank_correlation(one, other) == pytest.approx(spearmanr(one, other).statistic)
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [(("pases",), 'did you mean "passes"'), (("passes",) * 2, "different"), (("passes",) * (MOST + 1), "at most 5")],
+)
+def test_constants_are_refused_by_name(imagined: Measurements, names: tuple[str, ...], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        fit_to(imagined, imagined.runs, names, Calibration())
+
+
+def test_even_plans_rank_devices_as_megatron_does(imagined: Measurements) -> None:
+    run: MeasuredRun = imagined.runs[0]
+    plan = even_plan(Degrees(tensor=2, data=2, pipeline=2, micro_batch=1, global_batch=4), run.chain, run.cluster)
+    assert [replica.devices for stage in plan.stages for replica in stage.replicas] == [
+        ("a0.0", "a0.1"),
+        ("a0.2", "a0.3"),
+        ("a0.4", "a0.5"),
+        ("a0.6", "a0.7"),
+    ]
+    assert [(stage.first, stage.end) for stage in plan.stages] == [(0, 7), (7, 14)]
+
+
+@pytest.mark.parametrize(
+    ("degrees", "says"),
+    [
+        (Degrees(tensor=4, data=4, pipeline=1, micro_batch=1, global_batch=4), "at most 8 devices"),
+        (Degrees(tensor=1, data=1, pipeline=5, micro_batch=1, global_batch=4), "divisor of the 12 blocks"),
+        (Degrees(tensor=1, data=2, pipeline=1, micro_batch=2, global_batch=6), "multiple of micro_batch x data"),
+    ],
+)
+def test_impossible_degrees_are_refused(imagined: Measurements, degrees: Degrees, says: str) -> None:
+    run = imagined.runs[0]
+    with pytest.raises(InputError, match=says):
+        even_plan(degrees, run.chain, run.cluster)
+
+
+def test_a_broken_row_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(",".join(COLUMNS) + "\n2,16,8,1024,16,24,1024,1,1,2,fast\n")
+    with pytest.raises(InputError, match=r"runs.csv:2"):
+        read_vtrain(path)
