@@ -42,7 +42,7 @@ ALLOWED: dict[tuple[str, str], str] = {
 }
 """Imports that do not point down, each with its reason."""
 
-TORCH = ("workload/capture.py", "runtime/", "nbody/", "lab/")
+TORCH = ("workload/capture/", "runtime/", "nbody/", "lab/")
 """Where torch and transformers may be imported; everything else plans and simulates without them."""
 HEAVY = ("torch", "transformers")
 

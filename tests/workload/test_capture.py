@@ -1,0 +1,133 @@
+"""A captured step, run operation by operation, is torch's own; initial values are those of a plain build."""
+
+from __future__ import annotations
+
+import resource
+from typing import Any
+
+import pytest
+import torch
+from spmd_models import BUILDS, built, language
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._pytree import keystr, tree_flatten_with_path
+
+from argosy.errors import InputError
+from argosy.runtime.calls import run_whole, whole_tensors
+from argosy.workload.capture.initial import build_fake, replay
+from argosy.workload.capture.trace import capture, capture_fake
+from argosy.workload.graph import Graph, Phase
+from argosy.workload.repeat import find_repeats
+
+EXACT = [name for name in BUILDS if name != "dropout"]
+
+
+def contents(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    named = {name: tensor.detach().clone() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    return named | {keystr(path): leaf for path, leaf in tree_flatten_with_path(batch)[0]}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_the_captured_step_is_the_step(name: str) -> None:
+    build = built(name)
+    fake = build_fake(build)
+    graph = capture_fake(fake, name=name)
+    torch.manual_seed(3)
+    model, loss_function, batch = build()
+    initial = dict(replay(fake, [*fake.model.named_parameters(), *fake.model.named_buffers()], seed=3))
+    for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        assert torch.equal(initial[key], tensor), f"{key} starts differently"
+    loss, gradients, buffers = run_whole(graph, whole_tensors(graph, contents(model, batch)))
+    expected = loss_function(model, batch)
+    expected.backward()
+    assert torch.allclose(loss, expected.detach(), rtol=0, atol=1e-12)
+    named = dict(model.named_parameters())
+    assert {graph.values[index].name for index in gradients} == {key for key in named if named[key].grad is not None}
+    for index, gradient in gradients.items():
+        assert torch.allclose(gradient, named[graph.values[index].name].grad, rtol=0, atol=1e-12)
+    state = dict(model.named_buffers())
+    for index, after in buffers.items():
+        assert torch.allclose(after, state[graph.values[index].name].to(after.dtype), rtol=0, atol=1e-12)
+
+
+def dropped_share(graph: Graph, step: int) -> float:
+    torch.manual_seed(0)
+    model, _, batch = built("dropout")()
+    loss, _, _ = run_whole(graph, whole_tensors(graph, contents(model, batch)), seed=5, step=step)
+    return float(loss)
+
+
+def test_dropout_is_drawn_from_seed_and_step_alone() -> None:
+    graph = capture(built("dropout"), name="dropout")
+    masks = [node for node in graph.nodes if node.op == "argosy.bernoulli.default"]
+    assert len(masks) == 4 and len({node.arguments[2] for node in masks}) == 4
+    assert dropped_share(graph, 0) == dropped_share(graph, 0) != dropped_share(graph, 1)
+
+
+def test_a_mask_keeps_the_share_that_it_should() -> None:
+    from argosy.runtime.calls import mask_key, random_mask
+
+    positions = torch.arange(200_000)
+    masks = [random_mask(positions, 0.7, key=mask_key(1, step, 4), dtype=torch.float64) for step in range(2)]
+    for mask in masks:
+        assert abs(float(mask.mean()) - 0.7) < 0.005
+        assert abs(float((mask[1:] * mask[:-1]).mean()) - 0.49) < 0.005, "neighbours are independent"
+    assert abs(float((masks[0] * masks[1]).mean()) - 0.49) < 0.005, "steps are independent"
+
+
+def test_repeated_layers_are_found() -> None:
+    def build() -> Any:
+        return language(layers=6)
+
+    graph = capture(build, name="language")
+    repeats = {repeat.phase: repeat for repeat in find_repeats(graph)}
+    assert repeats[Phase.FORWARD].count >= 5 and repeats[Phase.BACKWARD].count >= 5
+    assert sum(repeat.folded for repeat in repeats.values()) > 0.6 * len(graph.nodes)
+    assert any(node.module == "blocks.3.feed.0" for node in graph.nodes if node.phase is Phase.FORWARD)
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        if y.sum() > 0:  # the line that the error must name
+            y = y * 2
+        return y
+
+
+def test_what_cannot_be_captured_is_named_by_its_line() -> None:
+    def build() -> Any:
+        return Branching(), lambda model, x: functional.mse_loss(model(x), x), torch.randn(2, 4)
+
+    with pytest.raises(InputError, match=r"test_capture\.py:\d+.*if y\.sum\(\) > 0"):
+        capture(build)
+
+
+def test_a_loss_that_is_no_scalar_is_refused() -> None:
+    with pytest.raises(InputError, match="scalar"):
+        capture(lambda: (nn.Linear(4, 4), lambda model, x: model(x), torch.randn(2, 4)))
+
+
+def huge_llama(layers: int) -> Any:
+    import transformers
+
+    config = transformers.LlamaConfig(
+        num_hidden_layers=layers, hidden_size=8192, intermediate_size=28672, num_attention_heads=64,
+        num_key_value_heads=8, vocab_size=32000, use_cache=False,
+    )  # fmt: skip
+    ids = torch.zeros(4, 2048, dtype=torch.int64)
+    loss = lambda model, batch: model(input_ids=batch, labels=batch).loss  # noqa: E731
+    return transformers.LlamaForCausalLM(config), loss, ids
+
+
+@pytest.mark.parametrize("layers", [2, pytest.param(80, marks=pytest.mark.exhaustive)])
+def test_a_model_larger_than_memory_is_captured(layers: int) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    graph = capture(lambda: huge_llama(layers), name="llama-2-70b")
+    grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    per_layer = 2 * 8192**2 + 2 * 8192 * 1024 + 3 * 8192 * 28672 + 2 * 8192
+    assert graph.num_parameters() == layers * per_layer + 2 * 32000 * 8192 + 8192
+    assert grown < 2e9 < 4 * graph.num_parameters()
