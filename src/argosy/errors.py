@@ -3,6 +3,7 @@
     ArgosyError                exit code
     ├── InputError             2   a file, a field or an option is wrong; carries every problem found, not the first
     ├── InfeasibleError        3   the input is fine, but nothing satisfies it
+    │   └── NothingFitsError   3   in particular, no plan fits on the devices
     └── RunError               4   a run started and failed
 
 What *we* got wrong is an ``assert``. The command line is the only place that catches ``ArgosyError``.
@@ -66,6 +67,10 @@ class InfeasibleError(ArgosyError):
     """The input is well-formed, but nothing satisfies it. The message names the constraint that binds."""
 
     exit_code = 3
+
+
+class NothingFitsError(InfeasibleError):
+    """No plan fits on the devices; ``argosy.explain.diagnose`` says what would."""
 
 
 class RunError(ArgosyError):

@@ -24,18 +24,19 @@ from dataclasses import dataclass, replace
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel
-from argosy.errors import InfeasibleError, bad_input
+from argosy.errors import NothingFitsError, bad_input
 from argosy.plan.plan import Plan, Recompute, Search
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.solve.bounds import Menu, Shape, group_size
 from argosy.solve.candidate import Candidate, neighbours, unlike
+from argosy.solve.feasible import batch_shapes, find_fit, is_quick
 from argosy.solve.judge import Complete, Judge
 from argosy.solve.pipeline import PlanSearch
 from argosy.solve.verdict import certify, decide, why_infeasible
 from argosy.space.enumerate import Scope, only_runnable, stage_options
 from argosy.space.granularity import granularities
 from argosy.space.option import Option, Vector
-from argosy.space.pool import find_pools
+from argosy.space.pool import Pool, find_pools
 from argosy.space.price import Prices
 from argosy.space.prune import Counters
 from argosy.space.rate import throughput_bound
@@ -118,14 +119,11 @@ class _PlanSearch:
         self.settings = settings
         self.model = model
         self.began = time.process_time()
-        self.pools = tuple(
-            replace(pool, index=index)
-            for index, pool in enumerate(pool for pool in find_pools(cluster) if model.can_run(chain, pool.device))
-        )
+        self.pools = able_pools(chain, cluster, model)
         if not self.pools:
             lost = all(device.speed.at(0) == 0 for device in cluster.devices)
             why = "is there at time 0" if lost else f"has {chain.dtype}, the dtype of {chain.name}"
-            raise InfeasibleError(f"no device of {cluster!r} {why}")
+            raise NothingFitsError(f"no device of {cluster!r} {why}")
         self.prices = Prices(chain, self.pools, model)
         self.judge = Judge(self.prices, cluster)
         self.counters = Counters()
@@ -139,6 +137,8 @@ class _PlanSearch:
         levels = [self.settings.units] if self.settings.units else list(granularities(self.pools))
         bound, units = 0.0, levels[-1]
         for units in levels:
+            if units != levels[0] and not self.found and not self._may_fit(units):
+                continue
             try:
                 bound = self._search(units)
             except KeyboardInterrupt:
@@ -146,11 +146,19 @@ class _PlanSearch:
                     raise
                 self.interrupted = True
                 bound = self.free_bound
-            if self.interrupted or self._out_of_time() or (self.settings.level == 1 and self.found):
+            if self.interrupted or (self.found and (self._out_of_time() or self.settings.level == 1)):
                 break
         if not self.found:
-            raise InfeasibleError(why_infeasible(self.prices, self.cluster))
+            raise NothingFitsError(why_infeasible(self.prices, self.cluster))
         return self._finish(bound, units)
+
+    def _may_fit(self, units: Vector) -> bool:
+        """Where a coarser granularity has no plan: whether it is worth looking at a finer one."""
+        scope = self._scope(units)
+        if not is_quick(scope.counts(self.pools)):
+            return True
+        shapes = batch_shapes(self.global_batch, self.settings.schedules)
+        return find_fit(self.prices, shapes, scope) is not None
 
     @property
     def best(self) -> float:
@@ -163,14 +171,9 @@ class _PlanSearch:
         """Every way to cut the global batch with its throughput bound, most promising first: a pipeline of a few stages
         takes so many micro-batches longer to fill and drain."""
         shapes = []
-        for count in _divisors(self.global_batch):
-            size = self.global_batch // count
-            schedules = tuple(schedule for schedule in self.settings.schedules if schedule.k <= count)
-            if not schedules:
-                continue
-            shape = Shape(num_micro_batches=count, micro_batch_size=size, schedules=schedules)
-            shapes.append((count * throughput_bound(self.prices, size), shape))
-
+        for shape in batch_shapes(self.global_batch, self.settings.schedules):
+            bound = shape.num_micro_batches * throughput_bound(self.prices, shape.micro_batch_size)
+            shapes.append((bound, shape))
         return sorted(shapes, key=lambda item: (_estimate(*item), -item[1].num_micro_batches))
 
     def _hardly_pays(self, bound: float, shape: Shape) -> bool:
@@ -180,17 +183,7 @@ class _PlanSearch:
         return is_quick and _estimate(bound, shape) > 1.1 * self.best
 
     def _scope(self, units: Vector) -> Scope:
-        """Level 1 leaves mixed stages to small clusters, and what lies between the extremes of memory to level 2."""
-        mixed = self.settings.mixed
-        if mixed is None:
-            mixed = self.settings.level > 1 or sum(pool.count for pool in self.pools) <= 8
-        scope = Scope(units=units, mixed=mixed, prune=self.settings.prune)
-        if self.settings.level == 1:
-            scope = replace(scope, zero=(1, 0, 3), recompute=(Recompute.NONE, Recompute.FULL))
-        return self._runnable(scope)
-
-    def _runnable(self, scope: Scope) -> Scope:
-        return only_runnable(scope) if self.settings.runnable else scope
+        return search_scope(self.settings, self.pools, units)
 
     def _search(self, units: Vector) -> float:
         """One granularity: the least bound that is left open."""
@@ -277,7 +270,8 @@ class _PlanSearch:
         tasks = 4 * len(self.found[0].plan) * self.found[0].shape.num_micro_batches
         most = max(1, (_TASKS if self.settings.level == 1 else 20 * _TASKS) // tasks)
         finalists = list(unlike(self.found))[: min(most, 8)]
-        scope = self._runnable(Scope(units=units))
+        scope = Scope(units=units)
+        scope = only_runnable(scope) if self.settings.runnable else scope
         plan, runner_ups = decide(
             finalists, self.prices, self.cluster, self.calm, self.model, scope, self.settings.executor
         )
@@ -291,13 +285,25 @@ class _PlanSearch:
         )
 
 
+def able_pools(chain: Chain, cluster: Cluster, model: ComputeModel) -> tuple[Pool, ...]:
+    """The pools of a cluster at time 0 that can run the chain, numbered from 0."""
+    able = (pool for pool in find_pools(cluster) if model.can_run(chain, pool.device))
+    return tuple(replace(pool, index=index) for index, pool in enumerate(able))
+
+
+def search_scope(settings: Settings, pools: Sequence[Pool], units: Vector) -> Scope:
+    """Level 1 leaves mixed stages to small clusters, and what lies between the extremes of memory to level 2."""
+    mixed = settings.mixed
+    if mixed is None:
+        mixed = settings.level > 1 or sum(pool.count for pool in pools) <= 8
+    scope = Scope(units=units, mixed=mixed, prune=settings.prune)
+    if settings.level == 1:
+        scope = replace(scope, zero=(1, 0, 3), recompute=(Recompute.NONE, Recompute.FULL))
+    return only_runnable(scope) if settings.runnable else scope
+
+
 def _key(shape: Shape, plan: Complete) -> tuple[object, ...]:
     return (shape, *((c.option.parts, c.option.recompute, c.option.zero, c.first, c.end) for c in plan))
-
-
-def _divisors(number: int) -> list[int]:
-    small = [one for one in range(1, math.isqrt(number) + 1) if number % one == 0]
-    return sorted({*small, *(number // one for one in small)})
 
 
 def _estimate(bound: float, shape: Shape) -> float:

@@ -77,11 +77,22 @@ def test_usage_errors(run: Run, arguments: tuple[str, ...]) -> None:
     assert "Error:" in result.err
 
 
+def test_what_would_make_it_fit_is_in_the_json(run: Run) -> None:
+    result = run("plan", "-m", "llama-3-8b", "-c", "two-cards", "-b", "2", "--dtype", "fp32", "-q", "--json")
+    assert result.code == 3
+    why = json.loads(result.out)["infeasible"]
+    assert result.err == f"error: {why['reason']}\n"
+    assert max(need["over"] for need in why["needs"]) > 1
+    assert why["plan"]["stages"][0]["layers"][0] == 0
+    assert {change["kind"] for change in why["changes"]} == {"memory", "optimizer"}
+
+
 def test_what_fits_nowhere_is_infeasible(run: Run) -> None:
     result = run("plan", "-m", "llama-3-70b", "-c", "two-cards", "-b", "2", "--dtype", "fp16", "-q", "-o", "plan.json")
     assert result.code == 3
     assert result.err.startswith("error: no plan of llama-3-70b (70.6 B parameters, fp16, adamw) fits on two-cards")
-    assert result.out == ""
+    assert result.out.startswith("closest: llama-3-70b on two-cards: ")
+    assert "A plan fits with any one of:\n  - " in result.out
     assert not Path("plan.json").exists()
 
 

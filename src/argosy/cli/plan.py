@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from argosy.cluster.topology import Cluster
     from argosy.cost.compute import ComputeModel
+    from argosy.explain import Infeasibility
     from argosy.plan.plan import Plan
     from argosy.planner import Progress, Settings
     from argosy.schedule import ScheduleSpec
@@ -82,8 +83,10 @@ def plan(
         argosy plan -m gpt2-xl -c two-cards -b 64 --dtype fp16 --level 2 -o plan.json
     """
     from argosy.cli.inputs import check_at_least, compute_model
-    from argosy.cli.terminal import check_folder, print_json, stdout_console, write_file
+    from argosy.cli.terminal import check_folder, print_json, progress, stdout_console, write_file
     from argosy.cluster.file import load_cluster
+    from argosy.errors import NothingFitsError
+    from argosy.explain import diagnose
     from argosy.plan.file import dumps_plan
     from argosy.planner import Settings
     from argosy.workload.load import load_model
@@ -97,9 +100,26 @@ def plan(
         settings = replace(settings, schedules=parse_schedules(schedule))
     chain = load_model(model, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
     where, costs = load_cluster(cluster), compute_model(profile or ())
-    with _workers(executor, workers) as pool:
-        settings = replace(settings, executor=pool)
-        found = search(chain, where, global_batch=global_batch, settings=settings, model=costs, quiet=quiet)
+    try:
+        with _workers(executor, workers) as pool:
+            found = search(
+                chain,
+                where,
+                global_batch=global_batch,
+                settings=replace(settings, executor=pool),
+                model=costs,
+                quiet=quiet,
+            )
+    except NothingFitsError:
+
+        def reload(**changes: Any) -> Chain:
+            asked = {"sequence_length": sequence_length, "dtype": dtype, "optimizer": optimizer, **changes}
+            return load_model(model, **asked)
+
+        with progress("nothing fits; looking for what would", quiet=quiet):
+            why = diagnose(chain, where, global_batch=global_batch, settings=settings, model=costs, reload=reload)
+        show_infeasibility(why, where, json=json, width=width)
+        raise NothingFitsError(why.reason) from None
     found = replace(found, model=replace(found.model, name=model))  # what ``load_model`` takes, also for a file
     if output is not None:
         write_file(output, dumps_plan(found).encode())
@@ -222,6 +242,24 @@ def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:
     console.print(stage_table(plan, cluster))
     console.print()
     console.print(figure_table(plan, cluster))
+
+
+def show_infeasibility(why: Infeasibility, cluster: Cluster, *, json: bool, width: int | None) -> None:
+    """The plan that comes closest, and what would make one fit; the reason itself is the error's message."""
+    from argosy.cli.terminal import print_json, stdout_console
+    from argosy.report.infeasible import change_lines, infeasibility_to_dict, need_table
+    from argosy.report.plan import plan_title
+
+    if json:
+        print_json("plan", {"infeasible": infeasibility_to_dict(why)})
+        return
+    console = stdout_console(width)
+    if why.plan is not None:
+        console.print(f"closest: {plan_title(why.plan)}; GiB per device\n")
+        console.print(need_table(why))
+        console.print()
+    for line in change_lines(why):
+        console.print(line)
 
 
 def _show_alternatives(console: Console, plan: Plan, cluster: Cluster) -> None:

@@ -45,7 +45,7 @@ def decide(
     lighter = lightened(candidates[0], scope)
     if lighter != candidates[0].plan:
         entries.append(with_plan(candidates[0], lighter))
-    plans = [_placed(candidate, prices, cluster) for candidate in entries]
+    plans = [placed(candidate, prices, cluster) for candidate in entries]
     play = partial(_play, chain=prices.chain, calm=calm, model=model)
     times = list(executor.map(play, plans) if executor is not None else map(play, plans))
     played = [(time, entries[index].effort, index, plans[index]) for index, time in enumerate(times)]
@@ -112,7 +112,8 @@ def _why_unable(plan: Plan, device: Device) -> str:
     return f"{device.kind.name} has no {plan.model.dtype}" if device.speed.at(0) > 0 else "it is lost at time 0"
 
 
-def _placed(candidate: Candidate, prices: Prices, cluster: Cluster) -> Plan:
+def placed(candidate: Candidate, prices: Prices, cluster: Cluster) -> Plan:
+    """The candidate on devices."""
     chain, shape = prices.chain, candidate.shape
     replicas = place_stages(prices.pools, [choice.option for choice in candidate.plan])
     return Plan(
@@ -138,21 +139,14 @@ def _placed(candidate: Candidate, prices: Prices, cluster: Cluster) -> Plan:
 
 
 def why_infeasible(prices: Prices, cluster: Cluster) -> str:
-    """The constraint that binds: memory in all, or the largest layer on the largest device."""
-    chain, pools = prices.chain, prices.pools
+    """Whether the devices are too small in all, or one by one; ``explain.infeasible`` says more."""
+    chain = prices.chain
     needed = chain.parameters * sum(prices.state_bytes)
-    room = sum(pool.count * USABLE * pool.device.kind.memory for pool in pools)
-    start = f"no plan of {_named(chain)} fits on {cluster!r}"
-    if needed > room:
-        need, have = SIZE.format(needed, digits=3), SIZE.format(room, digits=3)
-        more = f"take {math.ceil(needed / room)} times as many devices, or a lighter optimizer"
-        return f"{start}: weights, gradients and optimizer state need {need}, the devices have {have} to use; {more}"
-    largest = max(chain.layers, key=lambda layer: layer.activation_bytes)
-    keeps = SIZE.format(largest.activation_bytes, digits=3)
-    most = SIZE.format(max(USABLE * pool.device.kind.memory for pool in pools), digits=3)
-    sample = f"one sample of {chain.sequence_length} tokens"
-    binds = f"{largest.name} keeps {keeps} for {sample}, and the largest device has {most} to use"
-    return f"{start}: memory binds; {binds}; try a shorter sequence or devices with more memory"
+    room = sum(pool.count * USABLE * pool.device.kind.memory for pool in prices.pools)
+    need, have = SIZE.format(needed, digits=3), SIZE.format(room, digits=3)
+    state = f"weights, gradients and optimizer state need {need}, the devices have {have} to use"
+    start = f"no plan of {_named(chain)} fits on {cluster!r}: {state}"
+    return start if needed > room else f"{start}, and activations or a single layer do not fit beside them"
 
 
 def _named(chain: Chain) -> str:

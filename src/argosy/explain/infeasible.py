@@ -1,0 +1,138 @@
+"""Why nothing fits: the plan that comes closest, what binds, and what would make a plan fit.
+
+(1)  over(plan)   = max over devices of (bytes it needs / bytes it may use)
+(2)  closest plan = the one of least over(plan), to 1 %: the first that fits when all memories grow together
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from argosy.cluster.topology import Cluster
+from argosy.cost.compute import ComputeModel
+from argosy.explain.remedy import Change, Reload, Trial, nearest_changes
+from argosy.plan.plan import Plan
+from argosy.planner import Settings
+from argosy.schedule import ScheduleSpec
+from argosy.solve.bounds import group_size, in_flight
+from argosy.solve.candidate import Candidate
+from argosy.solve.feasible import Fit
+from argosy.solve.pipeline import Choice
+from argosy.solve.verdict import placed, why_infeasible
+from argosy.space.option import USABLE
+from argosy.units import SIZE
+from argosy.workload.chain import Chain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """What each device of a part of a stage needs, in bytes."""
+
+    stage: int
+    kind: str
+    devices: int
+    state: float
+    activations: float
+    buffers: float
+    room: float
+    """What a plan may use of a device's memory."""
+
+    @property
+    def total(self) -> float:
+        return self.state + self.activations + self.buffers
+
+    @property
+    def over(self) -> float:
+        """(1)."""
+        return self.total / self.room
+
+
+@dataclass(frozen=True, kw_only=True)
+class Infeasibility:
+    """Why nothing fits."""
+
+    reason: str
+    plan: Plan | None
+    """(2); None where no amount of memory would do."""
+    needs: tuple[Need, ...]
+    changes: tuple[Change, ...]
+
+
+def diagnose(
+    chain: Chain,
+    cluster: Cluster,
+    *,
+    global_batch: int,
+    settings: Settings | None = None,
+    model: ComputeModel | None = None,
+    reload: Reload | None = None,
+) -> Infeasibility:
+    """Explain an input for which ``find_plan`` finds no plan."""
+    trial = Trial(chain, cluster, global_batch, settings or Settings(), model or ComputeModel())
+    changes = tuple(nearest_changes(trial, reload))
+    if not trial.pools:
+        kinds = ", ".join(sorted({device.kind.name for device in cluster.devices}))
+        return Infeasibility(reason=f"none of {kinds} has {chain.dtype}", plan=None, needs=(), changes=changes)
+    plan, needs = _closest(trial)
+    reason = why_infeasible(trial.prices, cluster)
+    if needs:
+        reason = f"{reason}; {_binding(max(needs, key=lambda need: need.over))}"
+    return Infeasibility(reason=reason, plan=plan, needs=needs, changes=changes)
+
+
+def _closest(trial: Trial) -> tuple[Plan | None, tuple[Need, ...]]:
+    """(2)."""
+    low, high = -1.0, 0.0
+    fit = None
+    while fit is None and high < 12:
+        low, high = high, high + 1
+        fit = replace(trial, factor=2.0**high).fit()
+    if fit is None:
+        return None, ()
+    while high - low > 0.01:
+        middle = (low + high) / 2
+        found = replace(trial, factor=2.0**middle).fit()
+        low, high, fit = (middle, high, fit) if found is None else (low, middle, found)
+    candidate = Candidate(seconds=0.0, number=0, shape=fit.shape, schedule=fit.schedule, plan=fit.plan, units=())
+    plan = placed(candidate, trial.prices, trial.cluster)
+    return plan, tuple(_needs(fit, 2.0**high))
+
+
+def _needs(fit: Fit, factor: float) -> Iterator[Need]:
+    """Per stage and part; rooms are those of the real devices."""
+    for index, choice in enumerate(fit.plan):
+        depth = in_flight(fit.schedule, len(fit.plan) - index, fit.shape.num_micro_batches)
+        yield from _stage_needs(index, choice, depth, fit.schedule, factor)
+
+
+def _stage_needs(index: int, choice: Choice, depth: int, schedule: ScheduleSpec, factor: float) -> Iterator[Need]:
+    option, first, end = choice.option, choice.first, choice.end
+    prices = option.prices
+    kept = float(prices.kept_ranges(option.recompute)[first, end])
+    passing = float(prices.transient(option.recompute)[first, end])
+    arriving = (2 * group_size(schedule) + 1) * prices.largest_output
+    for part, pool in zip(option.parts, option.pools, strict=True):
+        yield Need(
+            stage=index,
+            kind=pool.name,
+            devices=part.devices,
+            state=option.bytes_per_weight * float(prices.held[first, end]) / part.width,
+            activations=part.most * depth * kept / part.width,
+            buffers=part.most * (passing + arriving) / part.width,
+            room=USABLE * pool.device.kind.memory / factor,
+        )
+
+
+def _binding(need: Need) -> str:
+    parts = {
+        "weights, gradients and optimizer state": need.state,
+        "activations": need.activations,
+        "buffers": need.buffers,
+    }
+    most = max(parts, key=lambda name: parts[name])
+    sizes = [SIZE.format(size, digits=3) for size in (need.total, need.room, parts[most])]
+    return (
+        f"closest comes a plan whose stage {need.stage} needs {sizes[0]} on each {need.kind} ({sizes[2]} of that for "
+        f"{most}) and may use {sizes[1]}"
+    )

@@ -1,0 +1,186 @@
+"""Whether any plan fits in memory at all: a programme over devices and stages that asks nothing else.
+
+Memory never falls when a stage takes one more layer, so of all ways to hold the end of the chain with q stages on u
+devices only the one that reaches furthest to the front matters:
+
+    (1)  low_v[b]    = the first layer a such that some option on v devices holds layers a..b-1 with n_q in flight
+    (2)  reach[0, u] = L
+    (3)  reach[q, u] = min over v <= u of  low_v[ reach[q-1, u - v] ]
+
+and a plan of q stages fits if and only if reach[q, all devices] = 0. This is exact for the scope, whatever the times
+are, and has no dimension for the layers: it says in milliseconds what a search for the fastest plan would take minutes
+to fail at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argosy.schedule import ScheduleSpec
+from argosy.solve.bounds import Shape, States, group_size, in_flight
+from argosy.solve.judge import Complete
+from argosy.solve.pipeline import Choice
+from argosy.space.enumerate import Scope, stage_options
+from argosy.space.option import USABLE, Option, Vector
+from argosy.space.price import Prices
+from argosy.space.prune import Counters
+
+MOST_STAGES = 32
+_MOST_STATES = 20_000
+"""Of (3): beyond, a finer granularity is left unasked."""
+
+Reach = NDArray[np.intp]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """A plan that fits, fast or not."""
+
+    shape: Shape
+    schedule: ScheduleSpec
+    plan: Complete
+
+
+def is_quick(counts: Vector) -> bool:
+    """Whether there are so few states that (3) takes a moment."""
+    return math.prod(count + 1 for count in counts) <= _MOST_STATES
+
+
+def batch_shapes(global_batch: int, schedules: Sequence[ScheduleSpec]) -> Iterator[Shape]:
+    """Every way to cut the global batch into equal micro-batches, fewest first, with the schedules that go with it."""
+    small = [one for one in range(1, math.isqrt(global_batch) + 1) if global_batch % one == 0]
+    for count in sorted({*small, *(global_batch // one for one in small)}):
+        fitting = tuple(schedule for schedule in schedules if schedule.k <= count)
+        if fitting:
+            yield Shape(num_micro_batches=count, micro_batch_size=global_batch // count, schedules=fitting)
+
+
+def find_fit(prices: Prices, shapes: Iterable[Shape], scope: Scope) -> Fit | None:
+    """The first of the shapes with a plan that fits, and that plan; None if no plan of the scope fits."""
+    # Memory depends on ZeRO through the bytes per weight alone, which fall with every level of it.
+    lightest = replace(scope, zero=(max(scope.zero),), prune=False)
+    if not holds_state(prices):
+        return None
+    options: dict[int, Mapping[Vector, list[Option]]] = {}
+    for shape in shapes:
+        size = shape.micro_batch_size
+        if size not in options:
+            options[size] = stage_options(prices, size, lightest, Counters())
+        for schedule in _lightest(shape):
+            plan = _Programme(prices, options[size], shape, schedule, scope.counts(prices.pools)).solve()
+            if plan is not None:
+                return Fit(shape=shape, schedule=schedule, plan=plan)
+    return None
+
+
+def holds_state(prices: Prices) -> bool:
+    """Whether all devices together have room for one copy of weights, gradients and optimizer state: no ZeRO needs
+    less."""
+    room = sum(pool.count * USABLE * pool.device.kind.memory for pool in prices.pools)
+    return prices.chain.parameters * sum(prices.state_bytes) <= room
+
+
+def _lightest(shape: Shape) -> Iterator[ScheduleSpec]:
+    """The schedules of a shape, less those that never need less memory than another of them."""
+    count = shape.num_micro_batches
+    needs = [
+        (*(in_flight(schedule, left, count) for left in range(1, MOST_STAGES + 1)), group_size(schedule))
+        for schedule in shape.schedules
+    ]
+    kept: list[tuple[int, ...]] = []
+    for need, schedule in sorted(zip(needs, shape.schedules, strict=True), key=lambda both: both[0]):
+        if not any(all(a <= b for a, b in zip(other, need, strict=True)) for other in kept):
+            kept.append(need)
+            yield schedule
+
+
+class _Programme:
+    """(1) to (3) for one shape and schedule."""
+
+    def __init__(
+        self,
+        prices: Prices,
+        options: Mapping[Vector, list[Option]],
+        shape: Shape,
+        schedule: ScheduleSpec,
+        counts: Vector,
+    ) -> None:
+        self.prices = prices
+        self.options = options
+        self.vectors = sorted(options)
+        self.shape = shape
+        self.schedule = schedule
+        self.counts = counts
+        self.most = [_most_in_flight(prices, options[vector], group_size(schedule)) for vector in self.vectors]
+
+    def solve(self) -> Complete | None:
+        states = States(self.counts)
+        moves = [states.taking(vector) for vector in self.vectors]
+        everything = states.index(self.counts)
+        reach = [np.full(len(states), self.prices.num_layers, dtype=np.intp)]
+        for left in range(1, min(sum(self.counts), MOST_STAGES) + 1):
+            new = np.full(len(states), self.prices.num_layers, dtype=np.intp)
+            for low, (target, source) in zip(self._low(left), moves, strict=True):
+                new[target] = np.minimum(new[target], low[reach[-1][source]])
+            reach.append(new)
+            if new[everything] == 0:
+                return self._plan(states, reach)
+        return None
+
+    def _low(self, left: int) -> list[Reach]:
+        """(1) for every vector, at the ``left``-th stage from the end."""
+        depth = in_flight(self.schedule, left, self.shape.num_micro_batches)
+        return [_first_that_fits(most >= depth) for most in self.most]
+
+    def _plan(self, states: States, reach: Sequence[Reach]) -> Complete:
+        """The choices behind (3), front to back."""
+        choices: list[Choice] = []
+        first, devices = 0, self.counts
+        for left in range(len(reach) - 1, 0, -1):
+            vector, end = self._step(states, reach[left - 1], left, first, devices)
+            choices.append(Choice(self._option(vector, first, end, left), first, end))
+            first, devices = end, tuple(have - take for have, take in zip(devices, vector, strict=True))
+        return tuple(choices)
+
+    def _step(self, states: States, before: Reach, left: int, first: int, devices: Vector) -> tuple[Vector, int]:
+        for vector, low in zip(self.vectors, self._low(left), strict=True):
+            rest = tuple(have - take for have, take in zip(devices, vector, strict=True))
+            if min(rest) >= 0:
+                end = int(before[states.index(rest)])
+                if low[end] <= first < end:
+                    return vector, end
+        raise AssertionError("reach has a step behind every value")
+
+    def _option(self, vector: Vector, first: int, end: int, left: int) -> Option:
+        """The one with the least recomputation that fits."""
+        depth, group = in_flight(self.schedule, left, self.shape.num_micro_batches), group_size(self.schedule)
+        return next(option for option in self.options[vector] if option.fits(first, end, depth, group))
+
+
+def _most_in_flight(prices: Prices, options: Sequence[Option], group: int) -> NDArray[np.float64]:
+    """[a, b]: micro-batches in flight with which layers a..b-1 fit under the best of several options."""
+    best = np.zeros((prices.num_layers + 1,) * 2)
+    for option in options:
+        kept = np.maximum(prices.kept_ranges(option.recompute), 1e-9)
+        passing = prices.transient(option.recompute) + (2 * group + 1) * prices.largest_output
+        fits = np.minimum.reduce(
+            [
+                (size - option.bytes_per_weight * prices.held - samples * passing) / (samples * kept)
+                for size, samples in option.room
+            ]
+        )
+        fits[option.width > prices.widest] = 0.0
+        np.maximum(best, np.floor(fits + 1e-9), out=best)
+    return best
+
+
+def _first_that_fits(fits: NDArray[np.bool_]) -> Reach:
+    """(1): per b the least a < b with fits[a, b]; b itself where there is none."""
+    ends = np.arange(fits.shape[1])
+    allowed = fits & (ends[:, None] < ends[None, :])
+    return np.where(allowed.any(axis=0), allowed.argmax(axis=0), ends)

@@ -1,0 +1,146 @@
+"""Where nothing fits: the change that is named makes the planner succeed, and a smaller one does not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from argosy.cluster.file import load_cluster
+from argosy.cluster.topology import Cluster
+from argosy.errors import InfeasibleError
+from argosy.explain.infeasible import Infeasibility, diagnose
+from argosy.explain.remedy import GIB, Change, ChangeKind, with_more_nodes
+from argosy.plan.check import check_plan
+from argosy.planner import Settings, find_plan
+from argosy.space.option import USABLE
+from argosy.workload.chain import Chain
+from argosy.workload.load import load_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tight:
+    """An input for which nothing fits."""
+
+    model: str
+    cluster: str
+    batch: int
+    options: dict[str, Any]
+
+    def chain(self, **changes: Any) -> Chain:
+        return load_model(self.model, **{**self.options, **changes})
+
+    def fits(self, chain: Chain | None = None, cluster: Cluster | None = None, batch: int | None = None) -> bool:
+        """By the planner itself."""
+        chain, cluster = chain or self.chain(), cluster or load_cluster(self.cluster)
+        try:
+            find_plan(chain, cluster, global_batch=batch or self.batch, settings=Settings(time_budget=0))
+        except InfeasibleError:
+            return False
+        return True
+
+
+CASES = {
+    "state": Tight(model="llama-3-8b", cluster="two-cards", batch=8, options={"dtype": "fp32"}),
+    "activations": Tight(
+        model="qwen2.5-7b",
+        cluster="two-cards",
+        batch=1,
+        options={"dtype": "fp16", "optimizer": "sgd", "sequence_length": 65536},
+    ),
+    "few-samples": Tight(model="opt-30b", cluster="mixed-8", batch=1, options={"dtype": "fp16", "optimizer": "sgd"}),
+    "sixteen": Tight(model="llama-3-70b", cluster="mixed-16", batch=16, options={"dtype": "fp16"}),
+}
+
+
+def with_memory(cluster: Cluster, kind: str, more: float) -> Cluster:
+    devices = [
+        replace(device, kind=replace(device.kind, memory=device.kind.memory + more))
+        if device.kind.name == kind
+        else device
+        for device in cluster.devices
+    ]
+    return replace(cluster, devices=tuple(devices))
+
+
+def changed(case: Tight, change: Change, value: float | str) -> dict[str, Any]:
+    """What of the input a change of this size changes."""
+    cluster = load_cluster(case.cluster)
+    match change.kind:
+        case ChangeKind.MEMORY:
+            return {"cluster": with_memory(cluster, change.target, float(value) * GIB)}
+        case ChangeKind.DEVICES:
+            names = [node["name"] for node in json.loads(cluster.content)["nodes"]]
+            return {"cluster": with_more_nodes(cluster, names.index(change.target), int(value))}
+        case ChangeKind.GLOBAL_BATCH:
+            return {"batch": int(value)}
+        case _:
+            asked = value if isinstance(value, str) else int(value)
+            return {"chain": case.chain(**{str(change.kind): asked})}
+
+
+def smaller(change: Change) -> float | None:
+    """The next smaller change of the same kind, where there is one of at least 1."""
+    match change.kind:
+        case ChangeKind.MEMORY | ChangeKind.DEVICES:
+            return float(change.value) - 1 if float(change.value) > 1 else None
+        case ChangeKind.SEQUENCE_LENGTH:
+            return float(change.value) + 64
+        case ChangeKind.GLOBAL_BATCH:
+            return float(change.value) / 2
+    return None
+
+
+@pytest.fixture(scope="module", params=CASES)
+def found(request: pytest.FixtureRequest) -> tuple[Tight, Infeasibility]:
+    case = CASES[request.param]
+    if case.fits():
+        pytest.fail("the case fits")
+    return case, diagnose(case.chain(), load_cluster(case.cluster), global_batch=case.batch, reload=case.chain)
+
+
+def test_the_nearest_change_helps_and_a_smaller_one_does_not(found: tuple[Tight, Infeasibility]) -> None:
+    case, why = found
+    assert {ChangeKind.MEMORY} <= {change.kind for change in why.changes}
+    for change in why.changes:
+        assert case.fits(**changed(case, change, change.value)), change
+        less = smaller(change)
+        if less is not None:
+            assert not case.fits(**changed(case, change, less if change.kind is ChangeKind.MEMORY else int(less))), (
+                change
+            )
+
+
+def test_the_closest_plan_makes_sense_and_is_over(found: tuple[Tight, Infeasibility]) -> None:
+    case, why = found
+    assert why.plan is not None
+    check_plan(why.plan, case.chain(), load_cluster(case.cluster))
+    over = max(need.over for need in why.needs)
+    assert over > 1
+    grown = load_cluster(case.cluster)
+    for kind in {device.kind.name: device.kind.memory for device in grown.devices}.items():
+        grown = with_memory(grown, kind[0], kind[1] * (over * 1.001 - 1))
+    assert case.fits(cluster=grown), "the closest plan fits when every memory grows by what it is over"
+    shrunk = load_cluster(case.cluster)
+    for name, size in {device.kind.name: device.kind.memory for device in shrunk.devices}.items():
+        shrunk = with_memory(shrunk, name, size * (over / 1.03 - 1))
+    assert not case.fits(cluster=shrunk), "no plan is over by clearly less"
+    for need in why.needs:
+        device = next(d for d in load_cluster(case.cluster).devices if d.kind.name == need.kind)
+        assert need.room == pytest.approx(USABLE * device.kind.memory)
+
+
+def test_the_reason_names_stage_need_and_room(found: tuple[Tight, Infeasibility]) -> None:
+    _, why = found
+    worst = max(why.needs, key=lambda need: need.over)
+    assert f"stage {worst.stage} needs" in why.reason
+    assert worst.kind in why.reason
+
+
+def test_without_the_dtype_the_reason_is_the_dtype() -> None:
+    case = Tight(model="gpt2", cluster="two-cards", batch=4, options={"dtype": "fp8"})
+    why = diagnose(case.chain(), load_cluster("two-cards"), global_batch=4, reload=case.chain)
+    assert why.reason == "none of RTX-2080Ti, RTX-A6000 has fp8"
+    assert [(change.kind, change.value) for change in why.changes] == [(ChangeKind.DTYPE, "bf16")]
