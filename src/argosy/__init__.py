@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from argosy.plan.plan import Stage as Stage
     from argosy.planner import Settings as Settings
     from argosy.planner import find_plan as find_plan
+    from argosy.runtime.trainer import Trainer as Trainer
+    from argosy.runtime.trainer import parallelize as parallelize
     from argosy.schedule import ScheduleSpec as ScheduleSpec
     from argosy.sim.simulate import simulate as simulate
     from argosy.timeline import Timeline as Timeline
@@ -56,6 +58,7 @@ _HOMES = {
     "Stage": "argosy.plan.plan",
     "Timeline": "argosy.timeline",
     "Trace": "argosy.cluster.trace",
+    "Trainer": "argosy.runtime.trainer",
     "check_plan": "argosy.plan.check",
     "dumps_plan": "argosy.plan.file",
     "dumps_timeline": "argosy.timeline.file",
@@ -64,6 +67,7 @@ _HOMES = {
     "load_model": "argosy.workload.load",
     "load_plan": "argosy.plan.file",
     "load_timeline": "argosy.timeline.file",
+    "parallelize": "argosy.runtime.trainer",
     "simulate": "argosy.sim.simulate",
     "with_changes": "argosy.cluster.file",
 }

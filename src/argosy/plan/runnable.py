@@ -36,9 +36,9 @@ def _width(stage: Stage) -> int:
 TENSOR_WIDTH = Feature(name="tensor width", asked=_width, runs=(1,))
 CONTEXT = Feature(name="context parallelism", asked=lambda stage: stage.context, runs=(1,))
 EXPERT = Feature(name="expert parallelism", asked=lambda stage: stage.expert, runs=(1,))
-ZERO = Feature(name="ZeRO", asked=lambda stage: stage.zero, runs=(0, 1, 3))
+ZERO = Feature(name="ZeRO", asked=lambda stage: stage.zero, runs=(0, 1, 2, 3))
 RECOMPUTE = Feature(
-    name="recomputation", asked=lambda stage: str(stage.recompute), runs=(str(Recompute.NONE), str(Recompute.FULL))
+    name="recomputation", asked=lambda stage: str(stage.recompute), runs=tuple(str(value) for value in Recompute)
 )
 
 FEATURES = (TENSOR_WIDTH, CONTEXT, EXPERT, ZERO, RECOMPUTE)

@@ -1,0 +1,288 @@
+"""One training step of one rank: the actions of its row of the schedule, in order, on real tensors.
+
+The row comes from ``schedule`` with its communication inserted. Sends leave as soon as their tensor exists and are
+not waited for; receives are posted ``lookahead`` computations before they are needed, because a message only moves
+once somebody waits for it. The loss of a portion of n samples counts n / N of the global batch of N, so that plain
+sums over micro-batches and replicas are the mean over the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from argosy.errors import InputError, Problem
+from argosy.plan.plan import Plan
+from argosy.runtime.batch import portion
+from argosy.runtime.carry import Carry, CarryForm, TensorForm, describe, loads_form
+from argosy.runtime.defer import Debt, Deferral, settle
+from argosy.runtime.measure import Recorder
+from argosy.runtime.ranks import Link, Seat, links_between, seats_of, worker_of
+from argosy.runtime.stage import StageProgram
+from argosy.runtime.transport import Arrival, Transport
+from argosy.schedule import Action, ActionKind, ScheduleKind, build_schedule, with_communication
+from argosy.schedule.communicate import check_channels
+
+_FORM_TAG = 2**28
+"""Tags of messages about forms; those of tensors are smaller."""
+_MOST_TENSORS = 64
+"""In what a stage hands on."""
+
+
+@dataclass
+class Held:
+    """What a stage keeps of a micro-batch from its forward to its backward."""
+
+    inputs: list[Tensor]
+    """Leaves whose gradients go back to the stage before."""
+    outputs: list[Tensor]
+    """The tensors that gradients come back for, or the weighted loss."""
+
+
+@dataclass
+class Hosted:
+    """A stage that this rank hosts a replica of."""
+
+    seat: Seat
+    program: StageProgram
+    upstream: tuple[Link, ...]
+    downstream: tuple[Link, ...]
+    input_form: CarryForm | None = None
+    output_form: CarryForm | None = None
+    held: dict[int, Held] = field(default_factory=dict)
+    arriving: dict[tuple[bool, int], Arrival] = field(default_factory=dict)
+    """By whether it is a gradient, and by micro-batch."""
+    handed: dict[tuple[bool, int], list[Tensor]] = field(default_factory=dict)
+    """From a neighbouring stage on this very rank."""
+    debts: dict[int, list[Debt]] = field(default_factory=dict)
+
+
+class Executor:
+    """Runs steps of a plan on this rank."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        programs: Mapping[int, StageProgram],
+        transport: Transport,
+        recorder: Recorder,
+        after_gradients: Callable[[int], None] = lambda stage: None,
+    ) -> None:
+        self.transport = transport
+        self.recorder = recorder
+        self.rank = rank
+        self.deferral = Deferral()
+        self.after_gradients = after_gradients
+        """Called with a stage when a micro-batch's gradients have been added up."""
+        self.loss_scale = 1.0
+        self.stages: dict[int, Hosted] = {}
+        self.programs = programs
+        self.follow(plan)
+
+    def follow(self, plan: Plan) -> None:
+        """Take the schedule and the shares of a plan with the same stages on the same ranks, from the next step on."""
+        self.plan = plan
+        seats = seats_of(plan)
+        earlier = self.stages
+        self.stages = {}
+        for index, program in self.programs.items():
+            seat = next(seat for seat in seats[index] if seat.rank == self.rank)
+            before = seats[index - 1] if index > 0 else ()
+            after = seats[index + 1] if index + 1 < len(seats) else ()
+            self.stages[index] = Hosted(
+                seat=seat,
+                program=program,
+                upstream=links_between(seat, before, sending=False),
+                downstream=links_between(seat, after, sending=True),
+                input_form=earlier[index].input_form if index in earlier else None,
+                output_form=earlier[index].output_form if index in earlier else None,
+            )
+        worker = worker_of(plan, min(self.programs))
+        schedule = build_schedule(plan.schedule, len(plan.stages), plan.num_micro_batches)
+        ahead = with_communication(schedule, lookahead=lookahead(plan))
+        check_channels(ahead)
+        self.row = ahead.rows[worker]
+        self.first_row = with_communication(schedule, lookahead=0).rows[worker]
+        for program in self.programs.values():
+            program.deferral = self.deferral if plan.schedule.kind is ScheduleKind.ZERO_BUBBLE else None
+
+    def step(self, batch: Any) -> Tensor:
+        """Run every action of a step; the weighted loss of each micro-batch as far as this rank computed it."""
+        self.losses = torch.zeros(self.plan.num_micro_batches, dtype=torch.float64, device=self.transport.device)
+        for action in self.row if self._is_informed() else self.first_row:
+            self._act(action, batch)
+        self.transport.finish()
+        return self.losses
+
+    def _is_informed(self) -> bool:
+        """Whether all forms are known, so that receives can be posted ahead; they are after the first step."""
+        return all(
+            (stage.input_form is not None or not stage.upstream)
+            and (stage.output_form is not None or not stage.downstream)
+            for stage in self.stages.values()
+        )
+
+    def _act(self, action: Action, batch: Any) -> None:
+        stage, index = self.stages[action.stage], action.micro_batch
+        match action.kind:
+            case ActionKind.RECEIVE_FORWARD:
+                self._post(stage, index, gradient=False)
+            case ActionKind.RECEIVE_BACKWARD:
+                self._post(stage, index, gradient=True)
+            case ActionKind.FORWARD:
+                self._forward(stage, index, batch)
+            case ActionKind.BACKWARD | ActionKind.INPUT_GRADIENT:
+                self._backward(stage, action)
+            case ActionKind.WEIGHT_GRADIENT:
+                with self.recorder.computing(action):
+                    settle(stage.debts.pop(index))
+                self.after_gradients(action.stage)
+            case ActionKind.SEND_FORWARD | ActionKind.SEND_BACKWARD:
+                self._send(stage, index, gradient=action.kind is ActionKind.SEND_BACKWARD)
+
+    def _forward(self, stage: Hosted, index: int, batch: Any) -> None:
+        action = Action(stage.seat.stage, ActionKind.FORWARD, index)
+        inputs, carry = self._input(stage, action)
+        rows = portion(batch, self.plan, stage.seat, index, self.transport.device) if self._needs_batch(stage) else None
+        with self.recorder.computing(action):
+            result = stage.program(carry, rows)
+        if stage.seat.stage == len(self.plan.stages) - 1:
+            outputs = [self._weighted(stage, index, result)]
+        else:
+            outputs = self._handed_on(stage, index, result)
+        stage.held[index] = Held(inputs, outputs)
+
+    def _needs_batch(self, stage: Hosted) -> bool:
+        return stage.seat.stage in (0, len(self.plan.stages) - 1)
+
+    def _input(self, stage: Hosted, action: Action) -> tuple[list[Tensor], Carry]:
+        if stage.seat.stage == 0:
+            return [], None
+        tensors = self._arrived(stage, action, gradient=False)
+        form = stage.input_form
+        assert form is not None
+        tensors = [tensor.detach() for tensor in tensors]
+        inputs = []
+        for tensor, described in zip(tensors, form.tensors, strict=True):
+            if described.has_gradient:
+                inputs.append(tensor.requires_grad_())
+        return inputs, form.assemble(tensors)
+
+    def _weighted(self, stage: Hosted, index: int, loss: Any) -> Tensor:
+        if not isinstance(loss, Tensor) or loss.dim() != 0:
+            found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise InputError([Problem(path="loss_fn", found=found, expected="a scalar tensor, the mean over samples")])
+        weighted = loss * (stage.seat.samples / self.plan.global_batch)
+        self.losses[index] += weighted.detach()
+        return weighted * self.loss_scale if self.loss_scale != 1.0 else weighted
+
+    def _handed_on(self, stage: Hosted, index: int, carry: Carry) -> list[Tensor]:
+        """Keep what goes to the next stage; the first time, tell it what will come."""
+        number = stage.seat.stage
+        form, tensors = describe(carry, stage.seat.samples, where=f"stage {number}")
+        if stage.output_form is None:
+            stage.output_form = form
+            self._tell_form(stage, form)
+        elif form.leaves != stage.output_form.leaves:
+            found = "a hand-over whose shapes or dtypes differ from those of the first micro-batch"
+            raise InputError([Problem(path=f"stage {number}", found=found, expected="the same for every micro-batch")])
+        stage.handed[False, index] = tensors
+        return [tensor for tensor in tensors if tensor.requires_grad]
+
+    def _tell_form(self, stage: Hosted, form: CarryForm) -> None:
+        following = self.stages.get(stage.seat.stage + 1)
+        if following is not None and not self._crosses(stage.seat.stage):
+            following.input_form = form
+            return
+        for link in stage.downstream:
+            if link.is_first:
+                self.transport.send_bytes(form.dumps(), link.peer, _FORM_TAG + stage.seat.stage)
+
+    def _crosses(self, stage: int) -> bool:
+        """Whether what a stage hands on goes to another worker."""
+        return worker_of(self.plan, stage) != worker_of(self.plan, stage + 1)
+
+    def _backward(self, stage: Hosted, action: Action) -> None:
+        index = action.micro_batch
+        last = stage.seat.stage == len(self.plan.stages) - 1
+        gradients = None if last else self._arrived(stage, action, gradient=True)
+        held = stage.held.pop(index)
+        with self.recorder.computing(action):
+            _differentiate(held.outputs, gradients)
+        if action.kind is ActionKind.INPUT_GRADIENT:
+            stage.debts[index] = self.deferral.take()
+        if stage.seat.stage > 0:
+            stage.handed[True, index] = [
+                torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in held.inputs
+            ]
+        if action.kind is ActionKind.BACKWARD:
+            self.after_gradients(stage.seat.stage)
+
+    # What moves between ranks.
+
+    def _send(self, stage: Hosted, index: int, *, gradient: bool) -> None:
+        tensors = stage.handed.pop((gradient, index))
+        links = stage.upstream if gradient else stage.downstream
+        target = stage.seat.stage + (-1 if gradient else 1)
+        with self.recorder.sending(stage.seat.stage, index, gradient=gradient):
+            for link in links:
+                for position, tensor in enumerate(tensors):
+                    tag = self._tag(target, index, position, gradient=gradient)
+                    self.transport.send(tensor[link.begin : link.end], link.peer, tag, gradient=gradient)
+        self.transport.forget_departed()
+
+    def _post(self, stage: Hosted, index: int, *, gradient: bool) -> None:
+        """Post the receives of a micro-batch: one buffer per tensor, filled by every peer that has a part of it."""
+        links = stage.downstream if gradient else stage.upstream
+        buffers: list[Tensor] = []
+        works = []
+        for position, form in enumerate(self._forms(stage, gradient=gradient)):
+            buffer = self.transport.buffer((stage.seat.samples, *form.shape), form.dtype)
+            buffers.append(buffer)
+            tag = self._tag(stage.seat.stage, index, position, gradient=gradient)
+            for link in links:
+                works.append(self.transport.post(buffer[link.begin : link.end], link.peer, tag, gradient=gradient))
+        stage.arriving[gradient, index] = Arrival(buffers, works, self.transport.device)
+
+    def _forms(self, stage: Hosted, *, gradient: bool) -> tuple[TensorForm, ...]:
+        if gradient:
+            assert stage.output_form is not None, "a backward comes after its forward"
+            return stage.output_form.gradients
+        if stage.input_form is None:
+            tag = _FORM_TAG + stage.seat.stage - 1
+            stage.input_form = loads_form(self.transport.receive_bytes(stage.upstream[0].peer, tag))
+        return stage.input_form.tensors
+
+    def _arrived(self, stage: Hosted, action: Action, *, gradient: bool) -> list[Tensor]:
+        key = (gradient, action.micro_batch)
+        if key in stage.arriving:
+            with self.recorder.waiting(action):
+                return stage.arriving.pop(key).wait()
+        neighbour = self.stages[stage.seat.stage + (1 if gradient else -1)]
+        return neighbour.handed.pop(key)
+
+    def _tag(self, target: int, index: int, position: int, *, gradient: bool) -> int:
+        """Unique among the messages of a step from one rank to another."""
+        assert position < _MOST_TENSORS
+        return ((index * len(self.plan.stages) + target) * 2 + gradient) * _MOST_TENSORS + position
+
+
+def _differentiate(outputs: list[Tensor], gradients: list[Tensor] | None) -> None:
+    """Add up the gradients of everything that ``outputs`` depend on."""
+    pairs = [
+        (output, None if gradients is None else gradients[at])
+        for at, output in enumerate(outputs)
+        if output.requires_grad
+    ]
+    if pairs:
+        torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
+
+
+def lookahead(plan: Plan) -> int:
+    """How many computations ahead receives are posted: k of each direction, and never fewer than two."""
+    return 2 * max(2, plan.schedule.k if plan.schedule.kind is ScheduleKind.KFKB else 1)

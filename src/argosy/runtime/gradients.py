@@ -1,0 +1,104 @@
+"""Gradients after the last backward of a step: summed over everyone who holds the weight, measured, clipped.
+
+With g the gradient of the whole batch's mean loss, each weight counted once:
+
+    (1)  g of a weight   = sum over the ranks that hold it (replicas of its stage, and of others where it is tied)
+    (2)  norm            = sqrt(sum of squares of all g), each element counted on one rank
+    (3)  clipped         = g min(1, limit / norm)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from argosy.runtime.parameters import Weight
+from argosy.runtime.sharding import ShardSet
+
+_BUCKET = 32 * 2**20
+"""Bytes that travel together: large enough to be fast, small enough to need little memory beside the gradients."""
+
+
+class Gradients:
+    """The weights of a rank, by who else holds them."""
+
+    def __init__(
+        self,
+        shared: Sequence[tuple[dist.ProcessGroup | None, int, Sequence[Weight]]],
+        shards: Sequence[ShardSet],
+        rank: int,
+    ) -> None:
+        self.shared = shared
+        """(group, its first rank, weights) for what is held whole, by more than one rank or by this one alone."""
+        self.shards = shards
+        self.rank = rank
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What the optimizer updates."""
+        whole = [weight.parameter for _, _, weights in self.shared for weight in weights]
+        return [p for p in (*whole, *(shard.own for s in self.shards for shard in s.shards)) if p.requires_grad]
+
+    def reduce(self) -> None:
+        """(1)."""
+        for shards in self.shards:
+            shards.scatter_gradients()
+        for group, _, weights in self.shared:
+            if group is not None:
+                _sum(group, [weight.parameter for weight in weights if weight.parameter.requires_grad])
+
+    def square_sum(self, device: torch.device) -> Tensor:
+        """This rank's part of (2), squared."""
+        own = [w.parameter.grad for _, first, weights in self.shared if first == self.rank for w in weights]
+        own += [shard.own.grad for shards in self.shards for shard in shards.shards]
+        norms = [gradient.detach().double().square().sum() for gradient in own if gradient is not None]
+        return torch.stack(norms).sum() if norms else torch.zeros((), dtype=torch.float64, device=device)
+
+    def scale(self, factor: Tensor | float) -> None:
+        """(3), and the way back from a scaled loss."""
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+
+    def after_update(self) -> None:
+        """Rows that others have updated."""
+        for shards in self.shards:
+            if shards.level < 3:
+                shards.gather()
+
+    def clear(self) -> None:
+        for parameter in self.parameters():
+            parameter.grad = None
+
+
+def _sum(group: dist.ProcessGroup, parameters: list[nn.Parameter]) -> None:
+    """Sum the gradients of ``parameters`` over a group, in buckets that are under way together."""
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    under_way = []
+    for bucket in _buckets([p.grad for p in parameters if p.grad is not None]):
+        flat = _flatten_dense_tensors(bucket)
+        under_way.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
+    for bucket, flat, work in under_way:
+        assert work is not None
+        work.wait()
+        for gradient, total in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
+            gradient.copy_(total)
+
+
+def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Tensors of one dtype, in order, up to ``_BUCKET`` bytes together."""
+    buckets: list[list[Tensor]] = []
+    space = 0
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        if not buckets or size > space or buckets[-1][0].dtype != tensor.dtype:
+            buckets.append([])
+            space = _BUCKET
+        buckets[-1].append(tensor)
+        space -= size
+    return buckets

@@ -1,0 +1,56 @@
+"""Which weights a rank holds, under which names, and which other ranks hold them too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from argosy.plan.plan import Plan
+from argosy.runtime.ranks import seats_of
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A parameter of the model, tied ones once."""
+
+    name: str
+    parameter: nn.Parameter
+    stages: tuple[int, ...]
+    """Those that use it; several where it is tied across stages."""
+    places: tuple[tuple[nn.Module, str], ...]
+    """The modules that hold it, and the name it has there."""
+
+
+def weights_of(model: nn.Module, layers: Sequence[nn.Module], plan: Plan) -> tuple[Weight, ...]:
+    """Every parameter that a layer uses, in the order of the model's names."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    parameters: dict[int, nn.Parameter] = {}
+    stages: dict[int, set[int]] = {}
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    for index, stage in enumerate(plan.stages):
+        for position in range(stage.first, stage.end):
+            for module, name, parameter in _held(layers[position]):
+                key = id(parameter)
+                names.setdefault(key, f"layers.{position}.{name}")
+                parameters[key] = parameter
+                stages.setdefault(key, set()).add(index)
+                held = places.setdefault(key, [])
+                if all(module is not other or name != known for other, known in held):
+                    held.append((module, name))
+    order = {key: position for position, key in enumerate(names)}
+    ordered = sorted(parameters, key=order.__getitem__)
+    return tuple(Weight(names[key], parameters[key], tuple(sorted(stages[key])), tuple(places[key])) for key in ordered)
+
+
+def _held(layer: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+    for module in layer.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                yield module, name, parameter
+
+
+def ranks_holding(weight: Weight, plan: Plan) -> tuple[int, ...]:
+    seats = seats_of(plan)
+    return tuple(sorted({seat.rank for stage in weight.stages for seat in seats[stage]}))

@@ -1,0 +1,207 @@
+"""ZeRO: replicas of a stage that each keep only some rows of the optimizer state, the gradients, the weights.
+
+Of a weight with R rows (its first dim), member i of the n replicas keeps R_i rows, in proportion to the replicas'
+weights and never losing one; the R_i may differ and may be 0. Several weights travel as one vector: all that member 0
+keeps, then all that member 1 keeps, ...
+
+    (1)  level 1: the sum of the gradients is scattered once per step; after the update the rows are gathered
+    (2)  level 2: it is scattered after every layer's backward, so that whole gradients never add up
+    (3)  level 3: weights are gathered before a layer's forward and backward and let go after
+
+Updates must be element by element (SGD, Adam and their kin): an optimizer sees rows as parameters of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from argosy.runtime.collectives import Group, gather_uneven, offsets, scatter_sum_uneven, split_by
+from argosy.runtime.parameters import Weight
+
+
+class Shard:
+    """One member's rows of one weight."""
+
+    def __init__(self, weight: Weight, member: int, proportions: Sequence[float]) -> None:
+        self.weight = weight
+        full = _rows(weight.parameter.detach())
+        self.sizes = split_by(full.shape[0], proportions)
+        self.begin = offsets(self.sizes)[member]
+        self.end = self.begin + self.sizes[member]
+        self.width = full.shape[1]
+        self.own = nn.Parameter(self._own_rows(weight.parameter), requires_grad=weight.parameter.requires_grad)
+        """What the optimizer updates: a view of the weight, or at level 3 a tensor of its own."""
+
+    def _own_rows(self, parameter: nn.Parameter) -> Tensor:
+        data = parameter.detach()
+        return data[self.begin : self.end] if data.dim() else data.reshape(1)[self.begin : self.end]
+
+    def elements(self, member: int) -> int:
+        return self.sizes[member] * self.width
+
+
+class ShardSet:
+    """Weights whose rows travel together."""
+
+    def __init__(self, weights: Sequence[Weight], level: int, group: Group, member: int, proportions: Sequence[float]):
+        self.level = level
+        self.group = group
+        self.member = member
+        self.shards = [Shard(weight, member, proportions) for weight in weights]
+        self.sizes = [sum(shard.elements(at) for shard in self.shards) for at in range(len(proportions))]
+        self.present = True
+        """Whether the whole weights are in memory."""
+        if level == 3:
+            for shard in self.shards:
+                shard.own.data = shard.own.detach().clone()
+            self.release()
+
+    def _pack(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Whole tensors as one vector, member by member."""
+        pieces = [
+            _rows(tensor)[offsets(shard.sizes)[at] : offsets(shard.sizes)[at] + shard.sizes[at]].reshape(-1)
+            for at in range(len(self.sizes))
+            for shard, tensor in zip(self.shards, tensors, strict=True)
+        ]
+        return torch.cat(pieces)
+
+    def scatter_gradients(self) -> None:
+        """Add the members' gradients up, each member its own rows; whole gradients are let go."""
+        parameters = [shard.weight.parameter for shard in self.shards]
+        if not self.shards or all(parameter.grad is None for parameter in parameters):
+            return
+        whole = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        part = scatter_sum_uneven(self._pack(whole), self.sizes, group=self.group)
+        at = 0
+        for shard, parameter in zip(self.shards, parameters, strict=True):
+            rows = part[at : at + shard.own.numel()].view_as(shard.own)
+            at += shard.own.numel()
+            shard.own.grad = rows.clone() if shard.own.grad is None else shard.own.grad + rows
+            parameter.grad = None
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Bring every member's rows into the whole weights."""
+        if self.level == 3:
+            if self.present:
+                return
+            self.present = True
+            for shard in self.shards:
+                data = shard.weight.parameter.data
+                data.untyped_storage().resize_(data.numel() * data.element_size())
+        if not self.shards:
+            return
+        own = torch.cat([shard.own.detach().reshape(-1) for shard in self.shards])
+        whole = gather_uneven(own, self.sizes, group=self.group)
+        at = 0
+        for member in range(len(self.sizes)):
+            for shard in self.shards:
+                count, begin = shard.elements(member), offsets(shard.sizes)[member]
+                rows = whole[at : at + count].view(shard.sizes[member], shard.width)
+                # .data, because autograd keeps the weight from the forward and must not take this for a change
+                _rows(shard.weight.parameter.data)[begin : begin + shard.sizes[member]] = rows
+                at += count
+
+    def release(self) -> None:
+        """Level 3: let the whole weights go."""
+        if self.level == 3 and self.present:
+            self.present = False
+            for shard in self.shards:
+                shard.weight.parameter.data.untyped_storage().resize_(0)
+
+
+class WeightGate:
+    """(2), (3): what happens around the layers of a stage."""
+
+    def __init__(self, sets: Sequence[ShardSet | None]) -> None:
+        self.sets = sets
+        """By layer of the stage."""
+        self.scatters = True
+        """Whether gradients leave after each layer's backward; not while weight gradients are put off."""
+
+    def run(self, index: int, layer: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+        shards = self.sets[index]
+        if shards is None:
+            return layer(*arguments, **keywords)
+        arguments, keywords = _after_backward(self, shards, (arguments, keywords))
+        shards.gather() if shards.level == 3 else None
+        result = layer(*arguments, **keywords)
+        shards.release()
+        return _before_backward(shards, result)
+
+    def finish(self) -> None:
+        """At the end of a backward: what no layer's input gradient has triggered."""
+        for shards in self.sets:
+            if shards is not None:
+                shards.scatter_gradients()
+                shards.release()
+
+    def after(self, shards: ShardSet) -> None:
+        if self.scatters:
+            shards.scatter_gradients()
+        shards.release()
+
+
+def _before_backward(shards: ShardSet, result: Any) -> Any:
+    return tree_map(lambda leaf: _apply(_Before, shards, leaf), result) if shards.level == 3 else result
+
+
+def _after_backward(gate: WeightGate, shards: ShardSet, arguments: Any) -> Any:
+    """Once all gradients of a layer's inputs are there, its weights have theirs."""
+    waiting = _Countdown(lambda: gate.after(shards))
+    return tree_map(lambda leaf: _apply(_After, waiting, leaf), arguments)
+
+
+def _apply(function: Any, what: Any, leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor) or not leaf.requires_grad or not torch.is_grad_enabled():
+        return leaf
+    if isinstance(what, _Countdown):
+        what.count += 1
+    return function.apply(leaf, what)
+
+
+class _Countdown:
+    """Calls when as many gradients have come as were announced."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call = call
+        self.count = 0
+
+    def arrived(self) -> None:
+        self.count -= 1
+        if self.count == 0:
+            self.call()
+
+
+class _Before(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, shards: ShardSet) -> Tensor:
+        ctx.shards = shards
+        return leaf.view_as(leaf)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        ctx.shards.gather()
+        return gradients[0], None
+
+
+class _After(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, waiting: _Countdown) -> Tensor:
+        ctx.waiting = waiting
+        return leaf.view_as(leaf)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        ctx.waiting.arrived()
+        return gradients[0], None
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """As a matrix of rows; a view."""
+    return tensor.reshape(1, 1) if tensor.dim() == 0 else tensor.reshape(tensor.shape[0], -1)

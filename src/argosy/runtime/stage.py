@@ -1,0 +1,186 @@
+"""A stage that computes: a range of a model's layers, with the user's loss around the last of them.
+
+The user gives ``loss_fn(model, batch)``. A stage calls it with a stand-in for the model, which runs the stage's own
+layers when it is called: on the first stage from the arguments it is called with, on every other from what the stage
+before handed on. Where more stages follow, the call of ``loss_fn`` ends there; on the last it goes on to the loss.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils import checkpoint
+
+from argosy.errors import InputError, Problem
+from argosy.plan.plan import Recompute
+from argosy.runtime.carry import Carry
+from argosy.runtime.defer import Deferral
+
+LossFunction = Callable[[Any, Any], Tensor]
+"""``loss_fn(model, batch)``: a mean over the samples of the batch."""
+
+_KEPT = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.convolution.default,
+)
+"""What selective recomputation keeps: products with weights. Attention and everything cheap is computed again."""
+
+
+class StageProgram(Protocol):
+    """What the executor needs of a stage, whoever built it."""
+
+    deferral: Deferral | None
+    """Where weight gradients are put off, under a schedule that splits backwards in two."""
+
+    def __call__(self, carry: Carry, batch: Any) -> Carry:
+        """What the next stage gets, or on the last stage the mean loss. ``carry`` is None on the first."""
+
+
+class LayerGate(Protocol):
+    """Something that happens around every layer, such as gathering its weights."""
+
+    def run(self, index: int, layer: Callable[..., Any], arguments: Any, keywords: Any) -> Any: ...
+
+
+class LayerStage:
+    """A ``StageProgram`` made of a model's own layers."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Sequence[nn.Module],
+        loss_fn: LossFunction,
+        *,
+        first: int,
+        end: int,
+        recompute: Recompute,
+        autocast: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        self.model = model
+        self.layers = tuple(layers[first:end])
+        self.loss_fn = loss_fn
+        self.is_first = first == 0
+        self.is_last = end == len(layers)
+        self.recompute = recompute
+        self.autocast = autocast
+        self.device = device or torch.device("cpu")
+        self.gate: LayerGate | None = None
+        self.deferral: Deferral | None = None
+
+    def __call__(self, carry: Carry, batch: Any) -> Carry:
+        with self._precision():
+            if not self.is_first and not self.is_last:
+                return self.run(carry)
+            stand_in = _StandIn(self, carry)
+            try:
+                return self.loss_fn(stand_in, batch)
+            except _HandOn as stop:
+                return stop.carry
+
+    def run(self, carry: Carry, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None) -> Carry:
+        """The stage's layers, one after the other."""
+        keywords = keywords or {}
+        for index, layer in enumerate(self.layers):
+            if index == 0 and self.is_first:
+                carry = self._layer(index, layer, arguments, keywords)
+            elif index == len(self.layers) - 1 and self.is_last and hasattr(layer, "finish"):
+                finish: Any = layer.finish
+                carry = self._layer(index, finish, (carry, *arguments), keywords)
+            else:
+                carry = self._layer(index, layer, (carry,), {})
+        return carry
+
+    def _layer(self, index: int, layer: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+        layer = self._recomputed(self._deferring(layer))
+        if self.gate is not None:
+            return self.gate.run(index, layer, arguments, keywords)
+        return layer(*arguments, **keywords)
+
+    def _deferring(self, layer: Callable[..., Any]) -> Callable[..., Any]:
+        """Inside recomputation, so that what is computed again puts off the same gradients."""
+        deferral = self.deferral
+        if deferral is None:
+            return layer
+
+        def run(*arguments: Any, **keywords: Any) -> Any:
+            with deferral:
+                return layer(*arguments, **keywords)
+
+        return run
+
+    def _recomputed(self, layer: Callable[..., Any]) -> Callable[..., Any]:
+        match self.recompute:
+            case Recompute.NONE:
+                return layer
+            case Recompute.FULL:
+                context: Any = checkpoint.noop_context_fn
+            case Recompute.SELECTIVE:
+                context = _selective
+
+        def run(*arguments: Any, **keywords: Any) -> Any:
+            return checkpoint.checkpoint(
+                layer, *arguments, use_reentrant=False, preserve_rng_state=False, context_fn=context, **keywords
+            )
+
+        return run
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.autocast)
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Every module of the stage's layers, each once."""
+        seen: set[int] = set()
+        for layer in self.layers:
+            for module in layer.modules():
+                if id(module) not in seen:
+                    seen.add(id(module))
+                    yield module
+
+
+def _selective() -> tuple[Any, Any]:
+    contexts: tuple[Any, Any] = checkpoint.create_selective_checkpoint_contexts(list(_KEPT))
+    return contexts
+
+
+class _HandOn(BaseException):
+    """Ends a ``loss_fn`` on a stage that is not the last; not an ``Exception``, so that no user code catches it."""
+
+    def __init__(self, carry: Carry) -> None:
+        super().__init__()
+        self.carry = carry
+
+
+class _StandIn:
+    """What ``loss_fn`` gets in place of the model. Calling it runs the stage; its plain settings can be read."""
+
+    def __init__(self, stage: LayerStage, carry: Carry) -> None:
+        self._stage = stage
+        self._carry = carry
+        self._called = False
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        if self._called:
+            _refuse("a second call of the model", "one call of the model")
+        self._called = True
+        result = self._stage.run(self._carry, arguments, keywords)
+        if self._stage.is_last:
+            return result
+        raise _HandOn(result)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._stage.model, name)
+        if callable(value) or isinstance(value, Tensor | nn.Module):
+            _refuse(f"model.{name}", "nothing of the model but calls of it: other stages hold the rest")
+        return value
+
+
+def _refuse(found: str, expected: str) -> NoReturn:
+    raise InputError([Problem(path="loss_fn", found=found, expected=expected)])

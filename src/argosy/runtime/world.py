@@ -1,0 +1,89 @@
+"""The processes of a run: joining them, the device of each, and whether they are those that the plan was made for."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+
+from argosy.errors import InputError, Problem, RunError
+from argosy.plan.plan import Plan
+from argosy.plan.runnable import unsupported
+from argosy.runtime.ranks import devices_by_rank, nodes_of
+
+PATIENCE = datetime.timedelta(minutes=10)
+"""How long a rank waits for another that has not gone away but says nothing."""
+
+
+def supports(plan: Plan) -> tuple[str, ...]:
+    """A sentence for everything in a plan that this runtime cannot execute; empty where it runs as it is."""
+    return unsupported(plan)
+
+
+def check_supported(plan: Plan) -> None:
+    sentences = supports(plan)
+    if sentences:
+        raise InputError([Problem(path="plan", expected="what the runtime executes", found=text) for text in sentences])
+
+
+def join(plan: Plan, *, patience: datetime.timedelta = PATIENCE) -> None:
+    """Join the process group that torchrun prepared, unless the caller has one already."""
+    if not dist.is_initialized():
+        missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+        if missing:
+            expected = "a process started by torchrun or `argosy run`, or an initialised process group"
+            raise InputError([Problem(found=f"no {missing[0]} in the environment", expected=expected)])
+        check_world_size(plan, int(os.environ["WORLD_SIZE"]))
+        try:
+            dist.init_process_group(_backend(plan), timeout=patience)
+        except (RuntimeError, ValueError) as error:
+            place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            reason = str(error).splitlines()[0]
+            raise RunError(f"rank {os.environ['RANK']} could not join the others at {place}: {reason}") from None
+    check_world_size(plan, dist.get_world_size())
+
+
+def check_world_size(plan: Plan, world_size: int) -> None:
+    expected = len(plan.devices)
+    if world_size != expected:
+        raise InputError(
+            [
+                Problem(
+                    path="plan",
+                    found=f"{world_size} process{'' if world_size == 1 else 'es'}",
+                    expected=f"{expected}, one for each device of the plan ({', '.join(devices_by_rank(plan))})",
+                )
+            ]
+        )
+
+
+def device_of(plan: Plan, rank: int) -> torch.device:
+    """The GPU with the number that the plan's device has on its node, shared where there are fewer; or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    number = int(devices_by_rank(plan)[rank].rpartition(".")[2])
+    device = torch.device("cuda", number % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _backend(plan: Plan, environment: Mapping[str, str] = os.environ) -> str:
+    """NCCL where every rank of every node has a GPU of its own, gloo elsewhere."""
+    if not torch.cuda.is_available():
+        return "gloo"
+    largest = max(int(device.rpartition(".")[2]) for node in nodes_of(plan) for device in node.devices)
+    return "nccl" if largest < torch.cuda.device_count() else "gloo"
+
+
+def open_groups(rank_sets: list[tuple[int, ...]]) -> dict[tuple[int, ...], dist.ProcessGroup]:
+    """A process group for every set of two ranks or more; every rank calls this with the same sets."""
+    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    for ranks in sorted(set(rank_sets)):
+        if len(ranks) > 1:
+            group = dist.new_group(list(ranks), timeout=PATIENCE)
+            if isinstance(group, dist.ProcessGroup):
+                groups[ranks] = group
+    return groups

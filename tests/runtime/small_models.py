@@ -1,0 +1,239 @@
+"""Small models of four kinds, each with its loss and a batch: what the runtime is tested with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+Built = tuple[nn.Module, Callable[[Any, Any], Tensor], Any]
+VOCABULARY, WIDTH, LENGTH = 19, 16, 6
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int = 2, *, causal: bool = False) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.queries = nn.Linear(width, width)
+        self.keys_and_values = nn.Linear(width, 2 * width)
+        self.output = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, source: Tensor | None = None) -> Tensor:
+        source = x if source is None else source
+        keys, values = self.keys_and_values(source).chunk(2, -1)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (self.queries(x), keys, values))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return self.output(mixed.transpose(1, 2).flatten(-2))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = WIDTH, *, causal: bool = False) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.attention = Attention(width, causal=causal)
+        self.feed_forward = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norms[0](x))
+        return x + self.feed_forward(self.norms[1](x))
+
+
+class TokenEmbedding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.places = nn.Parameter(torch.randn(LENGTH, WIDTH) * 0.1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.tokens(tokens) + self.places
+
+
+class Head(nn.Module):
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.output = nn.Linear(WIDTH, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(self.norm(x))
+
+
+class Gpt(nn.Module):
+    """Six layers; the head's weight may be the embedding's."""
+
+    def __init__(self, *, tied: bool) -> None:
+        super().__init__()
+        self.embedding = TokenEmbedding()
+        self.blocks = nn.ModuleList([Block(causal=True) for _ in range(4)])
+        self.head = Head(VOCABULARY)
+        if tied:
+            self.head.output.weight = self.embedding.tokens.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+    def argosy_layers(self) -> list[nn.Module]:
+        return [self.embedding, *self.blocks, self.head]
+
+
+def token_loss(model: Any, batch: Any) -> Tensor:
+    scores = model(batch["tokens"])
+    return F.cross_entropy(scores.flatten(0, 1), batch["targets"].flatten())
+
+
+def gpt(samples: int, *, tied: bool = False) -> Built:
+    tokens = torch.randint(VOCABULARY, (samples, LENGTH + 1))
+    return Gpt(tied=tied), token_loss, {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}
+
+
+class Patches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, WIDTH, 4, 4)
+        self.first = nn.Parameter(torch.randn(1, 1, WIDTH) * 0.1)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        patches = self.patch(pixels).flatten(2).transpose(1, 2)
+        return torch.cat([self.first.expand(len(pixels), -1, -1), patches], dim=1)
+
+
+class Classifier(Head):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[:, 0])
+
+
+def class_loss(model: Any, batch: Any) -> Tensor:
+    pixels, classes = batch
+    return F.cross_entropy(model(pixels), classes)
+
+
+def vit(samples: int, *, tied: bool = False) -> Built:
+    """Six layers, as an ``nn.Sequential``."""
+    del tied
+    model = nn.Sequential(Patches(), *(Block() for _ in range(4)), Classifier(5))
+    return model, class_loss, (torch.randn(samples, 3, 8, 8).double().float(), torch.randint(5, (samples,)))
+
+
+class ConvolutionBlock(nn.Module):
+    """Hands on its result and, for a later block, what it got itself."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(2, channels)
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+
+    def forward(self, carry: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        x, skip = carry
+        return x + self.second(F.relu(self.first(self.norm(x)))) + 0.1 * skip, x
+
+
+class Stem(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 8, 3, padding=1, stride=2)
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.convolution(pixels)
+        return x, torch.zeros_like(x)
+
+
+class Pooled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = nn.Linear(8, 5)
+
+    def forward(self, carry: tuple[Tensor, Tensor]) -> Tensor:
+        return self.output((carry[0] + carry[1]).mean((2, 3)))
+
+
+def cnn(samples: int, *, tied: bool = False) -> Built:
+    """Six layers; each block also takes what went into the one before."""
+    del tied
+    model = nn.Sequential(Stem(), *(ConvolutionBlock(8) for _ in range(4)), Pooled())
+    return model, class_loss, (torch.randn(samples, 3, 8, 8), torch.randint(5, (samples,)))
+
+
+class EncoderEmbedding(TokenEmbedding):
+    def forward(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        return {"x": super().forward(source), "target": target}
+
+
+class EncoderBlock(Block):
+    def forward(self, carry: dict[str, Tensor]) -> dict[str, Tensor]:  # type: ignore[override]
+        return {"x": super().forward(carry["x"]), "target": carry["target"]}
+
+
+class DecoderEmbedding(TokenEmbedding):
+    def forward(self, carry: dict[str, Tensor]) -> dict[str, Tensor]:  # type: ignore[override]
+        return {"x": super().forward(carry["target"]), "memory": carry["x"]}
+
+
+class DecoderBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block(causal=True)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.cross = Attention(WIDTH)
+
+    def forward(self, carry: dict[str, Tensor]) -> dict[str, Tensor]:
+        x = self.block(carry["x"])
+        return {"x": x + self.cross(self.norm(x), carry["memory"]), "memory": carry["memory"]}
+
+
+class DecoderHead(Head):
+    def forward(self, carry: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
+        return super().forward(carry["x"])
+
+
+class T5(nn.Module):
+    """Seven layers; the encoder's output passes through every decoder block; the two embeddings may share weights."""
+
+    def __init__(self, *, tied: bool) -> None:
+        super().__init__()
+        self.encoder = nn.ModuleList([EncoderEmbedding(), EncoderBlock(), EncoderBlock()])
+        self.decoder = nn.ModuleList([DecoderEmbedding(), DecoderBlock(), DecoderBlock(), DecoderHead(VOCABULARY)])
+        if tied:
+            self.decoder[0].tokens.weight = self.encoder[0].tokens.weight
+            self.decoder[-1].output.weight = self.encoder[0].tokens.weight
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        first, *others = self.argosy_layers()
+        carry = first(source, target)
+        for layer in others:
+            carry = layer(carry)
+        return carry
+
+    def argosy_layers(self) -> list[nn.Module]:
+        return [*self.encoder, *self.decoder]
+
+
+def translation_loss(model: Any, batch: Any) -> Tensor:
+    scores = model(batch["source"], target=batch["target"])
+    return F.cross_entropy(scores.flatten(0, 1), batch["wanted"].flatten())
+
+
+def t5(samples: int, *, tied: bool = False) -> Built:
+    def tokens() -> Tensor:
+        return torch.randint(VOCABULARY, (samples, LENGTH))
+
+    return T5(tied=tied), translation_loss, {"source": tokens(), "target": tokens(), "wanted": tokens()}
+
+
+MODELS = {"gpt": gpt, "vit": vit, "cnn": cnn, "t5": t5}
+NUM_LAYERS = {"gpt": 6, "vit": 6, "cnn": 6, "t5": 7}
+
+
+def build(name: str, samples: int, *, tied: bool, dtype: torch.dtype, seed: int = 0) -> Built:
+    torch.manual_seed(seed)
+    model, loss_fn, batch = MODELS[name](samples, tied=tied)
+    model = model.to(dtype)
+    if isinstance(batch, tuple):
+        batch = (batch[0].to(dtype), *batch[1:])
+    return model, loss_fn, batch

@@ -1,0 +1,211 @@
+"""Training under a plan and in one process, so that a test can compare the two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from small_models import NUM_LAYERS, build
+from torch import nn
+
+from argosy.dtype import Dtype
+from argosy.plan.plan import ClusterRef, ModelRef, Plan, Recompute, Replica, Stage
+from argosy.runtime.trainer import Trainer, parallelize
+from argosy.schedule import ScheduleKind, ScheduleSpec
+
+RATE = 0.1
+SMALL_CLIP = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One cell of the matrix."""
+
+    model: str = "gpt"
+    kind: ScheduleKind = ScheduleKind.ONE_F_ONE_B
+    k: int = 1
+    shares: tuple[tuple[int, ...], ...] = ((2,), (2,))
+    """Per stage, the samples of its replicas."""
+    num_micro_batches: int = 5
+    recompute: Recompute = Recompute.NONE
+    zero: int = 0
+    clip: bool = False
+    tied: bool = False
+    single: bool = False
+    """float32, not float64."""
+    proportions: tuple[float, ...] = ()
+    """How ZeRO divides rows; evenly where empty."""
+    steps: int = 2
+
+    @property
+    def num_ranks(self) -> int:
+        stages = self.shares[: len(self.shares) // self.chunks]
+        return sum(map(len, stages))
+
+    @property
+    def chunks(self) -> int:
+        return 2 if self.kind is ScheduleKind.INTERLEAVED else 1
+
+    def __str__(self) -> str:
+        shares = "|".join(":".join(map(str, samples)) for samples in self.shares)
+        extras = [str(self.recompute)] if self.recompute is not Recompute.NONE else []
+        extras += [f"zero{self.zero}"] if self.zero else []
+        extras += [name for name in ("clip", "tied", "single") if getattr(self, name)]
+        return "-".join([self.model, f"{self.kind}{self.k}", shares, f"m{self.num_micro_batches}", *extras])
+
+
+@dataclass
+class Outcome:
+    """What training gave: losses by step; gradients of the last step and weights after it, by name."""
+
+    losses: list[float]
+    gradients: dict[str, list[tuple[int, np.ndarray]]] = field(default_factory=dict)
+    weights: dict[str, list[tuple[int, np.ndarray]]] = field(default_factory=dict)
+    """(First row, rows), one entry for each holder."""
+
+
+def plan_of(case: Case) -> Plan:
+    size = sum(case.shares[0])
+    workers = len(case.shares) // case.chunks
+    names: list[list[str]] = []
+    for index, samples in enumerate(case.shares):
+        used = sum(map(len, names[:workers]))
+        names.append(names[index - workers] if index >= workers else [f"n0.{used + at}" for at in range(len(samples))])
+    layers = NUM_LAYERS[case.model]
+    cuts = [round(index * layers / len(case.shares)) for index in range(len(case.shares) + 1)]
+    return Plan(
+        model=ModelRef(name=case.model, sequence_length=1, dtype=Dtype.FP32),
+        cluster=ClusterRef(name="local", hash="", content="{}"),
+        global_batch=size * case.num_micro_batches,
+        micro_batch_size=size,
+        num_micro_batches=case.num_micro_batches,
+        schedule=ScheduleSpec(kind=case.kind, k=case.k, chunks=case.chunks),
+        stages=tuple(
+            Stage(
+                first=cuts[index],
+                end=cuts[index + 1],
+                replicas=tuple(
+                    Replica(devices=(name,), samples=count) for name, count in zip(names[index], samples, strict=True)
+                ),
+                recompute=case.recompute,
+                zero=case.zero,
+            )
+            for index, samples in enumerate(case.shares)
+        ),
+    )
+
+
+def built(case: Case) -> Any:
+    samples = sum(case.shares[0]) * case.num_micro_batches
+    return build(case.model, samples, tied=case.tied, dtype=torch.float32 if case.single else torch.float64)
+
+
+class KeepGradients(torch.optim.SGD):
+    """SGD with momentum that remembers the last gradients it saw."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, lr=RATE, momentum=0.9)
+        self.seen: dict[int, torch.Tensor] = {}
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            self.seen |= {id(p): p.grad.clone() for p in group["params"] if p.grad is not None}
+        super().step(closure)
+
+
+def train_in_parallel(case: Case) -> Outcome:
+    """To be called by every rank."""
+    model, loss_fn, batch = built(case)
+    proportions = (lambda stage: case.proportions) if case.proportions else None
+    clip = SMALL_CLIP if case.clip else None
+    trainer = parallelize(
+        model, loss_fn, KeepGradients, batch, plan_of(case), clip_norm=clip, shard_proportions=proportions
+    )
+    losses = [trainer.step(batch) for _ in range(case.steps)]
+    return outcome_of(trainer, losses)
+
+
+def outcome_of(trainer: Trainer, losses: list[float]) -> Outcome:
+    result = Outcome(losses)
+    for name, parameter, begin, _ in trainer.held():
+        seen = trainer.optimizer.seen.get(id(parameter))  # type: ignore[union-attr]
+        if seen is not None:
+            result.gradients.setdefault(name, []).append((begin, seen.numpy()))
+        result.weights.setdefault(name, []).append((begin, parameter.detach().clone().numpy()))
+    return result
+
+
+def train_alone(case: Case) -> Outcome:
+    """The reference: one process, the same micro-batches."""
+    model, loss_fn, batch = built(case)
+    optimizer = KeepGradients(model.parameters())
+    size, losses = sum(case.shares[0]), []
+    for _ in range(case.steps):
+        total = 0.0
+        for index in range(case.num_micro_batches):
+            rows = slice(index * size, (index + 1) * size)
+            part = (
+                {key: value[rows] for key, value in batch.items()}
+                if isinstance(batch, dict)
+                else tuple(value[rows] for value in batch)
+            )
+            loss = loss_fn(model, part) / case.num_micro_batches
+            loss.backward()
+            total += loss.item()
+        if case.clip:
+            nn.utils.clip_grad_norm_(model.parameters(), SMALL_CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total)
+    result = Outcome(losses)
+    for name, parameter in model.named_parameters():
+        result.gradients[name] = [(0, optimizer.seen[id(parameter)].numpy())]
+        result.weights[name] = [(0, parameter.detach().numpy())]
+    return result
+
+
+def differences(case: Case, outcomes: list[Outcome]) -> list[str]:
+    """Where ranks disagree with one process, in words; empty where nothing does."""
+    wanted = train_alone(case)
+    tolerance = 1e-4 if case.single else 1e-9
+    found = []
+    for rank, outcome in enumerate(outcomes):
+        if not np.allclose(outcome.losses, wanted.losses, rtol=tolerance, atol=tolerance):
+            found.append(f"rank {rank}: losses {outcome.losses}, alone {wanted.losses}")
+    for what in ("gradients", "weights"):
+        for name, [(_, whole)] in getattr(wanted, what).items():
+            parts = [part for outcome in outcomes for part in getattr(outcome, what).get(name, [])]
+            found += _part_problems(f"{what} of {name}", whole, parts, tolerance)
+    return found
+
+
+def _part_problems(what: str, whole: np.ndarray, parts: list[Any], tolerance: float) -> list[str]:
+    problems = []
+    rows = whole.reshape(1) if whole.ndim == 0 else whole
+    covered = np.zeros(len(rows), dtype=bool)
+    for begin, part in parts:
+        part = part.reshape(-1, *rows.shape[1:]) if rows.ndim else part
+        covered[begin : begin + len(part)] = True
+        worst = np.abs(part - rows[begin : begin + len(part)]).max(initial=0.0)
+        if not worst <= tolerance * max(1.0, np.abs(rows).max(initial=0.0)):
+            problems.append(f"{what}: off by {worst:.3g}")
+    if not covered.all():
+        problems.append(f"{what}: {int((~covered).sum())} rows that no rank holds")
+    return problems
+
+
+def train_with_changes(case: Case, changes: list[Any]) -> Outcome:
+    """A step, then before each further one a change: a ``ScheduleSpec``, or (stage, samples)."""
+    model, loss_fn, batch = built(case)
+    trainer = parallelize(model, loss_fn, KeepGradients, batch, plan_of(case))
+    losses = [trainer.step(batch)]
+    for change in changes:
+        if isinstance(change, ScheduleSpec):
+            trainer.set_schedule(change)
+        else:
+            trainer.set_shares(*change)
+        losses.append(trainer.step(batch))
+    return outcome_of(trainer, losses)
