@@ -16,6 +16,7 @@ from argosy.cli.lab import lab_app
 from argosy.cli.models import models
 from argosy.cli.plan import plan
 from argosy.cli.probe import probe
+from argosy.cli.report import report
 from argosy.cli.simulate import simulate
 from argosy.cli.trace import trace
 
@@ -59,6 +60,7 @@ COMMANDS = (
     simulate,
     trace,
     probe,
+    report,
     devices,
     models,
 )

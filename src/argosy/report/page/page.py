@@ -1,0 +1,245 @@
+"""From a plan and what is known of it to the text of the page.
+
+What is static (figures, stages, tables, the picture of the cluster) is written by the template and needs no script; the
+viewer of timelines draws what ``tracks`` encodes. Every text from a file is escaped, by the template or by the script.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment
+
+from argosy.cluster.topology import Cluster
+from argosy.explain import Explanation
+from argosy.plan.plan import Plan, Recompute, Stage
+from argosy.report.explain import gain_in_percent, help_in_a_sentence, memory_in_a_sentence
+from argosy.report.page.tracks import KINDS, TICKS, timeline_tracks
+from argosy.report.plan import (
+    certificate_in_a_sentence,
+    devices_in_short,
+    gap_in_percent,
+    plan_title,
+    samples_in_short,
+    throughput,
+)
+from argosy.timeline import Timeline
+from argosy.units import SIZE, TIME, counted
+
+_PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
+_MOST_MEMORY_ROWS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A timeline under its name in the page: ``predicted, 1f1b`` or ``measured``."""
+
+    label: str
+    timeline: Timeline
+
+
+def report_page(
+    plan: Plan,
+    cluster: Cluster,
+    pictures: Sequence[Picture],
+    *,
+    explanation: Explanation | None = None,
+    rivals: Sequence[tuple[str, float | None, str]] = (),
+) -> str:
+    """The page. ``rivals`` are (planner, seconds or None, reason), ours among them."""
+    folder = resources.files("argosy.report.page")
+    parts = {name: (folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")}
+    template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(parts["page.html"])
+    tracks = [timeline_tracks(one.label, one.timeline, plan, cluster) for one in pictures]
+    data = {"ticks": TICKS, "kinds": [str(kind) for kind in KINDS], "timelines": tracks}
+    return template.render(
+        title=plan_title(plan),
+        style=parts["page.css"],
+        script=parts["page.js"],
+        data=_json(data),
+        facts=_facts(plan, cluster, pictures),
+        nodes=_nodes(plan, cluster),
+        stages=[_stage(index, stage, cluster) for index, stage in enumerate(plan.stages)],
+        left_out=_left_out(plan, cluster),
+        against=_predicted_and_measured(plan, pictures),
+        memory=_memory(explanation),
+        what_ifs=_what_ifs(explanation),
+        advice=() if explanation is None else (help_in_a_sentence(explanation), memory_in_a_sentence(explanation)),
+        rivals=_bars(rivals),
+        runner_ups=[(one.description, TIME.format(one.iteration_seconds), one.reason) for one in plan.runner_ups],
+        certificate=certificate_in_a_sentence(plan.certificate) if plan.certificate else None,
+        pruned=_pruned(plan),
+        pictures=[one.label for one in pictures],
+    )
+
+
+def _json(data: dict[str, Any]) -> str:
+    """For a script element: nothing in it can end the element."""
+    return json.dumps(data, separators=(",", ":"), sort_keys=True).replace("<", "\\u003c")
+
+
+def _facts(plan: Plan, cluster: Cluster, pictures: Sequence[Picture]) -> list[tuple[str, str, str]]:
+    """(figure, unit or context, what it is): what a person asks first."""
+    facts = []
+    seconds = plan.predicted.iteration_seconds if plan.predicted else _seconds(pictures[0].timeline)
+    if seconds:
+        facts.append((TIME.format(seconds), "predicted", "iteration"))
+        facts.append((throughput(plan.global_batch / seconds, 1), f"batch {plan.global_batch}", "throughput"))
+    for one in pictures:
+        if one.timeline.clock == "measured" and (real := _seconds(one.timeline)):
+            difference = f"{100 * (seconds / real - 1):+.1f} % predicted" if seconds else ""
+            facts.append((TIME.format(real), difference, one.label))
+    if plan.certificate:
+        bound = f"bound {TIME.format(plan.certificate.lower_bound_seconds)}"
+        facts.append((gap_in_percent(plan.certificate.gap), bound, "proven gap at most"))
+    facts.append((f"{len(plan.devices)} of {len(cluster.devices)}", cluster.name, "devices in use"))
+    if plan.predicted and plan.predicted.peak_memory_bytes:
+        fullest = max(plan.predicted.peak_memory_bytes, key=lambda one: one[1] / cluster.device(one[0]).kind.memory)
+        limit = SIZE.format(cluster.device(fullest[0]).kind.memory, digits=3)
+        facts.append((SIZE.format(fullest[1], digits=3), f"of {limit}, {fullest[0]}", "fullest device"))
+    return facts
+
+
+def _seconds(timeline: Timeline) -> float | None:
+    times = timeline.iteration_seconds
+    return sorted(times)[len(times) // 2] if times else None
+
+
+def _nodes(plan: Plan, cluster: Cluster) -> list[dict[str, Any]]:
+    """The picture of the cluster: devices by node with their stage and share; nodes that look alike drawn once."""
+    stage_of = {
+        name: (index, number, replica.samples)
+        for index, stage in enumerate(plan.stages)
+        for number, replica in enumerate(stage.replicas)
+        for name in replica.devices
+    }
+    reasons = {left.device: left.reason for left in plan.left_out}
+    nodes: list[dict[str, Any]] = []
+    for node in cluster.nodes:
+        devices = []
+        for name in node.devices:
+            stage, replica, samples = stage_of.get(name, (None, 0, 0))
+            kind = cluster.device(name).kind.name
+            used = f"stage {stage}, replica {replica}, {counted(samples, 'sample')} of every micro-batch"
+            hint = f"{name} ({kind}): {reasons.get(name, 'not used') if stage is None else used}"
+            devices.append({"name": name, "stage": stage, "hue": (stage or 0) % 8, "hint": hint})
+        look = (tuple(device["stage"] for device in devices), cluster.device(node.devices[0]).kind.name)
+        if nodes and nodes[-1]["look"] == look and len(cluster.nodes) > 32:
+            nodes[-1]["names"].append(node.name)
+            continue
+        kinds = ", ".join(dict.fromkeys(cluster.device(name).kind.name for name in node.devices))
+        nodes.append({"names": [node.name], "kinds": kinds, "devices": devices, "look": look})
+    return nodes
+
+
+def _stage(index: int, stage: Stage, cluster: Cluster) -> dict[str, str | int]:
+    counts: dict[str, int] = {}
+    for name in stage.devices:
+        kind = cluster.device(name).kind.name
+        counts[kind] = counts.get(kind, 0) + 1
+    widths = sorted({replica.width for replica in stage.replicas})
+    extras = [f"recompute {stage.recompute}"] if stage.recompute is not Recompute.NONE else []
+    extras += [f"ZeRO {stage.zero}"] if stage.zero else []
+    extras += [f"{name} {count}" for name, count in (("context", stage.context), ("expert", stage.expert)) if count > 1]
+    return {
+        "index": index,
+        "hue": index % 8,
+        "layers": f"{stage.first}..{stage.end - 1}",
+        "count": stage.end - stage.first,
+        "on": ", ".join(f"{count}x {kind}" for kind, count in counts.items()),
+        "devices": devices_in_short(stage.devices, cluster),
+        "replicas": f"{len(stage.replicas)} x {'/'.join(map(str, widths))}",
+        "samples": samples_in_short(stage.replicas),
+        "extras": ", ".join(extras) or "-",
+    }
+
+
+def _left_out(plan: Plan, cluster: Cluster) -> list[tuple[str, str]]:
+    reasons: dict[str, list[str]] = {}
+    for left in plan.left_out:
+        reasons.setdefault(left.reason, []).append(left.device)
+    return [(devices_in_short(names, cluster), reason) for reason, names in reasons.items()]
+
+
+def _predicted_and_measured(plan: Plan, pictures: Sequence[Picture]) -> list[tuple[str, str, str, str]]:
+    """Seconds that each device computes in an iteration, predicted and measured, where both exist."""
+    by_clock = {one.timeline.clock: one.timeline for one in reversed(pictures)}
+    if not {"simulated", "measured"} <= by_clock.keys():
+        return []
+    predicted, measured = (_busy(by_clock[clock]) for clock in ("simulated", "measured"))
+    rows = []
+    for name in plan.devices:
+        if name in predicted and name in measured:
+            error = f"{100 * (predicted[name] / measured[name] - 1):+.1f} %" if measured[name] else "-"
+            rows.append((name, TIME.format(predicted[name]), TIME.format(measured[name]), error))
+    whole = [_seconds(by_clock[clock]) for clock in ("simulated", "measured")]
+    if whole[0] and whole[1]:
+        error = f"{100 * (whole[0] / whole[1] - 1):+.1f} %"
+        rows.append(("whole iteration", TIME.format(whole[0]), TIME.format(whole[1]), error))
+    return rows
+
+
+def _busy(timeline: Timeline) -> dict[str, float]:
+    count = max(1, len(timeline.iteration_ends))
+    return {name: seconds / count for name, seconds in zip(timeline.devices, timeline.busy, strict=True)}
+
+
+def _memory(explanation: Explanation | None) -> list[dict[str, Any]]:
+    """Stacked bars: percent of the device's memory for each part."""
+    rows = []
+    for one in explanation.memory[:_MOST_MEMORY_ROWS] if explanation else ():
+        parts = [(part, getattr(one, part)) for part in _PARTS]
+        rows.append(
+            {
+                "device": one.device,
+                "parts": [(name, 100 * held / one.capacity, SIZE.format(held, digits=3)) for name, held in parts],
+                "text": f"{SIZE.format(one.peak, digits=3)} of {SIZE.format(one.capacity, digits=3)}",
+                "over": one.free < 0,
+            }
+        )
+    return rows
+
+
+def _what_ifs(explanation: Explanation | None) -> list[tuple[str, str, str, str]]:
+    if explanation is None:
+        return []
+    rows = sorted((*explanation.improvements, *explanation.settings, *explanation.additions), key=lambda one: -one.gain)
+    return [
+        (
+            one.change,
+            TIME.format(one.seconds),
+            gain_in_percent(one.gain),
+            f"{SIZE.format(one.missing, digits=3)} too little memory" if one.missing else "",
+        )
+        for one in rows[:12]
+    ]
+
+
+def _bars(rivals: Sequence[tuple[str, float | None, str]]) -> list[dict[str, Any]]:
+    """Throughput relative to the fastest."""
+    times = [seconds for _, seconds, _ in rivals if seconds]
+    best = min(times, default=1.0)
+    return [
+        {
+            "name": name,
+            "percent": 100 * best / seconds if seconds else 0.0,
+            "text": TIME.format(seconds) if seconds else "no plan",
+            "reason": reason,
+        }
+        for name, seconds, reason in rivals
+    ]
+
+
+def _pruned(plan: Plan) -> list[tuple[str, str]]:
+    if plan.search is None:
+        return []
+    judged = [("judged", f"{plan.search.candidates:,}"), ("CPU time", TIME.format(plan.search.cpu_seconds, digits=3))]
+    return [*judged, *((f"removed by {rule}", f"{count:,}") for rule, count in _largest(plan.search.pruned))]
+
+
+def _largest(counts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    return sorted(((rule, count) for rule, count in counts if count), key=lambda one: (-one[1], one[0]))

@@ -1,0 +1,138 @@
+"""A timeline as the page's viewer reads it: rows of small whole numbers.
+
+Times are ticks of T / 250,000. A row of spans is a flat list of (gap since the last end, length, code) with code =
+kind + 8 (micro-batch + 1), so that a span costs about ten characters. A row of an amount over time is a flat list of
+(ticks since the last point, value in thousandths of the row's top).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from argosy.cluster.topology import Cluster
+from argosy.plan.plan import Plan
+from argosy.timeline import Span, SpanKind, Timeline
+from argosy.units import RATE, SIZE
+
+TICKS = 250_000
+KINDS = tuple(SpanKind)
+_MOST_POINTS = 300
+_MOST_EDGES = 12
+
+
+def timeline_tracks(label: str, timeline: Timeline, plan: Plan, cluster: Cluster) -> dict[str, Any]:
+    """Everything that the viewer shows of one timeline."""
+    tick = max(timeline.end, 1e-12) / TICKS
+    spans: dict[str, list[Span]] = defaultdict(list)
+    for span in timeline.spans:
+        if not span.kind.is_communication:
+            spans[span.where].append(span)
+    stages = {name: index for index, stage in enumerate(plan.stages) for name in stage.devices}
+    devices = [
+        {
+            "label": name,
+            "note": _kind(name, cluster),
+            "stage": stages.get(name, _folded_stage(name)),
+            "spans": _coded(spans[name], tick),
+        }
+        for name in timeline.devices
+        if spans[name] or name in cluster.device_index
+    ]
+    return {
+        "label": label,
+        "seconds": timeline.end,
+        "iterations": [round(end / tick) for end in timeline.iteration_ends],
+        "devices": devices,
+        "memory": [row for name, steps in timeline.memory if (row := _memory(name, steps, tick, cluster))],
+        "links": _edges(timeline, tick, cluster),
+    }
+
+
+def _kind(name: str, cluster: Cluster) -> str:
+    return cluster.device(name).kind.name if name in cluster.device_index else "several devices as one"
+
+
+def _folded_stage(name: str) -> int | None:
+    """Of a bundle of replicas, which goes by ``stage3.0``."""
+    head = name.partition(".")[0].removeprefix("stage")
+    return int(head) if head.isdigit() else None
+
+
+def _coded(spans: Sequence[Span], tick: float) -> list[int]:
+    numbers: list[int] = []
+    last = 0
+    for span in sorted(spans, key=lambda one: (one.start, one.end)):
+        start, end = round(span.start / tick), round(span.end / tick)
+        micro_batch = -1 if span.micro_batch is None else span.micro_batch
+        numbers += [start - last, end - start, KINDS.index(span.kind) + 8 * (micro_batch + 1)]
+        last = end
+    return numbers
+
+
+def _memory(name: str, steps: Sequence[tuple[float, float]], tick: float, cluster: Cluster) -> dict[str, Any] | None:
+    if not steps or name not in cluster.device_index:
+        return None
+    limit = cluster.device(name).kind.memory
+    peak = max(held for _, held in steps)
+    note = f"most {SIZE.format(peak, digits=3)} of {SIZE.format(limit, digits=3)}"
+    top = max(peak, limit)
+    return {"label": name, "note": note, **_area(steps, tick, top=top), "limit": round(1000 * limit / top)}
+
+
+def _area(steps: Sequence[tuple[float, float]], tick: float, *, top: float) -> dict[str, Any]:
+    numbers: list[int] = []
+    last = 0
+    for time, value in _thinned(steps):
+        at = round(time / tick)
+        numbers += [at - last, round(1000 * value / top) if top else 0]
+        last = at
+    return {"area": numbers}
+
+
+def _thinned(steps: Sequence[tuple[float, float]]) -> Iterable[tuple[float, float]]:
+    """At most so many points; of those drawn together the largest stays."""
+    size = -(-len(steps) // _MOST_POINTS)
+    for first in range(0, len(steps), size):
+        group = steps[first : first + size]
+        yield group[0][0], max(value for _, value in group)
+
+
+def _edges(timeline: Timeline, tick: float, cluster: Cluster) -> list[dict[str, Any]]:
+    """What the busiest links carried, against what they could, both in thousandths of the most that they could.
+
+    A transfer counts with its mean rate; where such rates add up to more than there is, the link is full.
+    """
+    capacity = {link.name: link.bandwidth for link in cluster.links}
+    events: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for span in timeline.spans:
+        if span.bytes and span.end > span.start:
+            rate = span.bytes / (span.end - span.start)
+            for link in span.via:
+                events[link] += [(span.start, rate), (span.end, -rate)]
+    busiest = [use for use in sorted(timeline.links, key=lambda use: -use.utilisation) if use.link in capacity]
+    rows = []
+    for use in busiest[:_MOST_EDGES]:
+        trace = capacity[use.link]
+        top = max(value for time, value in zip(trace.times, trace.values, strict=True) if time <= timeline.end)
+        times = [time for time in trace.times if time < timeline.end]
+        allowed = [(time, trace.at(time)) for time in times] + [(timeline.end, trace.at(timeline.end))]
+        note = f"{100 * use.utilisation:.0f} % of {RATE.format(top, digits=3)}"
+        carried = [(time, min(rate, trace.at(time))) for time, rate in _running(events[use.link])]
+        area, bound = _area(carried, tick, top=top), _area(allowed, tick, top=top)
+        rows.append({"label": use.link, "note": note, **area, "capacity": bound["area"]})
+    return rows
+
+
+def _running(events: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Rates that begin and end, as the sum at every moment of change."""
+    steps: list[tuple[float, float]] = []
+    total = 0.0
+    for time, change in sorted(events):
+        total += change
+        if steps and steps[-1][0] == time:
+            steps[-1] = (time, total)
+        else:
+            steps.append((time, total))
+    return [(time, max(value, 0.0)) for time, value in steps]

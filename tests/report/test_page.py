@@ -1,0 +1,149 @@
+"""The report page: it shows what the timeline says, is one small file, and runs nothing but its own script."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from itertools import accumulate
+
+import pytest
+
+from argosy.cluster.file import cluster_from_content, load_cluster
+from argosy.cluster.topology import Cluster
+from argosy.explain import explain_plan
+from argosy.plan.file import load_plan
+from argosy.plan.plan import LeftOut, Plan
+from argosy.report.page import Picture, report_page
+from argosy.report.page.tracks import KINDS, TICKS, timeline_tracks
+from argosy.sim.simulate import simulate
+from argosy.timeline import Timeline
+from argosy.workload.chain import Chain
+from argosy.workload.load import load_model
+
+NAME = "llama-3-8b-on-mixed-16"
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return load_plan(NAME)
+
+
+@pytest.fixture(scope="module")
+def cluster(plan: Plan) -> Cluster:
+    return cluster_from_content(plan.cluster.content)
+
+
+@pytest.fixture(scope="module")
+def chain(plan: Plan) -> Chain:
+    ref = plan.model
+    return load_model(ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)
+
+
+@pytest.fixture(scope="module")
+def timeline(plan: Plan, chain: Chain, cluster: Cluster) -> Timeline:
+    return simulate(plan, chain, cluster)
+
+
+def test_rows_say_what_the_spans_say(plan: Plan, cluster: Cluster, timeline: Timeline) -> None:
+    tracks = timeline_tracks("predicted", timeline, plan, cluster)
+    tick = timeline.end / TICKS
+    assert [row["label"] for row in tracks["devices"]] == list(timeline.devices)
+    for row in tracks["devices"]:
+        spans = sorted((s for s in timeline.spans if s.where == row["label"]), key=lambda s: (s.start, s.end))
+        numbers = row["spans"]
+        clock = 0
+        for span, at in zip(spans, range(0, len(numbers), 3), strict=True):
+            start = clock + numbers[at]
+            clock = start + numbers[at + 1]
+            assert start * tick == pytest.approx(span.start, abs=tick)
+            assert clock * tick == pytest.approx(span.end, abs=tick)
+            assert KINDS[numbers[at + 2] % 8] is span.kind
+            assert numbers[at + 2] // 8 - 1 == (-1 if span.micro_batch is None else span.micro_batch)
+
+
+def test_memory_rows_reach_the_peak_and_keep_below_the_limit(plan: Plan, cluster: Cluster, timeline: Timeline) -> None:
+    peaks = timeline.peak_memory()
+    for row in timeline_tracks("predicted", timeline, plan, cluster)["memory"]:
+        capacity = cluster.device(row["label"]).kind.memory
+        assert max(row["area"][1::2]) == round(1000 * peaks[row["label"]] / capacity)
+        assert row["limit"] == 1000
+        assert max(accumulate(row["area"][::2])) <= TICKS
+
+
+def test_links_never_carry_more_than_they_can(plan: Plan, cluster: Cluster, timeline: Timeline) -> None:
+    rows = timeline_tracks("predicted", timeline, plan, cluster)["links"]
+    assert rows
+    for row in rows:
+        assert max(row["area"][1::2]) <= 1000
+
+
+def test_the_page_is_one_file_with_the_figures_in_it(
+    plan: Plan, chain: Chain, cluster: Cluster, timeline: Timeline
+) -> None:
+    explanation = explain_plan(plan, chain, cluster)
+    rivals = [("argosy", 7.5, "the fastest"), ("even", 15.0, "slow"), ("none", None, "no plan: memory")]
+    picture = Picture(label="predicted", timeline=timeline)
+    page = report_page(plan, cluster, [picture], explanation=explanation, rivals=rivals)
+    assert not re.search(r"""(src|href)\s*=|https?://|@import|url\(""", page)
+    assert "width:50.0%" in page
+    for stage in plan.stages:
+        assert f"{stage.first}..{stage.end - 1}" in page
+    assert "What would help most" in page
+    data = re.search(r'id="data">(.*?)</script>', page, re.S)
+    assert data is not None
+    assert json.loads(data[1])["timelines"][0]["label"] == "predicted"
+
+
+def test_text_from_files_cannot_become_markup(plan: Plan, cluster: Cluster, timeline: Timeline) -> None:
+    evil = "</script><script>alert(1)</script><img onerror=x>"
+    device = plan.stages[0].devices[0]
+    marked = replace(plan, left_out=(LeftOut(device=device, reason=evil),), model=replace(plan.model, name=evil))
+    page = report_page(marked, cluster, [Picture(label=evil, timeline=timeline)], rivals=[(evil, 1.0, evil)])
+    assert evil not in page
+    assert "<img" not in page
+    assert page.count("<script") == 2
+
+
+def test_measured_beside_predicted_shows_the_error(plan: Plan, cluster: Cluster, timeline: Timeline) -> None:
+    slower = replace(
+        timeline,
+        clock="measured",
+        busy=tuple(2 * seconds for seconds in timeline.busy),
+        iteration_ends=tuple(2 * end for end in timeline.iteration_ends),
+    )
+    pictures = [Picture(label="predicted", timeline=timeline), Picture(label="measured", timeline=slower)]
+    page = report_page(plan, cluster, pictures)
+    assert "Predicted against measured" in page
+    assert page.count("-50.0 %") >= len(plan.devices)
+
+
+def test_many_devices_stay_a_small_page() -> None:
+    """64 devices and 64 micro-batches in under 500 kB."""
+    cluster = load_cluster("three-kinds-64")
+    chain = load_model("gpt2-xl", dtype="fp16")
+    plan = load_plan(NAME)
+    names = [device.name for device in cluster.devices]
+    replica, stage = plan.stages[0].replicas[0], plan.stages[0]
+    num_layers = len(chain.layers)
+    cuts = [num_layers * at // 8 for at in range(9)]
+    stages = tuple(
+        replace(
+            stage,
+            first=cuts[at],
+            end=cuts[at + 1],
+            replicas=tuple(replace(replica, devices=(name,), samples=1) for name in names[8 * at : 8 * at + 8]),
+        )
+        for at in range(8)
+    )
+    wide = replace(
+        plan,
+        model=replace(plan.model, name=chain.name, sequence_length=chain.sequence_length, dtype=chain.dtype),
+        stages=stages,
+        global_batch=512,
+        micro_batch_size=8,
+        num_micro_batches=64,
+    )
+    timeline = simulate(wide, chain, cluster)
+    page = report_page(wide, cluster, [Picture(label="predicted", timeline=timeline)])
+    assert len(page.encode()) < 500_000
