@@ -32,7 +32,7 @@ def report(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """A plan as one HTML page: picture, timeline, memory, links, what would help.
+    """A plan as one HTML page to look at.
 
     The page is one file and needs no network. Timelines that a run has measured are set against the prediction.
 
