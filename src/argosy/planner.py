@@ -272,17 +272,14 @@ class _PlanSearch:
         finalists = list(unlike(self.found))[: min(most, 8)]
         scope = Scope(units=units)
         scope = only_runnable(scope) if self.settings.runnable else scope
-        plan, runner_ups = decide(
-            finalists, self.prices, self.cluster, self.calm, self.model, scope, self.settings.executor
-        )
+        verdict = decide(finalists, self.prices, self.cluster, self.calm, self.model, scope, self.settings.executor)
+        plan = certify(verdict, self.found, bound, self.prices, self._scope(units), self.cluster)
         search = Search(
             cpu_seconds=time.process_time() - self.began,
             candidates=self.judge.judged,
             pruned=tuple(sorted(self.counters.removed.items())),
         )
-        return certify(
-            replace(plan, runner_ups=tuple(runner_ups)), bound, self._scope(units), self.pools, self.cluster, search
-        )
+        return replace(plan, search=search)
 
 
 def able_pools(chain: Chain, cluster: Cluster, model: ComputeModel) -> tuple[Pool, ...]:

@@ -13,6 +13,7 @@ from argosy.solve.judge import Complete
 from argosy.solve.pipeline import Choice
 from argosy.space.enumerate import Scope
 from argosy.space.option import Option, Vector
+from argosy.units import counted
 
 _EFFORT = {Recompute.NONE: 0, Recompute.SELECTIVE: 1, Recompute.FULL: 2}
 
@@ -41,17 +42,20 @@ class Candidate:
         return all(c.option.fits(c.first, c.end, depth, group) for c, depth in zip(plan, depths, strict=True))
 
     def __repr__(self) -> str:
-        stages = " | ".join(_short(choice) for choice in self.plan)
+        stages = " | ".join(describe_choice(choice) for choice in self.plan)
         return f"{self.shape!r}, {self.schedule!r}: {stages}"
 
 
-def _short(choice: Choice) -> str:
+def describe_choice(choice: Choice) -> str:
+    """``4 layers on 8x V100-32GB, tensor width 2, zero 3``."""
     on = " + ".join(
         f"{part.devices}x {pool.name}" for part, pool in zip(choice.option.parts, choice.option.pools, strict=True)
     )
-    tricks = [f"zero {choice.option.zero}"] if choice.option.zero > 1 else []
+    widths = sorted({part.width for part in choice.option.parts})
+    tricks = [f"tensor width {'/'.join(map(str, widths))}"] if widths != [1] else []
+    tricks += [f"zero {choice.option.zero}"] if choice.option.zero > 1 else []
     tricks += [f"recompute {choice.option.recompute}"] if choice.option.recompute is not Recompute.NONE else []
-    return ", ".join([f"{choice.end - choice.first} layers on {on}", *tricks])
+    return ", ".join([f"{counted(choice.end - choice.first, 'layer')} on {on}", *tricks])
 
 
 def unlike(candidates: Iterable[Candidate]) -> Iterator[Candidate]:

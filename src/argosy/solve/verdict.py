@@ -4,29 +4,39 @@ reasons."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from argosy.cluster.device import Device
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
-from argosy.plan.plan import Certificate, ClusterRef, LeftOut, ModelRef, Plan, Predicted, RunnerUp, Search, Stage
+from argosy.plan.plan import Certificate, ClusterRef, LeftOut, ModelRef, Plan, Predicted, RunnerUp, Stage
 from argosy.sim.compile import compile_plan
 from argosy.sim.exact import simulate_exact
 from argosy.sim.fold import fold_plan
 from argosy.solve.candidate import Candidate, lightened, with_plan
+from argosy.solve.reasons import why_left_out, why_slower
 from argosy.space.enumerate import Scope
 from argosy.space.option import USABLE
 from argosy.space.place import place_stages
-from argosy.space.pool import Pool
 from argosy.space.price import Prices
 from argosy.units import SIZE
 from argosy.workload.chain import Chain
 
 _SMALL = 512
 """Devices times micro-batches of a plan that is played whole."""
+_MOST_RUNNER_UPS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The candidate that won, on devices, and those that did not."""
+
+    winner: Candidate
+    plan: Plan
+    runner_ups: tuple[RunnerUp, ...]
 
 
 def decide(
@@ -37,7 +47,7 @@ def decide(
     model: ComputeModel,
     scope: Scope,
     executor: Executor | None = None,
-) -> tuple[Plan, list[RunnerUp]]:
+) -> Verdict:
     """The candidate that the exact engine finds fastest on ``calm``, and how the others fared. The candidates are
     simulated side by side where there is an ``executor``, to the same result. The first is also tried with the least
     recomputation and ZeRO of ``scope`` that fit."""
@@ -48,31 +58,41 @@ def decide(
     plans = [placed(candidate, prices, cluster) for candidate in entries]
     play = partial(_play, chain=prices.chain, calm=calm, model=model)
     times = list(executor.map(play, plans) if executor is not None else map(play, plans))
-    played = [(time, entries[index].effort, index, plans[index]) for index, time in enumerate(times)]
-    played.sort(key=lambda one: one[:3])
-    seconds, _, _, best = played[0]
+    order = sorted(range(len(entries)), key=lambda index: (times[index], entries[index].effort, index))
+    first, best = order[0], plans[order[0]]
+    seconds = times[first]
     if len(best.devices) * best.num_micro_batches <= _SMALL:
         seconds = play(best, whole=True)
-    runner_ups = [
-        RunnerUp(
-            description=repr(entries[index]),
-            iteration_seconds=max(seconds, time * seconds / played[0][0]),
-            reason=_why_slower(time / played[0][0] - 1),
-        )
-        for time, _, index, _ in played[1:4]
-        if time < math.inf
-    ]
     predicted = Predicted(
         iteration_seconds=seconds,
         samples_per_second=best.global_batch / seconds,
         peak_memory_bytes=(),
         bottleneck="",
     )
-    return replace(best, predicted=predicted), runner_ups
+    played = [(entries[index], times[index]) for index in order]
+    return Verdict(
+        winner=entries[first],
+        plan=replace(best, predicted=predicted),
+        runner_ups=tuple(_runner_ups(played, seconds)),
+    )
 
 
-def _why_slower(gap: float) -> str:
-    return f"{100 * gap:.3g} % slower" if gap > 1e-6 else "as fast, with more ZeRO or recomputation"
+def _runner_ups(played: Sequence[tuple[Candidate, float]], seconds: float) -> Iterator[RunnerUp]:
+    """The first few that look different from the winner and from each other, with why they lost."""
+    winner, best = played[0]
+    told = {repr(winner)}
+    for loser, time in played[1:]:
+        description = repr(loser)
+        if description in told or time == math.inf:
+            continue
+        told.add(description)
+        yield RunnerUp(
+            description=description,
+            iteration_seconds=max(seconds, time * seconds / best),
+            reason=why_slower(loser, time, winner, best),
+        )
+        if len(told) > _MOST_RUNNER_UPS:
+            return
 
 
 def _play(plan: Plan, *, chain: Chain, calm: Cluster, model: ComputeModel, whole: bool = False) -> float:
@@ -82,30 +102,42 @@ def _play(plan: Plan, *, chain: Chain, calm: Cluster, model: ComputeModel, whole
     return ends[0] if ends else math.inf
 
 
-def certify(plan: Plan, bound: float, scope: Scope, pools: Sequence[Pool], cluster: Cluster, search: Search) -> Plan:
-    """The plan with its certificate, and with why it leaves devices out."""
+def certify(
+    verdict: Verdict, others: Sequence[Candidate], bound: float, prices: Prices, scope: Scope, cluster: Cluster
+) -> Plan:
+    """The plan with its certificate, its runner-ups, and why it leaves devices out."""
+    plan = verdict.plan
     assert plan.predicted is not None
     bound = min(bound, plan.predicted.iteration_seconds)
-    used = set(plan.devices)
-    able = {name for pool in pools for node in pool.nodes for name in node}
     return replace(
         plan,
         certificate=Certificate(
             lower_bound_seconds=bound,
             gap=plan.predicted.iteration_seconds / bound - 1,
             granularity=max(scope.units),
-            scope=scope.describe(pools),
+            scope=scope.describe(prices.pools),
         ),
-        search=search,
-        left_out=tuple(
-            LeftOut(
-                device=device.name,
-                reason="no faster plan with it was found" if device.name in able else _why_unable(plan, device),
-            )
-            for device in cluster.devices
-            if device.name not in used
-        ),
+        runner_ups=verdict.runner_ups,
+        left_out=tuple(_left_out(verdict, others, prices, scope, cluster)),
     )
+
+
+def _left_out(
+    verdict: Verdict, others: Sequence[Candidate], prices: Prices, scope: Scope, cluster: Cluster
+) -> Iterator[LeftOut]:
+    used = set(verdict.plan.devices)
+    pool_of = {name: pool for pool in prices.pools for node in pool.nodes for name in node}
+    reasons: dict[int, str] = {}
+    for device in cluster.devices:
+        if device.name in used:
+            continue
+        pool = pool_of.get(device.name)
+        if pool is None:
+            yield LeftOut(device=device.name, reason=_why_unable(verdict.plan, device))
+            continue
+        if pool.index not in reasons:
+            reasons[pool.index] = why_left_out(pool, prices, scope, verdict.winner, others)
+        yield LeftOut(device=device.name, reason=reasons[pool.index])
 
 
 def _why_unable(plan: Plan, device: Device) -> str:
