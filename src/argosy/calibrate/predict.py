@@ -80,7 +80,7 @@ def peak_bytes(runs: Sequence[MeasuredRun], calibration: Calibration) -> FloatAr
 
 
 def _stage_bytes(run: MeasuredRun, calibration: Calibration) -> Iterator[float]:
-    plan, chain = run.plan, run.chain
+    plan, chain = run.plan, calibration.chain(run.chain)
     depth = default_depth(plan.schedule, len(plan.stages), plan.num_micro_batches)
     for stage, in_flight in zip(plan.stages, depth, strict=True):
         for replica in {(replica.samples, replica.shares): replica for replica in stage.replicas}.values():
@@ -88,7 +88,7 @@ def _stage_bytes(run: MeasuredRun, calibration: Calibration) -> Iterator[float]:
             live = in_flight * activation_bytes(chain, stage, replica.samples, share)
             live += recomputed_bytes(chain, stage, replica.samples, share)
             held = state_bytes(chain, stage, share).total
-            yield calibration.process_bytes + held + calibration.activation_factor * live
+            yield calibration.process_bytes + held + live
 
 
 def exact_seconds(measured: Measurements, run: MeasuredRun, calibration: Calibration) -> float:

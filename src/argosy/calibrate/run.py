@@ -37,6 +37,8 @@ class Measurements:
     runs: tuple[MeasuredRun, ...]
     profiles: Mapping[str, Profile] = field(default_factory=dict)
     """Measured layer times by device kind, in place of the roofline."""
+    blocking: bool = False
+    """Whether that software waits for transfers between stages instead of overlapping them."""
 
     def __repr__(self) -> str:
         return f"{self.source}: {len(self.runs)} runs"

@@ -36,7 +36,7 @@ def read_sailor_runs(folder: Path | str, *, model: str = "OPT-350") -> Measureme
     chain, profiles = read_sailor(home, model)
     bandwidths = read_sailor_bandwidths(home)
     runs = tuple(_run(path, chain, bandwidths) for path in paths)
-    return Measurements(source=f"Sailor, {folder.name}", runs=runs, profiles=profiles)
+    return Measurements(source=f"Sailor, {folder.name}", runs=runs, profiles=profiles, blocking=True)
 
 
 def _run(path: Path, chain: Chain, bandwidths: SailorBandwidths) -> MeasuredRun:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from argosy import __version__
+from argosy.cli.calibrate import calibrate
 from argosy.cli.cluster import cluster_app
 from argosy.cli.compare import compare
 from argosy.cli.demo import demo
@@ -59,6 +60,7 @@ COMMANDS = (
     explain,
     simulate,
     trace,
+    calibrate,
     probe,
     report,
     devices,

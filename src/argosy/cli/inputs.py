@@ -16,6 +16,8 @@ from argosy.cluster.file import build_cluster, cluster_from_content, load_cluste
 from argosy.cluster.schema import ChangeSchema
 from argosy.cluster.topology import Cluster
 from argosy.cluster.tracefile import read_trace
+from argosy.cost.calibration import Calibration
+from argosy.cost.calibration_file import read_calibration
 from argosy.cost.compute import ComputeModel
 from argosy.document import Document, Location, Schema, read_toml, validate
 from argosy.errors import InputError, Mismatch, Problem, bad_input, closest
@@ -40,6 +42,8 @@ class Scenario:
     chain: Chain
     cluster: Cluster
     model: ComputeModel = field(default_factory=ComputeModel)
+    blocking: bool = False
+    """Whether devices wait for transfers between stages."""
 
 
 def load_scenario(
@@ -50,6 +54,7 @@ def load_scenario(
     schedule: str | None = None,
     k: int | None = None,
     profiles: Sequence[str] = (),
+    calibration: str | None = None,
 ) -> Scenario:
     """The plan in a document, on its own cluster or another, under other changes or another schedule."""
     plan = plan_from_document(document)
@@ -59,13 +64,25 @@ def load_scenario(
     ref = plan.model
     chain = load_model(ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)
     check_plan(plan, chain, where, document=document)
-    return Scenario(plan=plan, chain=chain, cluster=where, model=compute_model(profiles))
+    constants = load_calibration(calibration)
+    return Scenario(
+        plan=plan,
+        chain=constants.chain(chain),
+        cluster=constants.cluster(where),
+        model=compute_model(profiles, constants),
+        blocking=constants.blocking,
+    )
 
 
-def compute_model(profiles: Sequence[str]) -> ComputeModel:
+def load_calibration(path: str | None) -> Calibration:
+    return Calibration() if path is None else read_calibration(path)
+
+
+def compute_model(profiles: Sequence[str], calibration: Calibration | None = None) -> ComputeModel:
     """The roofline, with measured profiles in its place for the device kinds that they are of."""
     measured = [read_dapple(path)[1] if path.endswith(".txt") else read_profile(path) for path in profiles]
-    return ComputeModel(profiles={profile.device: profile for profile in measured} or None)
+    constants = calibration or Calibration()
+    return constants.compute_model({profile.device: profile for profile in measured} or None)
 
 
 def parse_until(text: str | None) -> float:

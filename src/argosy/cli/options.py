@@ -33,6 +33,12 @@ Profiles = Annotated[
         metavar="FILE",
     ),
 ]
+CalibrationFile = Annotated[
+    str | None,
+    typer.Option(
+        "--calibration", metavar="FILE", help="Constants of the cost model, as argosy calibrate -o writes them."
+    ),
+]
 ScheduleName = Annotated[
     str | None,
     typer.Option(

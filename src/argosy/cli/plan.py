@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from argosy.cli.options import (
+    CalibrationFile,
     DtypeName,
     ExecutorName,
     Gap,
@@ -58,6 +59,7 @@ def plan(
     dtype: DtypeName = None,
     optimizer: OptimizerName = None,
     profile: Profiles = None,
+    calibration: CalibrationFile = None,
     level: Level = 1,
     gap: Gap = 0.01,
     time_budget: TimeBudget = None,
@@ -82,7 +84,7 @@ def plan(
         argosy plan -m llama-3-8b -c mixed-16 -b 128 --sequence-length 2048 --dtype fp16
         argosy plan -m gpt2-xl -c two-cards -b 64 --dtype fp16 --level 2 -o plan.json
     """
-    from argosy.cli.inputs import check_at_least, compute_model
+    from argosy.cli.inputs import check_at_least, compute_model, load_calibration
     from argosy.cli.terminal import check_folder, print_json, progress, stdout_console, write_file
     from argosy.cluster.file import load_cluster
     from argosy.errors import NothingFitsError
@@ -99,7 +101,9 @@ def plan(
     if schedule:
         settings = replace(settings, schedules=parse_schedules(schedule))
     chain = load_model(model, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
-    where, costs = load_cluster(cluster), compute_model(profile or ())
+    constants = load_calibration(calibration)
+    chain = constants.chain(chain)
+    where, costs = constants.cluster(load_cluster(cluster)), compute_model(profile or (), constants)
     try:
         with _workers(executor, workers) as pool:
             found = search(
@@ -114,7 +118,7 @@ def plan(
 
         def reload(**changes: Any) -> Chain:
             asked = {"sequence_length": sequence_length, "dtype": dtype, "optimizer": optimizer, **changes}
-            return load_model(model, **asked)
+            return constants.chain(load_model(model, **asked))
 
         with progress("nothing fits; looking for what would", quiet=quiet):
             why = diagnose(chain, where, global_batch=global_batch, settings=settings, model=costs, reload=reload)

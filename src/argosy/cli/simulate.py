@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from argosy.cli.options import (
+    CalibrationFile,
     ClusterSource,
     GroupSize,
     Iterations,
@@ -42,6 +43,7 @@ def simulate(
     schedule: ScheduleName = None,
     k: GroupSize = None,
     profile: Profiles = None,
+    calibration: CalibrationFile = None,
     iteration: Annotated[int, typer.Option("--iteration", help="Which one the chart shows, from 0.")] = 0,
     transfers: Annotated[bool, typer.Option("--transfers", help="Chart what crosses the network, too.")] = False,
     output: Annotated[
@@ -70,7 +72,13 @@ def simulate(
 
     document = read_plan(plan)
     scenario = load_scenario(
-        document, cluster=cluster, traces=trace or (), schedule=schedule, k=k, profiles=profile or ()
+        document,
+        cluster=cluster,
+        traces=trace or (),
+        schedule=schedule,
+        k=k,
+        profiles=profile or (),
+        calibration=calibration,
     )
     timeline = play(scenario, iterations=iterations, until=until, quiet=quiet, least_recorded=iteration + 1)
     if output is not None:
@@ -108,6 +116,7 @@ def play(
             iterations=count,
             record=min(count, max(_MOST_RECORDED, least_recorded)),
             until=end,
+            blocking=scenario.blocking,
         )
 
 

@@ -16,9 +16,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from argosy.cluster.device import Device
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel
+from argosy.errors import bad_input
+from argosy.units import SIZE
+from argosy.workload.chain import Chain
 from argosy.workload.profile import Profile
 
 _DEFAULT = ComputeModel()
@@ -57,11 +61,25 @@ class Calibration:
         )
 
     def cluster(self, cluster: Cluster) -> Cluster:
-        """(2); the cluster's own file stays as it is, so a plan still names the cluster it was made for."""
-        if self.bandwidth == 1:
-            return cluster
-        links = tuple(replace(link, bandwidth=_scaled(link.bandwidth, self.bandwidth)) for link in cluster.links)
-        return replace(cluster, links=links)
+        """(2), and the process's part of (4); the cluster's own file stays as it is, so a plan still names the cluster
+        that it was made for."""
+        if self.bandwidth != 1:
+            links = tuple(replace(link, bandwidth=_scaled(link.bandwidth, self.bandwidth)) for link in cluster.links)
+            cluster = replace(cluster, links=links)
+        if self.process_bytes:
+            cluster = replace(cluster, devices=tuple(map(self._device, cluster.devices)))
+        return cluster
+
+    def _device(self, device: Device) -> Device:
+        left = device.kind.memory - self.process_bytes
+        if left <= 0:
+            taken, memory = SIZE.format(self.process_bytes, digits=3), SIZE.format(device.kind.memory, digits=3)
+            raise bad_input(f"a process that takes less than the {memory} of {device}", taken, where="process_bytes")
+        return replace(device, kind=replace(device.kind, memory=left))
+
+    def chain(self, chain: Chain) -> Chain:
+        """The activations' part of (4)."""
+        return replace(chain, activation_factor=self.activation_factor)
 
 
 def _scaled(trace: Trace, factor: float) -> Trace:

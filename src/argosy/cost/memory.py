@@ -14,8 +14,9 @@ micro-batches in flight:
     (6)  on their way between devices   = r n_samples (the largest of a layer: where c > 1, keys and values twice over,
          and their gradients in a backward; where e > 1, what is routed)
 
-Tensor-parallel groups are taken to split activations along the sequence outside the matrix products too. How many
-micro-batches are in flight at a time is the schedule's affair: the simulator adds (4) up as it goes.
+(4) and (5) are multiplied by the chain's ``activation_factor``, 1 unless a calibration says more. Tensor-parallel
+groups are taken to split activations along the sequence outside the matrix products too. How many micro-batches are in
+flight at a time is the schedule's affair: the simulator adds (4) up as it goes.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def activation_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> 
                 total += layer.activation_bytes - layer.selective_bytes
             case Recompute.FULL:
                 total += chain.layers[index - 1].output_bytes if index else 0.0
-    return total * samples * share
+    return total * samples * share * chain.activation_factor
 
 
 def recomputed_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> float:
@@ -113,7 +114,7 @@ def recomputed_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> 
             largest = max(layer.selective_bytes for layer in layers)
         case Recompute.FULL:
             largest = max(layer.activation_bytes for layer in layers)
-    return largest * samples * share
+    return largest * samples * share * chain.activation_factor
 
 
 def exchanged_bytes(chain: Chain, stage: Stage, samples: int, share: float, *, backward: bool) -> float:

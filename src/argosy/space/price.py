@@ -126,11 +126,11 @@ class Prices:
 
     @cached_property
     def _kept(self) -> dict[Recompute, FloatArray]:
-        layers = self.chain.layers
+        layers, factor = self.chain.layers, self.chain.activation_factor
         return {
-            Recompute.NONE: _sums([layer.activation_bytes for layer in layers]),
-            Recompute.SELECTIVE: _sums([layer.activation_bytes - layer.selective_bytes for layer in layers]),
-            Recompute.FULL: _sums(self.outputs[:-1].tolist()),
+            Recompute.NONE: factor * _sums([layer.activation_bytes for layer in layers]),
+            Recompute.SELECTIVE: factor * _sums([layer.activation_bytes - layer.selective_bytes for layer in layers]),
+            Recompute.FULL: factor * _sums(self.outputs[:-1].tolist()),
         }
 
     def transient(self, recompute: Recompute) -> FloatArray:
@@ -145,11 +145,11 @@ class Prices:
                 table[first, first + 1 :] = np.maximum.accumulate(values[first:])
             return table
 
-        layers = self.chain.layers
+        layers, factor = self.chain.layers, self.chain.activation_factor
         return {
             Recompute.NONE: np.zeros((self.num_layers + 1,) * 2),
-            Recompute.SELECTIVE: largest([layer.selective_bytes for layer in layers]),
-            Recompute.FULL: largest([layer.activation_bytes for layer in layers]),
+            Recompute.SELECTIVE: factor * largest([layer.selective_bytes for layer in layers]),
+            Recompute.FULL: factor * largest([layer.activation_bytes for layer in layers]),
         }
 
     @cached_property

@@ -80,6 +80,8 @@ class Chain:
     optimizer: str = "adamw"
     source: str = ""
     """Where the figures come from."""
+    activation_factor: float = 1.0
+    """Memory that live activations take over their bytes; a calibration says what an allocator adds."""
 
     @cached_property
     def parameters(self) -> int:

@@ -1,0 +1,137 @@
+"""Measured runs of one's own as a JSON file, version 1.
+
+    {version, source?, blocking?, profiles?: [file, ...],
+     runs: [{name?, plan: file, seconds, peak_bytes?}
+            {name?, model, cluster, sequence_length?, dtype?, optimizer?, tensor, data, pipeline, micro_batch,
+             global_batch, recompute?, zero?, seconds, peak_bytes?}]}
+
+A run names the plan that ran, or the degrees of an even plan as Megatron-LM counts them, with ``micro_batch`` per
+replica. Files are looked for beside the file itself.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from argosy.calibrate.run import Degrees, MeasuredRun, Measurements, even_plan
+from argosy.calibrate.sailor import read_sailor_runs
+from argosy.calibrate.vtrain import is_vtrain, read_vtrain
+from argosy.cluster.file import bundled_clusters, cluster_from_content, load_cluster
+from argosy.cluster.topology import Cluster
+from argosy.document import Document, Schema, read_json, validate
+from argosy.errors import InputError, Mismatch, Problem
+from argosy.plan.check import check_plan
+from argosy.plan.file import plan_from_document, read_plan
+from argosy.plan.plan import Recompute
+from argosy.workload.fields import Amount, Count, DtypeField, Name, OptimizerField
+from argosy.workload.load import load_model, preset_names
+from argosy.workload.profile_file import read_profile
+
+VERSION = 1
+
+
+def _seconds(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise Mismatch(value, "seconds of an iteration, above 0")
+    return float(value)
+
+
+class _Run(Schema):
+    name: Name | None = None
+    plan: Name | None = None
+    model: Name | None = None
+    cluster: Name | None = None
+    sequence_length: Count | None = None
+    dtype: DtypeField | None = None
+    optimizer: OptimizerField | None = None
+    tensor: Count = 1
+    data: Count = 1
+    pipeline: Count = 1
+    micro_batch: Count | None = None
+    global_batch: Count | None = None
+    recompute: Literal["none", "selective", "full"] = "none"
+    zero: Literal[0, 1, 2, 3] = 0
+    seconds: Annotated[float, BeforeValidator(_seconds)]
+    peak_bytes: Amount | None = None
+
+
+class _File(Schema):
+    version: Literal[1]
+    source: str = ""
+    blocking: bool = False
+    profiles: list[Name] = Field(default_factory=list)
+    runs: list[_Run] = Field(min_length=1)
+
+
+def read_measured(source: Path | str) -> Measurements:
+    """Runs from a file of this form, a CSV of vTrain, or a folder of Sailor's."""
+    path = Path(source)
+    if not path.exists():
+        expected = "a file of measured runs (JSON, or vTrain's CSV) or a folder of Sailor's"
+        raise InputError([Problem(file=str(path), expected=expected)])
+    if path.is_dir():
+        return read_sailor_runs(path)
+    return read_vtrain(path) if is_vtrain(path) else read_runs(path)
+
+
+def read_runs(path: Path | str) -> Measurements:
+    """Measured runs of one's own."""
+    path = Path(path)
+    document = read_json(path)
+    content = validate(document, _File)
+    profiles = [read_profile(path.parent / name) for name in content.profiles]
+    return Measurements(
+        source=content.source or path.stem,
+        runs=tuple(_run(document, index, run, path.parent) for index, run in enumerate(content.runs)),
+        profiles={profile.device: profile for profile in profiles},
+        blocking=content.blocking,
+    )
+
+
+def _run(document: Document, index: int, run: _Run, folder: Path) -> MeasuredRun:
+    if run.plan is not None:
+        return _planned(run, folder)
+    missing = [name for name in ("model", "cluster", "micro_batch", "global_batch") if getattr(run, name) is None]
+    if missing:
+        raise document.error(("runs", index, missing[0]), 'given, or a "plan" in place of degrees')
+    assert run.model and run.cluster and run.micro_batch and run.global_batch
+    degrees = Degrees(
+        tensor=run.tensor,
+        data=run.data,
+        pipeline=run.pipeline,
+        micro_batch=run.micro_batch,
+        global_batch=run.global_batch,
+        recompute=Recompute(run.recompute),
+        zero=run.zero,
+    )
+    settings: dict[str, Any] = {"sequence_length": run.sequence_length, "dtype": run.dtype, "optimizer": run.optimizer}
+    chain = load_model(run.model if run.model in preset_names() else folder / run.model, **settings)
+    cluster = _cluster(run.cluster, folder)
+    plan = even_plan(degrees, chain, cluster)
+    check_plan(plan, chain, cluster, file=document.file)
+    name = run.name or f"{run.model} {degrees!r}"
+    return MeasuredRun(
+        name=name, plan=plan, chain=chain, cluster=cluster, seconds=run.seconds, peak_bytes=run.peak_bytes
+    )
+
+
+def _planned(run: _Run, folder: Path) -> MeasuredRun:
+    assert run.plan is not None
+    path = folder / run.plan
+    document = read_plan(str(path) if path.exists() else run.plan)
+    plan = plan_from_document(document)
+    cluster = cluster_from_content(plan.cluster.content) if run.cluster is None else _cluster(run.cluster, folder)
+    ref = plan.model
+    chain = load_model(ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)
+    check_plan(plan, chain, cluster, document=document)
+    name = run.name or Path(run.plan).stem
+    return MeasuredRun(
+        name=name, plan=plan, chain=chain, cluster=cluster, seconds=run.seconds, peak_bytes=run.peak_bytes
+    )
+
+
+def _cluster(name: str, folder: Path) -> Cluster:
+    return load_cluster(name if name in bundled_clusters() else folder / name)

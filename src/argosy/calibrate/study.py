@@ -1,0 +1,134 @@
+"""One study of measured runs: which constants were fitted on which runs, and how far off the predictions are on the
+others.
+
+Runs that were fitted on are never judged: either a random share is held out, or, where runs are few, each is predicted
+with constants that were fitted on all the others. The calibration that a study ends with is fitted on the runs that the
+figures allow: the share, or all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from argosy.calibrate.fit import ABOUT_MEMORY, Errors, check_names, errors, fit_to, leave_one_out, split_runs
+from argosy.calibrate.predict import exact_seconds, peak_bytes
+from argosy.calibrate.run import MeasuredRun, Measurements
+from argosy.cost.calibration import Calibration
+from argosy.errors import bad_input
+
+FEW = 40
+"""Fewer runs are left out one by one."""
+LEAST = 4
+"""Runs that anything is fitted on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """A run beside what was predicted for it."""
+
+    run: MeasuredRun
+    seconds: float
+    peak_bytes: float
+
+    @property
+    def error(self) -> float:
+        """Of the seconds, signed."""
+        return self.seconds / self.run.seconds - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """The result."""
+
+    measured: Measurements
+    names: tuple[str, ...]
+    """Constants that were fitted."""
+    method: str
+    """On what, for people."""
+    calibration: Calibration
+    judged: tuple[Judged, ...]
+
+    @property
+    def seconds(self) -> Errors:
+        return errors(*_columns([(one.seconds, one.run.seconds) for one in self.judged]))
+
+    @property
+    def memory(self) -> Errors | None:
+        pairs = [(one.peak_bytes, one.run.peak_bytes) for one in self.judged if one.run.peak_bytes]
+        return errors(*_columns(pairs)) if pairs else None
+
+    def worst(self, count: int) -> list[Judged]:
+        return sorted(self.judged, key=lambda one: -abs(one.error))[:count]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its figures, for a file."""
+        memory = self.memory
+        return {
+            "method": self.method,
+            "seconds": asdict(self.seconds),
+            **({"peak_bytes": asdict(memory)} if memory else {}),
+        }
+
+
+def _columns(pairs: Sequence[tuple[float, float | None]]) -> tuple[np.ndarray, np.ndarray]:
+    table = np.array(pairs, dtype=float)
+    return table[:, 0], table[:, 1]
+
+
+def default_names(measured: Measurements) -> tuple[str, ...]:
+    """What is worth fitting: no constant of the roofline where layer times were measured, nothing on a handful of runs,
+    nothing about memory that nobody weighed."""
+    if len(measured.runs) < LEAST:
+        return ()
+    kinds = {device.kind.name for run in measured.runs for device in run.cluster.devices}
+    names = () if kinds <= measured.profiles.keys() else ("passes", "forward_floor", "backward_floor")
+    if any(len(run.plan.devices) > 1 for run in measured.runs):
+        names = (*names, "bandwidth")
+    if sum(run.peak_bytes is not None for run in measured.runs) >= LEAST:
+        names = (*names, *ABOUT_MEMORY)
+    return names
+
+
+def study(measured: Measurements, names: Sequence[str] | None = None, *, share: float = 0.5, seed: int = 0) -> Study:
+    """Fit ``names`` (by default what is worth fitting) and judge what was not fitted on."""
+    names = default_names(measured) if names is None else tuple(names)
+    check_names(names)
+    start = replace(Calibration(), blocking=measured.blocking)
+    runs = measured.runs
+    if not names:
+        return Study(
+            measured=measured,
+            names=(),
+            method="nothing fitted",
+            calibration=start,
+            judged=tuple(_judged(measured, run, start) for run in runs),
+        )
+    if len(runs) < LEAST:
+        raise bad_input(f"at least {LEAST} runs to fit on", len(runs), where=measured.source)
+    if len(runs) < FEW:
+        constants = leave_one_out(measured, names, start)
+        return Study(
+            measured=measured,
+            names=names,
+            method=f"each of {len(runs)} runs left out in turn",
+            calibration=fit_to(measured, runs, names, start),
+            judged=tuple(_judged(measured, run, one) for run, one in zip(runs, constants, strict=True)),
+        )
+    fitted, held_out = split_runs(runs, share, seed)
+    calibration = fit_to(measured, fitted, names, start)
+    return Study(
+        measured=measured,
+        names=names,
+        method=f"fitted on {len(fitted)} runs (seed {seed}), judged on {len(held_out)} others",
+        calibration=calibration,
+        judged=tuple(_judged(measured, run, calibration) for run in held_out),
+    )
+
+
+def _judged(measured: Measurements, run: MeasuredRun, calibration: Calibration) -> Judged:
+    seconds = exact_seconds(measured, run, calibration)
+    return Judged(run=run, seconds=seconds, peak_bytes=float(peak_bytes([run], calibration)[0]))

@@ -1,0 +1,82 @@
+"""Calibrations as JSON files, version 1.
+
+    {version, constants: {passes, forward_floor, ..., blocking}, fitted: [name, ...], source, errors: {...}}
+
+``constants`` may leave out what is as the cost model has it; seconds and bytes are plain numbers. ``fitted``,
+``source`` and ``errors`` say where the constants come from and are for people.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from argosy.cost.calibration import Calibration
+from argosy.document import Schema, read_json, validate
+from argosy.errors import Mismatch
+from argosy.workload.fields import Amount
+
+VERSION = 1
+
+
+def _above_zero(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise Mismatch(value, "a finite number above 0")
+    return float(value)
+
+
+def _share(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise Mismatch(value, "a share above 0, at most 1")
+    return float(value)
+
+
+Positive = Annotated[float, BeforeValidator(_above_zero)]
+PartOfOne = Annotated[float, BeforeValidator(_share)]
+
+
+class _Constants(Schema):
+    forward_peak: PartOfOne = Calibration.forward_peak
+    backward_peak: PartOfOne = Calibration.backward_peak
+    passes: Positive = Calibration.passes
+    forward_floor: Amount = Calibration.forward_floor
+    backward_floor: Amount = Calibration.backward_floor
+    bandwidth: PartOfOne = Calibration.bandwidth
+    blocking: bool = Calibration.blocking
+    process_bytes: Amount = Calibration.process_bytes
+    activation_factor: Positive = Calibration.activation_factor
+
+
+class _File(Schema):
+    version: Literal[1]
+    constants: _Constants
+    fitted: list[str] = Field(default_factory=list)
+    source: str = ""
+    errors: dict[str, Any] = Field(default_factory=dict)
+
+
+def read_calibration(path: Path | str) -> Calibration:
+    content = validate(read_json(path), _File)
+    return Calibration(**content.constants.model_dump())
+
+
+def calibration_to_dict(calibration: Calibration) -> dict[str, Any]:
+    return asdict(calibration)
+
+
+def dumps_calibration(
+    calibration: Calibration, *, fitted: tuple[str, ...] = (), source: str = "", errors: dict[str, Any] | None = None
+) -> str:
+    content = {
+        "version": VERSION,
+        "constants": calibration_to_dict(calibration),
+        "fitted": list(fitted),
+        "source": source,
+        "errors": errors or {},
+    }
+    return json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n"

@@ -1,0 +1,70 @@
+"""Tables about measured runs: how far off predictions are, the constants, the worst cases."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from rich.table import Table
+
+from argosy.calibrate.fit import Errors
+from argosy.calibrate.study import Study
+from argosy.cost.calibration import Calibration
+from argosy.report.tables import plain_table
+from argosy.units import SIZE, TIME
+
+MEANINGS = {
+    "forward_peak": "share of the peak, forward",
+    "backward_peak": "share of the peak, backward",
+    "passes": "of kept bytes over the memory bus",
+    "forward_floor": "least seconds of a layer",
+    "backward_floor": "least seconds of a layer",
+    "bandwidth": "share of a link's bandwidth",
+    "blocking": "devices wait for transfers",
+    "process_bytes": "of a device, before the model",
+    "activation_factor": "memory over bytes of activations",
+}
+"""Short: a line of the table has 80 columns."""
+
+
+def shown_constant(calibration: Calibration, name: str) -> str:
+    """The value with its unit."""
+    value = getattr(calibration, name)
+    if name in ("forward_floor", "backward_floor"):
+        return TIME.format(value, digits=3)
+    if name == "process_bytes":
+        return SIZE.format(value, digits=3)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.3g}"
+
+
+def constant_table(study: Study) -> Table:
+    """Every constant, and which were fitted."""
+    table = plain_table("constant", "value", "meaning", "", right=("value",))
+    for field in fields(Calibration):
+        fitted = "fitted" if field.name in study.names else ""
+        table.add_row(field.name, shown_constant(study.calibration, field.name), MEANINGS[field.name], fitted)
+    return table
+
+
+def error_table(study: Study) -> Table:
+    """Errors of time and memory on runs that were not fitted on."""
+    table = plain_table("error of", "runs", "median", "mean", "90 % below", "worst", "rank correlation")
+    rows: list[tuple[str, Errors | None]] = [("seconds", study.seconds), ("peak memory", study.memory)]
+    for name, found in rows:
+        if found is not None:
+            table.add_row(name, *error_cells(found))
+    return table
+
+
+def error_cells(found: Errors) -> list[str]:
+    shares = (found.median, found.mean, found.ninetieth, found.worst)
+    return [str(found.count), *(f"{100 * share:.1f} %" for share in shares), f"{found.rank:.3f}"]
+
+
+def worst_table(study: Study, count: int = 5) -> Table:
+    table = plain_table("furthest off", "measured", "predicted", "error", right=("measured", "predicted", "error"))
+    for one in study.worst(count):
+        times = (TIME.format(one.run.seconds), TIME.format(one.seconds))
+        table.add_row(one.run.name, *times, f"{100 * one.error:+.1f} %")
+    return table
