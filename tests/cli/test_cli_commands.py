@@ -14,6 +14,7 @@ from argosy.workload.load import preset_names
 COMMANDS = [
     ("demo",),
     ("simulate",),
+    ("calibrate",),
     ("trace",),
     ("devices",),
     ("models",),

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from argosy.calibrate import file as runs_file
 from argosy.cluster import schema as cluster_file
 from argosy.cluster.file import build_cluster, cluster_from_content, with_changes
 from argosy.cluster.topology import Cluster
 from argosy.cluster.tracefile import _HEADERS, read_trace
+from argosy.cost import calibration_file
+from argosy.cost.calibration import Calibration
 from argosy.document import Schema, parse_toml
 from argosy.plan import file as plan_file
 from argosy.plan.file import loads_plan
@@ -55,6 +58,10 @@ TABLES: dict[type[Schema], tuple[str, str]] = {
     profile_file._Profile: ("Profiles", "The profile"),
     profile_file._Row: ("Profiles", "`rows`"),
     profile_file._Layer: ("Profiles", "`layers`"),
+    runs_file._File: ("Measured runs", "The measured runs"),
+    runs_file._Run: ("Measured runs", "`runs`"),
+    calibration_file._File: ("Calibrations", "The calibration"),
+    calibration_file._Constants: ("Calibrations", "`constants`"),
 }
 """Under which headings each table of fields stands."""
 
@@ -84,7 +91,10 @@ def test_what_is_required_has_no_default_in_its_table(schema: type[Schema]) -> N
         assert (row[2] in ("", "required", "at least one")) >= required, row
 
 
-@pytest.mark.parametrize("module", [cluster_file, plan_file, timeline_file, profile_file], ids=lambda m: m.__name__)
+FILES = [cluster_file, plan_file, timeline_file, profile_file, runs_file, calibration_file]
+
+
+@pytest.mark.parametrize("module", FILES, ids=lambda module: module.__name__)
 def test_every_schema_has_a_table(module: object) -> None:
     schemas = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Schema)]
     assert {schema for schema in schemas if schema is not Schema} <= set(TABLES)
@@ -123,14 +133,20 @@ def test_routes_are_as_the_documentation_tells(tmp_path: Path) -> None:
     assert [racks.links[link].edge for link in route.links] == ["n0.nic", "n1.nic"]
 
 
-def test_every_json_of_the_documentation_loads() -> None:
-    plan, timeline, profile = blocks(FORMATS, "json")
+def test_every_json_of_the_documentation_loads(tmp_path: Path) -> None:
+    plan, timeline, profile, runs, calibration = blocks(FORMATS, "json")
     written = loads_plan(plan)
     assert written.stages[1].replicas[0].ratios == (0.75, 0.25)
     assert written.cluster.hash == cluster_from_content(written.cluster.content).hash
     assert len(loads_timeline(timeline).critical_path()) == 2
     assert parse_profile(profile, file="profile.json").forward_seconds("block", 1) == 0.0012
     assert all(json.loads(text)["version"] == 1 for text in (plan, timeline, profile))
+    (tmp_path / "runs.json").write_text(runs, encoding="utf-8")
+    (tmp_path / "constants.json").write_text(calibration, encoding="utf-8")
+    measured = runs_file.read_runs(tmp_path / "runs.json")
+    assert [(run.seconds, len(run.plan.devices)) for run in measured.runs] == [(3.41, 4), (2.7, 8)]
+    constants = calibration_file.read_calibration(tmp_path / "constants.json")
+    assert (constants.passes, constants.forward_peak) == (2.04, Calibration().forward_peak)
 
 
 def test_every_header_of_a_trace_is_documented(tmp_path: Path) -> None:
