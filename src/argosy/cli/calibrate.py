@@ -41,7 +41,7 @@ def calibrate(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """How well measured runs are predicted; constants that do it better.
+    """How well measured runs are predicted, and fitted constants.
 
     Fits at most five constants to the seconds of runs and two to their memory, and prints how far off the predictions
     are on runs that were not fitted on: a random share, or with fewer than 40 runs each one in turn. With -o the
