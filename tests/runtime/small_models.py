@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 Built = tuple[nn.Module, Callable[[Any, Any], Tensor], Any]
 VOCABULARY, WIDTH, LENGTH = 19, 16, 6
@@ -117,7 +118,7 @@ def vit(samples: int, *, tied: bool = False) -> Built:
     """Six layers, as an ``nn.Sequential``."""
     del tied
     model = nn.Sequential(Patches(), *(Block() for _ in range(4)), Classifier(5))
-    return model, class_loss, (torch.randn(samples, 3, 8, 8).double().float(), torch.randint(5, (samples,)))
+    return model, class_loss, (torch.randn(samples, 3, 8, 8), torch.randint(5, (samples,)))
 
 
 class ConvolutionBlock(nn.Module):
@@ -226,14 +227,50 @@ def t5(samples: int, *, tied: bool = False) -> Built:
     return T5(tied=tied), translation_loss, {"source": tokens(), "target": tokens(), "wanted": tokens()}
 
 
+def labelled_loss(model: Any, batch: Any) -> Tensor:
+    """As Hugging Face's models compute it themselves."""
+    loss: Tensor = model(**batch).loss
+    return loss
+
+
+def hf_gpt2(samples: int, *, tied: bool = False) -> Built:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_embd": WIDTH, "n_layer": 4, "n_head": 2, "vocab_size": VOCABULARY, "n_positions": LENGTH}
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    tokens = torch.randint(VOCABULARY, (samples, LENGTH))
+    config = GPT2Config(**sizes, **dropout, bos_token_id=1, eos_token_id=2, tie_word_embeddings=tied)
+    return GPT2LMHeadModel(config), labelled_loss, {"input_ids": tokens, "labels": tokens}
+
+
+_SIZES = {"hidden_size": WIDTH, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 2 * WIDTH}
+
+
+def hf_llama(samples: int, *, tied: bool = False) -> Built:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokens = torch.randint(VOCABULARY, (samples, LENGTH))
+    config = LlamaConfig(**_SIZES, vocab_size=VOCABULARY, tie_word_embeddings=tied)
+    return LlamaForCausalLM(config), labelled_loss, {"input_ids": tokens, "labels": tokens}
+
+
+def hf_vit(samples: int, *, tied: bool = False) -> Built:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    del tied
+    config = ViTConfig(**_SIZES, image_size=8, patch_size=4, num_labels=5, problem_type="single_label_classification")
+    batch = {"pixel_values": torch.randn(samples, 3, 8, 8), "labels": torch.randint(5, (samples,))}
+    return ViTForImageClassification(config), labelled_loss, batch
+
+
 MODELS = {"gpt": gpt, "vit": vit, "cnn": cnn, "t5": t5}
-NUM_LAYERS = {"gpt": 6, "vit": 6, "cnn": 6, "t5": 7}
+HUGGING_FACE = {"hf-gpt2": hf_gpt2, "hf-llama": hf_llama, "hf-vit": hf_vit}
+NUM_LAYERS = {"t5": 7}
+"""Where not 6."""
 
 
 def build(name: str, samples: int, *, tied: bool, dtype: torch.dtype, seed: int = 0) -> Built:
     torch.manual_seed(seed)
-    model, loss_fn, batch = MODELS[name](samples, tied=tied)
+    model, loss_fn, batch = (MODELS | HUGGING_FACE)[name](samples, tied=tied)
     model = model.to(dtype)
-    if isinstance(batch, tuple):
-        batch = (batch[0].to(dtype), *batch[1:])
-    return model, loss_fn, batch
+    return model, loss_fn, tree_map(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, batch)

@@ -5,11 +5,23 @@ from __future__ import annotations
 import pytest
 from matrix import distinct, everything, pairwise
 from rank_pool import RankPool
+from small_models import HUGGING_FACE
 from training_cases import Case, differences, train_in_parallel
+
+from argosy.schedule import ScheduleKind
 
 
 @pytest.mark.parametrize("case", distinct(pairwise()), ids=str)
 def test_training_equals_one_process(ranks: RankPool, case: Case) -> None:
+    assert not differences(case, ranks(case.num_ranks, train_in_parallel, case))
+
+
+@pytest.mark.parametrize("model", HUGGING_FACE)
+def test_hugging_face_models_train_as_in_one_process(ranks: RankPool, model: str) -> None:
+    """In single precision, which is what they compute their losses in."""
+    case = Case(
+        model=model, tied=True, kind=ScheduleKind.KFKB, k=2, shares=((3, 1), (4,)), zero=1, clip=True, single=True
+    )
     assert not differences(case, ranks(case.num_ranks, train_in_parallel, case))
 
 

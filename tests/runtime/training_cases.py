@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from small_models import NUM_LAYERS, build
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from argosy.dtype import Dtype
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Recompute, Replica, Stage
@@ -74,7 +75,7 @@ def plan_of(case: Case) -> Plan:
     for index, samples in enumerate(case.shares):
         used = sum(map(len, names[:workers]))
         names.append(names[index - workers] if index >= workers else [f"n0.{used + at}" for at in range(len(samples))])
-    layers = NUM_LAYERS[case.model]
+    layers = NUM_LAYERS.get(case.model, 6)
     cuts = [round(index * layers / len(case.shares)) for index in range(len(case.shares) + 1)]
     return Plan(
         model=ModelRef(name=case.model, sequence_length=1, dtype=Dtype.FP32),
@@ -147,12 +148,7 @@ def train_alone(case: Case) -> Outcome:
         total = 0.0
         for index in range(case.num_micro_batches):
             rows = slice(index * size, (index + 1) * size)
-            part = (
-                {key: value[rows] for key, value in batch.items()}
-                if isinstance(batch, dict)
-                else tuple(value[rows] for value in batch)
-            )
-            loss = loss_fn(model, part) / case.num_micro_batches
+            loss = loss_fn(model, tree_map(lambda leaf, rows=rows: leaf[rows], batch)) / case.num_micro_batches
             loss.backward()
             total += loss.item()
         if case.clip:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from argosy.errors import InputError, Problem
-from argosy.runtime.huggingface import FAMILIES
+from argosy.runtime.huggingface import FAMILIES, check_attention
 
 
 def find_layers(model: nn.Module) -> tuple[nn.Module, ...]:
@@ -32,6 +32,7 @@ def find_layers(model: nn.Module) -> tuple[nn.Module, ...]:
         return tuple(model)
     name = type(model).__name__
     if name in FAMILIES:
+        check_attention(model)
         return FAMILIES[name](model)
     expected = f"an nn.Sequential, a model with argosy_layers(), or one of {', '.join(sorted(FAMILIES))}"
     suggestion = f"add a method argosy_layers() to {name} that returns its layers, first to last"
