@@ -92,6 +92,34 @@ def run(
     lab.run(command, timeout=timeout, clock=Clock(clock), echo=None if quiet else sys.stdout)
 
 
+@lab_app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def card(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(metavar="CLUSTER", help="A cluster file.", show_default=False)],
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds after which everything is ended.")] = 3600.0,
+) -> None:
+    """Run a command once per device, all on one NVIDIA card in shares.
+
+    Each device of the cluster file gets a share of the card's multiprocessors in proportion to its speed.
+
+    \b
+    Example:
+        argosy lab card unequal.toml -- python train.py
+    """
+    from argosy.cluster.file import load_cluster
+    from argosy.errors import bad_input
+    from argosy.lab.card import SharedCard, shares_of
+
+    command = [word for at, word in enumerate(context.args) if at or word != "--"]
+    if not command:
+        raise bad_input("a command after --", where="COMMAND")
+    with SharedCard(shares_of(load_cluster(source))) as shared:
+        job = shared.run(command, timeout=timeout)
+    for device, lines in job.output.items():
+        for line in lines:
+            typer.echo(f"{device}: {line}")
+
+
 @lab_app.command()
 def change(
     name: LabName,
