@@ -25,7 +25,7 @@ def explain(
     """Why a plan takes so long, and what would help.
 
     Prints what fills the memory of each device, which stage and link hold the others up, what faster ones or more
-    memory would buy, why other plans lost, and why devices were left out.
+    memory would buy, why other plans lost, and why devices were left out: one of each kind is put to use and simulated.
 
     \b
     Example:
@@ -66,6 +66,8 @@ def _show(console: Console, explanation: Explanation, cluster: Cluster) -> None:
         console.print(runner_up_table(plan))
     for line in left_out_lines(plan, cluster):
         console.print(line)
+    for test in explanation.left_out:
+        console.print(f"put to the test: {test.sentence}")
 
 
 def show_reasons(console: Console, explanation: Explanation, cluster: Cluster) -> None:

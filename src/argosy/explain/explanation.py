@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel, Portion, stage_seconds
+from argosy.explain.leftout import LeftOutQuestions, LeftOutTest
 from argosy.explain.load import EdgeLoad, StageLoad, bottleneck, edge_loads, stage_loads
 from argosy.explain.memory import DeviceMemory, memory_stack, planned_memory
 from argosy.explain.whatif import Question, WhatIf, first_iteration
@@ -34,6 +35,8 @@ class Explanation:
     """Cheaper settings that need more memory, the one that lacks least first."""
     additions: tuple[WhatIf, ...]
     """Left-out devices put to use."""
+    left_out: tuple[LeftOutTest, ...] = ()
+    """Why devices were left out, one of each kind put to the test."""
 
     @property
     def seconds(self) -> float:
@@ -59,6 +62,7 @@ def explain_plan(plan: Plan, chain: Chain, cluster: Cluster, *, model: ComputeMo
         improvements=(*question.faster_stages({slowest, busiest}), *question.wider_edges(edges)),
         settings=tuple(sorted(question.settings(slowest), key=lambda one: (one.missing, -one.gain))),
         additions=tuple(question.additions(slowest)),
+        left_out=tuple(LeftOutQuestions(plan, chain, cluster, question.model).answers()) if plan.left_out else (),
     )
 
 

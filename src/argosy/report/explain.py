@@ -148,6 +148,9 @@ def explanation_to_dict(explanation: Explanation) -> dict[str, Any]:
         "additions": _what_ifs_to_list(explanation.additions),
         "runner_ups": [dict(vars(other)) for other in plan.runner_ups],
         "left_out": [dict(vars(left)) for left in plan.left_out],
+        "left_out_tests": [
+            {**vars(test), "devices": list(test.devices), "cause": str(test.cause)} for test in explanation.left_out
+        ],
     }
 
 

@@ -1,0 +1,208 @@
+"""Why a device was left out, by putting it to use and simulating what comes of it.
+
+One device of each kind that a plan leaves out is tried in every way that changes nothing else: as a further replica of
+each stage, and as a stage of its own between any two with some of their layers.
+
+    (1)  best use  = the way of least iteration time that fits in memory
+    (2)  cause     = of a link that were 100 times as wide, and a device that were 100 times as fast, what would change
+                     (1) most; memory, where a way that would pay does not fit
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from argosy.cluster.device import Device
+from argosy.cluster.topology import Cluster
+from argosy.cost.compute import ComputeModel
+from argosy.errors import ArgosyError
+from argosy.explain.memory import planned_memory
+from argosy.explain.whatif import with_faster_devices, with_replica, with_wider_edges
+from argosy.plan.check import check_plan
+from argosy.plan.plan import Plan, Replica, Stage
+from argosy.schedule import ScheduleKind
+from argosy.sim.exact import simulate_exact
+from argosy.sim.fold import fold_plan
+from argosy.space.option import USABLE
+from argosy.units import SIZE
+from argosy.workload.chain import Chain
+
+_MORE = 100.0
+_PAYS = 5e-4
+"""A gain below this is none."""
+
+
+class Cause(StrEnum):
+    LOST = "lost"
+    DTYPE = "dtype"
+    MEMORY = "memory"
+    LINK = "link"
+    SPEED = "speed"
+    NONE = "none"
+    """It would pay: the search did not look there."""
+    UNUSABLE = "unusable"
+    """No way to use it passes the checker: no route, or no sample for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOutTest:
+    """What came of putting a device to use."""
+
+    devices: tuple[str, ...]
+    """All of its kind that the plan leaves out."""
+    tried: str | None
+    """(1), of the first of them; None where there is no way."""
+    gain: float
+    """Of (1); negative where it slows the plan down."""
+    missing: float
+    """Bytes that the way lacks, where the cause is memory."""
+    cause: Cause
+    sentence: str
+
+
+@dataclass(frozen=True)
+class _Way:
+    what: str
+    plan: Plan
+    seconds: float
+    missing: float
+
+
+class LeftOutQuestions:
+    """A plan on its cluster, with and without the devices that it leaves out."""
+
+    def __init__(self, plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> None:
+        self.plan = plan
+        self.chain = chain
+        self.cluster = cluster
+        self.model = model
+        self.seconds = self._play(plan, cluster)
+
+    def answers(self) -> Iterator[LeftOutTest]:
+        """One for each kind, node by node alike."""
+        kinds: dict[tuple[str, float], list[Device]] = defaultdict(list)
+        for left in self.plan.left_out:
+            device = self.cluster.device(left.device)
+            kinds[device.kind.name, device.efficiency].append(device)
+        for devices in kinds.values():
+            yield self._answer(devices)
+
+    def _answer(self, devices: list[Device]) -> LeftOutTest:
+        device, names = devices[0], tuple(device.name for device in devices)
+        if device.speed.at(0) == 0 or not self.model.can_run(self.chain, device):
+            lost = device.speed.at(0) == 0
+            sentence = "it is lost at time 0" if lost else f"{device.kind.name} has no {self.chain.dtype}"
+            cause = Cause.LOST if lost else Cause.DTYPE
+            return LeftOutTest(devices=names, tried=None, gain=0.0, missing=0.0, cause=cause, sentence=sentence)
+        ways = sorted(self._ways(device), key=lambda way: (way.seconds, way.what))
+        fitting = [way for way in ways if not way.missing]
+        best = fitting[0] if fitting else ways[0] if ways else None
+        if best is None:
+            sentence = "no stage can take it: there is no route to it, or no sample for it"
+            return LeftOutTest(
+                devices=names, tried=None, gain=0.0, missing=0.0, cause=Cause.UNUSABLE, sentence=sentence
+            )
+        cause, why = self._cause(device, best, ways)
+        chosen = next((way for way in ways if way.missing), best) if cause is Cause.MEMORY else best
+        gain = self._gain(chosen.seconds)
+        return LeftOutTest(
+            devices=names,
+            tried=chosen.what,
+            gain=gain,
+            missing=chosen.missing,
+            cause=cause,
+            sentence=f"{device.name} as {chosen.what} would be {_faster(gain)}{why}",
+        )
+
+    def _gain(self, seconds: float) -> float:
+        return self.seconds / seconds - 1
+
+    def _cause(self, device: Device, best: _Way, ways: list[_Way]) -> tuple[Cause, str]:
+        """(2)."""
+        if not best.missing and self._gain(best.seconds) > _PAYS:
+            return Cause.NONE, "; the search did not look there (try --level 2)"
+        if ways[0].missing and self._gain(ways[0].seconds) > _PAYS:
+            return Cause.MEMORY, f", but lacks {SIZE.format(ways[0].missing, digits=3)} of memory"
+        edges = {
+            self.cluster.links[link].edge
+            for other in self.plan.devices
+            for one, end in ((device.name, other), (other, device.name))
+            for route in self.cluster.routes(one, end)
+            for link in route.links
+        }
+        widest = max((link.bandwidth.at(0) for link in self.cluster.links if link.edge in edges), default=0.0)
+        wider = self._gain(self._play(best.plan, with_wider_edges(self.cluster, edges, _MORE * widest)))
+        faster = self._gain(self._play(best.plan, with_faster_devices(self.cluster, [device.name], _MORE)))
+        if wider > faster:
+            return Cause.LINK, f"; with {_MORE:.0f} times the bandwidth to it, {_faster(wider)}"
+        return Cause.SPEED, f"; with {_MORE:.0f} times its speed, {_faster(faster)}"
+
+    def _ways(self, device: Device) -> Iterator[_Way]:
+        for what, plan in self._plans(device.name):
+            with contextlib.suppress(ArgosyError):  # no route there, or too few samples
+                check_plan(plan, self.chain, self.cluster)
+                seconds = self._play(plan, self.cluster)
+                needs = planned_memory(plan, self.chain).items()
+                room = {name: USABLE * self.cluster.device(name).kind.memory for name, _ in needs}
+                missing = max(held - room[name] for name, held in needs)
+                if seconds < math.inf:
+                    yield _Way(what, plan, seconds, max(0.0, missing))
+
+    def _plans(self, name: str) -> Iterator[tuple[str, Plan]]:
+        if self.plan.schedule.kind is ScheduleKind.INTERLEAVED:
+            return
+        for index in range(len(self.plan.stages)):
+            wider = with_replica(self.plan, index, (name,), self.chain, self.cluster, self.model)
+            if wider is not None:
+                yield f"a further replica of stage {index}", wider
+        for index, stage in enumerate(self.plan.stages):
+            for number in _powers(stage.end - stage.first - 1):
+                for is_before in (True, False):
+                    where = "before" if is_before else "after"
+                    what = f"a stage {where} stage {index}, with {number} of its layers,"
+                    yield what, self._with_stage(name, index, number, is_before)
+
+    def _with_stage(self, name: str, index: int, number: int, is_before: bool) -> Plan:
+        """The plan with a stage of one device that takes the first or last layers of another."""
+        stage = self.plan.stages[index]
+        alone = (Replica(devices=(name,), samples=self.plan.micro_batch_size),)
+        cut = stage.first + number if is_before else stage.end - number
+        own = Stage(
+            first=stage.first if is_before else cut,
+            end=cut if is_before else stage.end,
+            replicas=alone,
+            recompute=stage.recompute,
+        )
+        rest = replace(stage, first=cut) if is_before else replace(stage, end=cut)
+        pair = (own, rest) if is_before else (rest, own)
+        stages = (*self.plan.stages[:index], *pair, *self.plan.stages[index + 1 :])
+        schedule = replace(self.plan.schedule, depth=None)
+        return replace(self.plan, stages=stages, schedule=schedule, policy=(), left_out=())
+
+    def _play(self, plan: Plan, cluster: Cluster) -> float:
+        graph, folded = fold_plan(plan, self.chain, cluster, self.model)
+        ends = simulate_exact(graph, folded, record=0).iteration_ends
+        return ends[0] if ends else math.inf
+
+
+def _powers(most: int) -> Iterator[int]:
+    """1, 2, 4, ... up to ``most``."""
+    number = 1
+    while number <= most:
+        yield number
+        number *= 2
+
+
+def _faster(gain: float) -> str:
+    """
+    >>> _faster(0.02), _faster(-0.5), _faster(0.0)
+    ('2 % faster', '100 % slower', 'as fast')
+    """
+    if abs(gain) < _PAYS:
+        return "as fast"
+    return f"{100 * gain:.3g} % faster" if gain > 0 else f"{100 * (1 / (1 + gain) - 1):.3g} % slower"

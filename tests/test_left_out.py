@@ -1,0 +1,93 @@
+"""Why a device was left out: it is put to use, and one thing about it is at fault."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from planning_cases import cluster_of, kind_fields, node_fields
+
+from argosy.cluster.topology import Cluster
+from argosy.cost.compute import ComputeModel
+from argosy.dtype import Dtype
+from argosy.explain import explain_plan
+from argosy.explain.leftout import Cause, LeftOutTest
+from argosy.plan.plan import ClusterRef, LeftOut, ModelRef, Plan, Replica, Stage
+from argosy.schedule import ScheduleSpec
+from argosy.sim.simulate import simulate
+from argosy.workload.chain import Chain, Layer
+
+NO_FLOORS = ComputeModel(forward_floor=0, backward_floor=0)
+LAYER = Layer(
+    name="block",
+    kind="block",
+    forward_flop=1e11,
+    backward_flop=2e11,
+    parameters=10**7,
+    activation_bytes=1e9,
+    output_bytes=1e7,
+)
+CHAIN = Chain(name="drawn", layers=(LAYER,) * 6, sequence_length=1, dtype=Dtype.BF16)
+
+
+def cluster_with(*, flops: float = 1.0, memory: float = 64e9, nic: float = 10.0, dtype: str = "bf16") -> Cluster:
+    worse: dict[str, Any] = {**kind_fields("b", flops=flops, memory=memory)}
+    worse["flops"] = {dtype: worse["flops"]["bf16"]}
+    kinds = [kind_fields("a", flops=1.0, memory=64e9), worse]
+    return cluster_of(
+        {"name": "drawn", "kinds": kinds, "nodes": [node_fields("a", count=2, nic=10.0), node_fields("b", nic=nic)]}
+    )
+
+
+def plan_without(cluster: Cluster, samples: int = 4) -> Plan:
+    """Two stages on the good devices; the worse one is left out."""
+    stages = tuple(
+        Stage(first=3 * at, end=3 * at + 3, replicas=(Replica(devices=(f"a{at}.0",), samples=samples),))
+        for at in range(2)
+    )
+    return Plan(
+        model=ModelRef(name="drawn", sequence_length=1, dtype=Dtype.BF16),
+        cluster=ClusterRef(name="drawn", hash=cluster.hash, content=cluster.content),
+        global_batch=4 * samples,
+        micro_batch_size=samples,
+        num_micro_batches=4,
+        schedule=ScheduleSpec(),
+        stages=stages,
+        left_out=(LeftOut(device="b0.0", reason="to be seen"),),
+    )
+
+
+def put_to_use(cluster: Cluster, samples: int = 4) -> LeftOutTest:
+    (test,) = explain_plan(plan_without(cluster, samples), CHAIN, cluster, model=NO_FLOORS).left_out
+    assert test.devices == ("b0.0",)
+    return test
+
+
+@pytest.mark.parametrize(
+    ("worse", "cause"),
+    [
+        ({"flops": 0.01}, Cause.SPEED),
+        ({"nic": 0.0001}, Cause.LINK),
+        ({"memory": 2e8}, Cause.MEMORY),
+        ({"dtype": "fp16"}, Cause.DTYPE),
+        ({}, Cause.NONE),
+    ],
+    ids=lambda value: str(value) if isinstance(value, Cause) else "",
+)
+def test_what_is_at_fault_is_named(worse: dict[str, Any], cause: Cause) -> None:
+    test = put_to_use(cluster_with(**worse))
+    assert test.cause is cause, test.sentence
+    assert (test.gain > 0) == (cause in (Cause.NONE, Cause.MEMORY))
+    assert (test.missing > 0) == (cause is Cause.MEMORY)
+
+
+def test_the_gain_is_that_of_a_plan_that_anybody_can_simulate() -> None:
+    cluster = cluster_with()
+    plan = plan_without(cluster)
+    test = put_to_use(cluster)
+    assert test.tried == "a further replica of stage 1"
+    halves = (Replica(devices=("a1.0",), samples=2), Replica(devices=("b0.0",), samples=2))
+    wider = replace(plan, stages=(plan.stages[0], replace(plan.stages[1], replicas=halves)))
+    before, after = (simulate(one, CHAIN, cluster, model=NO_FLOORS).iteration_ends[0] for one in (plan, wider))
+    assert test.gain == pytest.approx(before / after - 1, rel=1e-9)
