@@ -88,6 +88,6 @@ def test_the_gain_is_that_of_a_plan_that_anybody_can_simulate() -> None:
     test = put_to_use(cluster)
     assert test.tried == "a further replica of stage 1"
     halves = (Replica(devices=("a1.0",), samples=2), Replica(devices=("b0.0",), samples=2))
-    wider = replace(plan, stages=(plan.stages[0], replace(plan.stages[1], replicas=halves)))
+    wider = replace(plan, stages=(plan.stages[0], replace(plan.stages[1], replicas=halves)), left_out=())
     before, after = (simulate(one, CHAIN, cluster, model=NO_FLOORS).iteration_ends[0] for one in (plan, wider))
     assert test.gain == pytest.approx(before / after - 1, rel=1e-9)
