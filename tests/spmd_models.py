@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_map_only
+
+from argosy.workload.capture.trace import capture
+from argosy.workload.graph import Graph
 
 BATCH, TIME, WORDS = 8, 12, 60
 
@@ -308,3 +311,9 @@ def built(name: str, dtype: torch.dtype = torch.float64) -> Callable[[], Any]:
         )
 
     return build
+
+
+@cache
+def captured(name: str, dtype: torch.dtype = torch.float64) -> Graph:
+    """A model's step; captured once."""
+    return capture(built(name, dtype), name=name)

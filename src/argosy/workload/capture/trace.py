@@ -39,6 +39,20 @@ NOTHING = {
 }
 """Operations that are the identity in a graph without writes."""
 
+FILLED = {
+    "aten.zeros.default": 0,
+    "aten.zeros_like.default": 0,
+    "aten.new_zeros.default": 0,
+    "aten.ones.default": 1,
+    "aten.ones_like.default": 1,
+    "aten.new_ones.default": 1,
+    "aten.empty.memory_format": 0,
+    "aten.empty_like.default": 0,
+    "aten.full_like.default": None,
+    "aten.full.default": None,
+}
+"""Operations that make a tensor of one number: which, or None where an argument says it."""
+
 
 def capture(build: Build, *, name: str = "program") -> Graph:
     """The training step of what ``build`` returns: (model, loss function, batch)."""
@@ -231,10 +245,31 @@ class _Writer:
         if node.target is operator.getitem:
             source, part = node.args
             self.index[node] = self.parts[source, part]  # type: ignore[index]
+        elif target in FILLED:
+            self._add_filled(node, FILLED[target])
         elif target in NOTHING:
             self.index[node] = self.index[node.args[0]]  # type: ignore[index]
         else:
             self._add_operation(node, target)
+
+    def _add_filled(self, node: fx.Node, fill: int | None) -> None:
+        """A new tensor of one number needs no other tensor, only a shape."""
+        made = node.meta["val"]
+        number = node.args[1] if fill is None else fill
+        self.index[node] = self._value(node.name, Role.RESULT, made)
+        keywords = (("dtype", Symbol(str(made.dtype))), ("device", Symbol("device")))
+        arguments = (tuple(int(size) for size in made.shape), self._argument(number))
+        self.nodes.append(
+            Node(
+                name=node.name,
+                op="aten.full.default",
+                arguments=arguments,
+                keywords=keywords,
+                outputs=(self.index[node],),
+                module=self.modules.get(node.name, ""),
+                source=stack_line(node.meta.get("stack_trace")),
+            )
+        )
 
     def _add_operation(self, node: fx.Node, target: str) -> None:
         made = node.meta["val"]

@@ -1,0 +1,320 @@
+"""The rules of sharding: for every operation of a graph, the ways in which a group of devices can do it.
+
+A ``Row`` says in which states an operation takes its tensors and in which it leaves its results, with no
+communication inside. For an index that a pattern allows to split, cut as (outer, units):
+
+    (1)  tensors that have the index are sharded along it, the others replicated;
+    (2)  results that lack it are partial sums over it (unless the pattern says that they do not contain it), and then
+         whatever is added to them must be a partial sum too;
+    (3)  a device does its share of the units: FLOP(ratio) = FLOP x ratio.
+
+Besides, every operation has the row in which every device does everything, and one per set of inputs in which it is
+linear, partial sums in and partial sums out. An operation that the table does not know has the first alone.
+
+Which cuts are worth looking at is found by letting the cuts of parameters, of samples and of the dims that reshapes
+open flow through the patterns, forwards and backwards, until nothing new appears.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from argosy.space.families import FAMILIES, Call, Pattern, whole
+from argosy.space.sharding import (
+    PARTIAL,
+    REPLICATED,
+    Shape,
+    State,
+    fits,
+    flat_cut,
+    from_flat_cut,
+    sharded,
+)
+from argosy.workload.graph import Graph, Node, Role
+
+Cut = tuple[int, int]
+"""(outer, units)."""
+BY_ROWS = "by rows"
+"""The implementation that looks up only the rows of a table which a device holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One way to do an operation without communication."""
+
+    inputs: tuple[State, ...]
+    outputs: tuple[State, ...]
+    units: int = 0
+    """A device does its share of so many units of work; 0: every device does all of it."""
+    local: str = ""
+    """An implementation of its own, where the operation itself does not do on a shard."""
+
+    def __str__(self) -> str:
+        return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
+
+
+@cache
+def table() -> Mapping[str, Mapping[str, Any]]:
+    """The data file: an entry per operation."""
+    text = files("argosy.data").joinpath("sharding.toml").read_text(encoding="utf-8")
+    return {op: entry for section in tomllib.loads(text).values() for op, entry in section.items()}
+
+
+def is_known(op: str) -> bool:
+    return op in table()
+
+
+def is_reshape(node: Node) -> bool:
+    return bool(table().get(node.op, {}).get("family") == "view")
+
+
+def call_of(graph: Graph, node: Node) -> Call:
+    """A node with shapes; an output that nobody reads has the shape of the first one that somebody does."""
+    shown = [None if value is None else graph.values[value].shape for value in node.outputs]
+    some = next(shape for shape in shown if shape is not None)
+    return Call(
+        node=node,
+        inputs=tuple(graph.values[value].shape for value in node.inputs),
+        outputs=tuple(some if shape is None else shape for shape in shown),
+        entry=table().get(node.op, {}),
+    )
+
+
+def pattern_of(call: Call) -> Pattern:
+    """The labels of an operation; for a reshape those of nothing, because it is mapped by ``from_flat_cut``."""
+    entry = call.entry
+    if not entry or entry.get("family") == "view":
+        found = whole(call)
+    elif "labels" in entry:
+        found = _parsed(entry["labels"])
+    else:
+        found = FAMILIES[entry["family"]](call)
+    count = len(call.inputs)
+    linear = entry.get("linear", ())
+    sets = [range(count)] if linear == "all" else [s for s in linear if max(s) < count]
+    inexact = any(e.startswith("c:") for e in entry.get("whole", ()))
+    return Pattern(
+        inputs=found.inputs,
+        outputs=found.outputs,
+        linear=tuple(frozenset(s) for s in sets),
+        additive=frozenset(entry.get("additive", ())),
+        whole=frozenset((e.split(":")[0], int(e.split(":")[1])) for e in entry["whole"]) if inexact else frozenset(),
+        stretched=found.stretched,
+        by_rows=found.by_rows,
+    )
+
+
+@cache
+def _parsed(text: str) -> Pattern:
+    left, right = text.split("->")
+
+    def side(part: str) -> tuple[tuple[str, ...], ...]:
+        return tuple(tuple("" if letter == "." else letter for letter in word) for word in part.split(","))
+
+    return Pattern(inputs=side(left), outputs=side(right))
+
+
+def flop_of(call: Call) -> float:
+    """Floating-point operations of the whole operation."""
+    kind = call.entry.get("flop", 1)
+    sizes = [math.prod(shape) for shape in (*call.inputs, *call.outputs)]
+    match kind:
+        case "product":
+            rows, inner = call.inputs[-2], call.inputs[-1]
+            return 2.0 * math.prod(rows) * (inner[-1] if len(inner) > 1 else 1)
+        case "convolution":
+            return _convolution_flop(call)
+        case "attention":
+            backward = "backward" in call.node.op
+            q, k = (call.inputs[1], call.inputs[2]) if backward else (call.inputs[0], call.inputs[1])
+            return (10.0 if backward else 4.0) * math.prod(q) * k[2]
+    return float(kind) * max(sizes, default=0)
+
+
+def _convolution_flop(call: Call) -> float:
+    """Forward: 2 x output positions x weight per position; backward twice that."""
+    backward = "backward" in call.node.op
+    weight, signal = call.inputs[2 if backward else 1], call.inputs[0] if backward else call.outputs[0]
+    if call.argument(7 if backward else 6):  # transposed: the input plays the output's part
+        signal = call.inputs[1] if backward else call.inputs[0]
+    positions = signal[0] * math.prod(signal[2:])
+    return (4.0 if backward else 2.0) * positions * math.prod(weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Occurrence:
+    """A label in one tensor of a node."""
+
+    value: int | None
+    dim: int
+    factor: int
+
+
+class Choices:
+    """The states worth considering per value, and the rows per node, of a graph on a number of devices."""
+
+    def __init__(self, graph: Graph, num_devices: int) -> None:
+        self.graph, self.num_devices = graph, num_devices
+        self.calls = [call_of(graph, node) for node in graph.nodes]
+        self.patterns = [pattern_of(call) for call in self.calls]
+        self.labels = [_occurrences(node, p) for node, p in zip(graph.nodes, self.patterns, strict=True)]
+        self.cuts: list[dict[State, None]] = [{} for _ in graph.values]
+        self._around: list[list[int]] = [list(nodes) for nodes in graph.consumers]
+        for value, node in graph.producer.items():
+            self._around[value].append(node)
+        self._todo: deque[int] = deque()
+        self._seed()
+        self._flow()
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Operations without a rule, which every device does in full."""
+        return tuple(sorted({node.op for node in self.graph.nodes if not is_known(node.op)}))
+
+    def _offer(self, value: int | None, state: State) -> None:
+        if value is None or state in self.cuts[value] or state.units < self.num_devices:
+            return
+        if fits(self.graph.values[value].shape, state):
+            self.cuts[value][state] = None
+            self._todo.extend(self._around[value])
+
+    def _seed(self) -> None:
+        for index, value in enumerate(self.graph.values):
+            if value.role is Role.PARAMETER:
+                dims = range(min(len(value.shape), 3 if len(value.shape) == 3 else 2))
+            elif value.role is Role.INPUT:
+                dims = range(1 if value.is_floating else len(value.shape))
+            else:
+                continue
+            for dim in dims:
+                self._offer(index, sharded(dim, value.shape[dim]))
+        for node, call in zip(self.graph.nodes, self.calls, strict=True):
+            if is_reshape(node):
+                self._offer_opened(node, call.inputs[0], call.outputs[0])
+
+    def _offer_opened(self, node: Node, before: Shape, after: Shape) -> None:
+        """The first of the dims into which a reshape opens one: heads out of a width."""
+        common = next((d for d, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), None)
+        if common is not None and len(after) > len(before) and node.outputs[0] is not None:
+            self._offer(node.outputs[0], sharded(common, after[common]))
+
+    def _flow(self) -> None:
+        self._todo.extend(range(len(self.graph.nodes)))
+        waiting = set(self._todo)
+        while self._todo:
+            index = self._todo.popleft()
+            waiting.discard(index)
+            if is_reshape(self.graph.nodes[index]):
+                self._flow_reshape(index)
+            else:
+                for places in self.labels[index].values():
+                    self._flow_label(places)
+
+    def _flow_reshape(self, index: int) -> None:
+        node, call = self.graph.nodes[index], self.calls[index]
+        (before, after), (left, right) = (call.inputs[0], call.outputs[0]), (node.inputs[0], node.outputs[0])
+        assert right is not None
+        for source, target, here, there in ((left, right, before, after), (right, left, after, before)):
+            for state in list(self.cuts[source]):
+                found = from_flat_cut(there, *flat_cut(here, state))
+                if found is not None:
+                    self._offer(target, found)
+
+    def _flow_label(self, places: tuple[Occurrence, ...]) -> None:
+        for outer, units in self._label_cuts(places):
+            for place in places:
+                self._offer(place.value, sharded(place.dim, units, outer=outer * place.factor))
+
+    def _label_cuts(self, places: tuple[Occurrence, ...]) -> Iterator[Cut]:
+        """Cuts of an index that any tensor has and every tensor can have."""
+        found: dict[Cut, None] = {}
+        for place in places:
+            if place.value is None:
+                continue
+            for state in self.cuts[place.value]:
+                if state.dim == place.dim and state.outer % place.factor == 0:
+                    found[state.outer // place.factor, state.units] = None
+        shapes = [(self.graph.values[p.value].shape, p) for p in places if p.value is not None]
+        for outer, units in found:
+            if all(fits(shape, sharded(p.dim, units, outer=outer * p.factor)) for shape, p in shapes):
+                yield outer, units
+
+    @staticmethod
+    def only_whole(graph: Graph, node: Node) -> Row:
+        """The row in which every device does everything."""
+        return Row(inputs=(REPLICATED,) * len(node.inputs), outputs=(REPLICATED,) * len(node.outputs))
+
+    def rows(self, index: int) -> tuple[Row, ...]:
+        """Every way to do a node."""
+        node, call, pattern = self.graph.nodes[index], self.calls[index], self.patterns[index]
+        num_in, num_out = len(call.inputs), len(call.outputs)
+        found = [self.only_whole(self.graph, node)]
+        if is_reshape(node):
+            found += self._reshape_rows(index)
+        for label, places in self.labels[index].items():
+            rows = (self._label_row(index, label, cut) for cut in self._label_cuts(places))
+            found += [row for row in rows if self._sums_are_numbers(node, row)]
+        for chosen in pattern.linear:
+            summed = [*(node.inputs[place] for place in chosen), *(v for v in node.outputs if v is not None)]
+            if all(self.graph.values[value].is_floating for value in summed):
+                inputs = tuple(PARTIAL if place in chosen else REPLICATED for place in range(num_in))
+                found.append(Row(inputs=inputs, outputs=(PARTIAL,) * num_out))
+        return tuple(found)
+
+    def _sums_are_numbers(self, node: Node, row: Row) -> bool:
+        """A count or a mask is never left as a partial sum."""
+        pairs = [*zip(node.inputs, row.inputs, strict=True), *zip(node.outputs, row.outputs, strict=True)]
+        return all(s != PARTIAL or v is None or self.graph.values[v].is_floating for v, s in pairs)
+
+    def _reshape_rows(self, index: int) -> Iterator[Row]:
+        node, call = self.graph.nodes[index], self.calls[index]
+        for state in self.cuts[node.inputs[0]]:
+            found = from_flat_cut(call.outputs[0], *flat_cut(call.inputs[0], state))
+            if found is not None:
+                yield Row(inputs=(state,), outputs=(found,), units=state.units)
+
+    def _label_row(self, index: int, label: str, cut: Cut) -> Row:
+        """(1) and (2)."""
+        pattern = self.patterns[index]
+        outer, units = cut
+
+        def state(place: int, labels: tuple[str, ...]) -> State | None:
+            factor = (pattern.stretched or {}).get((place, label), 1)
+            return sharded(labels.index(label), units, outer=outer * factor) if label in labels else None
+
+        num_in = len(pattern.inputs)
+        outputs = [state(num_in + place, labels) for place, labels in enumerate(pattern.outputs)]
+        by_rows = label == pattern.by_rows
+        summed = [found is None and (label, place) not in pattern.whole for place, found in enumerate(outputs)]
+        inputs = [state(place, labels) for place, labels in enumerate(pattern.inputs)]
+        added = PARTIAL if any(summed) else REPLICATED
+        missing = [added if place in pattern.additive else REPLICATED for place in range(num_in)]
+        return Row(
+            inputs=tuple(found or other for found, other in zip(inputs, missing, strict=True)),
+            outputs=tuple(
+                found or (PARTIAL if partial else REPLICATED) for found, partial in zip(outputs, summed, strict=True)
+            ),
+            units=units,
+            local=BY_ROWS if by_rows else "",
+        )
+
+
+def _occurrences(node: Node, pattern: Pattern) -> dict[str, tuple[Occurrence, ...]]:
+    """Per label, where it stands."""
+    found: dict[str, list[Occurrence]] = {}
+    stretched = pattern.stretched or {}
+    for place, (value, labels) in enumerate(
+        zip((*node.inputs, *node.outputs), (*pattern.inputs, *pattern.outputs), strict=True)
+    ):
+        for dim, label in enumerate(labels):
+            if label:
+                spot = Occurrence(value=value, dim=dim, factor=stretched.get((place, label), 1))
+                found.setdefault(label, []).append(spot)
+    return {label: tuple(places) for label, places in found.items()}
