@@ -61,7 +61,7 @@ def test_the_walk_lists_every_pair_within_the_cutoff_once(theta: float, seed: in
     buffer = empty_buffer(1 << 20)
     cells = target_cells(tree, 64)
     assert sum(tree.end[cells] - tree.start[cells]) == count
-    done, num_tasks = list_tasks(tree, cells, 0, 1.0, cutoff, 0.001, theta, buffer)
+    done, num_tasks = list_tasks(tree, cells, np.ones(len(tree.leaves), bool), 0, 1.0, cutoff, 0.001, theta, buffer)
     assert done == len(cells)
     times = np.zeros((count, count), int)
     for leaf, source, kind in zip(*(part[:num_tasks] for part in buffer), strict=True):
@@ -79,11 +79,11 @@ def test_the_walk_lists_every_pair_within_the_cutoff_once(theta: float, seed: in
 def test_a_buffer_that_is_full_ends_with_a_whole_cell() -> None:
     tree, _ = grown(600, 3, leaf_size=8)
     cells, whole = target_cells(tree, 64), empty_buffer(1 << 20)
-    _, num_tasks = list_tasks(tree, cells, 0, 1.0, 0.2, 0.001, 0.5, whole)
+    _, num_tasks = list_tasks(tree, cells, np.ones(len(tree.leaves), bool), 0, 1.0, 0.2, 0.001, 0.5, whole)
     part, collected, at = empty_buffer(num_tasks // 3), [], 0
     while at < len(cells):
         before = at
-        at, count = list_tasks(tree, cells, at, 1.0, 0.2, 0.001, 0.5, part)
+        at, count = list_tasks(tree, cells, np.ones(len(tree.leaves), bool), at, 1.0, 0.2, 0.001, 0.5, part)
         assert at > before
         collected += list(zip(part.leaf[:count], part.source[:count], strict=True))
     assert collected == list(zip(whole.leaf[:num_tasks], whole.source[:num_tasks], strict=True))

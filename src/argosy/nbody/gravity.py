@@ -22,7 +22,7 @@ from argosy.nbody.mesh import mesh_force
 from argosy.nbody.pairs import compute_leaves, sort_tasks
 from argosy.nbody.settings import GravitySettings
 from argosy.nbody.split import SPLINE, ForceSplit
-from argosy.nbody.tasks import TaskBuffer, empty_buffer, list_tasks, target_cells
+from argosy.nbody.tasks import Flags, TaskBuffer, empty_buffer, list_tasks, target_cells
 from argosy.nbody.tree import Floats, Integers, Tree, build_tree
 
 _BUFFER = 1 << 16
@@ -47,18 +47,43 @@ def compute_forces(positions: Positions, box: float, mass: float, settings: Grav
     split = settings.split(box)
     keys = hilbert_keys(positions, box)
     order = np.argsort(keys, kind="stable")
-    keys, along = keys[order], positions[order]
+    along = positions[order]
     with ThreadPoolExecutor(settings.threads + 1) as pool:
-        smooth = pool.submit(
-            mesh_force, along, box, settings.mesh_cells, split.scale, cloud=settings.cloud, workers=settings.threads
-        )
-        tree = build_tree(keys, along, leaf_size=settings.leaf_size)
-        force, leaf_work = tree_force(tree, target_cells(tree, settings.cell_size), along, box, split, settings, pool)
+        smooth = pool.submit(_smooth_force, along, box, settings)
+        tree = build_tree(keys[order], along, leaf_size=settings.leaf_size)
+        cells = target_cells(tree, settings.cell_size)
+        force, leaf_work = tree_force(tree, cells, along, box, split, settings, pool)
         force += smooth.result()
     total, work = np.empty_like(force), np.empty(len(force))
     total[order] = mass * force
     work[order] = spread_work(tree, leaf_work)
     return Forces(total=total, work=work)
+
+
+def smooth_force(positions: Positions, box: float, mass: float, settings: GravitySettings) -> Floats:
+    """The mesh's part alone."""
+    return mass * _smooth_force(positions, box, settings)
+
+
+def short_force(positions: Positions, box: float, mass: float, settings: GravitySettings, active: Flags) -> Floats:
+    """The tree's part alone, on the ``active`` particles; on others it is anything."""
+    keys = hilbert_keys(positions, box)
+    order = np.argsort(keys, kind="stable")
+    along = positions[order]
+    tree = build_tree(keys[order], along, leaf_size=settings.leaf_size)
+    wanted = np.logical_or.reduceat(active[order], tree.start[tree.leaves])
+    cells = target_cells(tree, settings.cell_size)
+    cells = cells[np.logical_or.reduceat(wanted, tree.first_leaf[cells])]
+    with ThreadPoolExecutor(settings.threads + 1) as pool:
+        force, _ = tree_force(tree, cells, along, box, settings.split(box), settings, pool, wanted)
+    total = np.empty_like(force)
+    total[order] = mass * force
+    return total
+
+
+def _smooth_force(positions: Positions, box: float, settings: GravitySettings) -> Floats:
+    scale = settings.split(box).scale
+    return mesh_force(positions, box, settings.mesh_cells, scale, cloud=settings.cloud, workers=settings.threads)
 
 
 def spread_work(tree: Tree, leaf_work: Floats) -> Floats:
@@ -75,14 +100,19 @@ def tree_force(
     split: ForceSplit,
     settings: GravitySettings,
     pool: ThreadPoolExecutor,
+    wanted: Flags | None = None,
 ) -> tuple[Floats, Floats]:
-    """The short-range force on the particles of ``cells``, and per leaf (node interactions, pairs) computed."""
+    """The short-range force on the particles of ``cells``, and per leaf (node interactions, pairs) computed.
+
+    With ``wanted``, only on the particles of those leaves.
+    """
+    wanted = np.ones(len(tree.leaves), bool) if wanted is None else wanted
     force = np.zeros((len(positions), 3))
     work = np.zeros((len(tree.leaves), 2))
     softened = SPLINE * split.softening
     lengths = np.array([box, split.cutoff, max(softened, 1e-6 * split.cutoff)])
     running: list[Future[None]] = []
-    for package in _packages(tree, cells, lengths, settings.theta):
+    for package in _packages(tree, cells, wanted, lengths, settings.theta):
         for begin, end in _even_parts(package, settings.threads * _CHUNKS):
             arguments = (package.first, begin, end, package.starts, package.order, lengths, split.coefficients)
             running.append(pool.submit(compute_leaves, tree, positions, *arguments, force, work))
@@ -106,12 +136,12 @@ class _Package:
     order: Integers
 
 
-def _packages(tree: Tree, cells: Integers, lengths: Floats, theta: float) -> Iterator[_Package]:
+def _packages(tree: Tree, cells: Integers, wanted: Flags, lengths: Floats, theta: float) -> Iterator[_Package]:
     box, cutoff, softened = (float(length) for length in lengths)
     buffer: TaskBuffer = empty_buffer(_BUFFER)
     at = 0
     while at < len(cells):
-        nearer, count = list_tasks(tree, cells, at, box, cutoff, softened, theta, buffer)
+        nearer, count = list_tasks(tree, cells, wanted, at, box, cutoff, softened, theta, buffer)
         if nearer == at:
             buffer = empty_buffer(2 * len(buffer.leaf))
             continue

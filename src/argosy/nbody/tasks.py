@@ -17,9 +17,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from argosy.nbody.compiled import compiled
 from argosy.nbody.tree import Integers, Tree
+
+Flags = NDArray[np.bool_]
 
 NODE, FAR, NEAR = 0, 1, 2
 """Kinds of task: a node as a whole; a leaf beyond the softening; a leaf that may be within it."""
@@ -54,9 +57,20 @@ def target_cells(tree: Tree, most_particles: int) -> Integers:
 
 @compiled
 def list_tasks(
-    tree: Tree, cells: Integers, first: int, box: float, cutoff: float, softened: float, theta: float, tasks: TaskBuffer
+    tree: Tree,
+    cells: Integers,
+    wanted: Flags,
+    first: int,
+    box: float,
+    cutoff: float,
+    softened: float,
+    theta: float,
+    tasks: TaskBuffer,
 ) -> tuple[int, int]:
-    """Fill the buffer with the tasks of whole cells from ``first`` on: (the first cell left out, number of tasks)."""
+    """Fill the buffer with the tasks of whole cells from ``first`` on: (the first cell left out, number of tasks).
+
+    Of a cell's leaves only those ``wanted`` get tasks.
+    """
     waiting = np.empty((4096, 2), np.int32)
     capacity = tasks.leaf.shape[0]
     count = 0
@@ -86,6 +100,8 @@ def list_tasks(
             if accepted or leaf_leaf:  # (2), (3)
                 kind = NODE if accepted else (NEAR if gap < softened * softened else FAR)
                 for leaf in range(tree.first_leaf[target], tree.last_leaf[target]):
+                    if not wanted[leaf]:
+                        continue
                     if count == capacity:
                         return cell, before
                     tasks.leaf[count], tasks.source[count], tasks.kind[count] = leaf, source, kind

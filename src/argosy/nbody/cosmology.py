@@ -1,0 +1,99 @@
+"""The background: how the box expands, how fast structure grows, and what a step of the expansion does to a particle.
+
+Lengths are comoving Mpc/h, velocities km/s, masses 1e10 Msun/h; then the Hubble rate today is 100. With canonical
+momenta p = a^2 dx/dt and the comoving sum F of ``gravity`` times G,
+
+    (1)  H(a) = 100 sqrt(Om / a^3 + Ok / a^2 + OL),   Ok = 1 - Om - OL
+    (2)  dx = p x drift,   drift(a, b) = integral of da / (a^3 H)
+    (3)  dp = F x kick,    kick(a, b) = integral of da / (a^2 H)
+    (4)  growing mode: D(a) ~ H(a) integral_0^a da / (a H)^3, normalised to D(1) = 1;  f = dlnD / dlna
+    (5)  G m = 3 x 100^2 Om / (8 pi) x box^3 / N for N particles: G itself is not needed to move them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from argosy.errors import bad_input
+
+GRAVITY = 43.0187
+"""G in Mpc/h (km/s)^2 / (1e10 Msun/h); CODATA 2010, as GADGET-4 has it."""
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosmology:
+    """Densities in units of the critical one, today."""
+
+    matter: float = 0.308
+    vacuum: float = 0.692
+    hubble: float = 0.678
+    """h: the Hubble rate today in units of 100 km/s/Mpc."""
+    baryons: float = 0.0482
+    sigma8: float = 0.83
+    index: float = 0.96
+    """Of the primordial spectrum."""
+
+    def __post_init__(self) -> None:
+        for name in ("matter", "hubble", "sigma8"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise bad_input("a positive number", value, where=name)
+        if not 0 <= self.baryons < self.matter:
+            raise bad_input("at least 0 and less than the matter density", self.baryons, where="baryons")
+
+    def hubble_rate(self, a: float) -> float:
+        """(1), in km/s per Mpc/h."""
+        curvature = 1 - self.matter - self.vacuum
+        return 100.0 * math.sqrt(self.matter / a**3 + curvature / a**2 + self.vacuum)
+
+    def matter_at(self, a: float) -> float:
+        """The matter density in units of the critical one, at that time."""
+        return self.matter / a**3 * (100.0 / self.hubble_rate(a)) ** 2
+
+    def drift(self, a: float, b: float) -> float:
+        """(2)"""
+        return self._integral(a, b, 3)
+
+    def kick(self, a: float, b: float) -> float:
+        """(3)"""
+        return self._integral(a, b, 2)
+
+    def seconds_of_expansion(self, a: float, b: float) -> float:
+        """Cosmic time between two expansion factors, in Mpc/h / (km/s)."""
+        return self._integral(a, b, 1)
+
+    def growth(self, a: float) -> float:
+        """D of (4)."""
+        return self._unnormalised_growth(a) / self._unnormalised_growth(1.0)
+
+    def growth_rate(self, a: float) -> float:
+        """f of (4)."""
+        step = 1e-4
+        later, earlier = (self._unnormalised_growth(a * math.exp(sign * step)) for sign in (1, -1))
+        return math.log(later / earlier) / (2 * step)
+
+    def particle_gravity(self, box: float, count: int) -> float:
+        """G m of (5)."""
+        return 3 * 100.0**2 * self.matter / (8 * math.pi) * box**3 / count
+
+    def particle_mass(self, box: float, count: int) -> float:
+        """In 1e10 Msun/h."""
+        return self.particle_gravity(box, count) / GRAVITY
+
+    def _integral(self, a: float, b: float, power: int) -> float:
+        """Of da / (a^power H), over ln a, where the integrand is smooth."""
+        low, high = math.log(a), math.log(b)
+        points = np.exp((high + low) / 2 + (high - low) / 2 * _NODES)
+        values = [point ** (1 - power) / self.hubble_rate(point) for point in points]
+        return float((high - low) / 2 * np.dot(_WEIGHTS, values))
+
+    def _unnormalised_growth(self, a: float) -> float:
+        """The integral in t with a = t^2, which takes the root out of its beginning."""
+        points = math.sqrt(a) / 2 * (1 + _NODES)
+        values = [2 * t / (t * t * self.hubble_rate(t * t)) ** 3 for t in points]
+        return self.hubble_rate(a) * math.sqrt(a) / 2 * float(np.dot(_WEIGHTS, values))

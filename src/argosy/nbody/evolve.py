@@ -1,0 +1,166 @@
+"""Particles through time: a leapfrog of kicks and drifts, with steps uniform in sqrt(a).
+
+    (1)  a_n = (sqrt(a_0) + n (sqrt(a_end) - sqrt(a_0)) / steps)^2
+    (2)  p += F kick(a_n, m);   x += p drift(a_n, a_n+1);   F anew;   p += F kick(m, a_n+1),   m halfway in sqrt(a).
+
+A step needs one force, and the forces that a step ends with are those that the next begins with. They follow from the
+positions alone, so a run can stop after any step and go on from its particles to the same bits.
+
+With block steps, the force of the mesh keeps the step of (2), and the short-range force of a particle is applied in
+2^level parts of it. The level follows from its acceleration at the step's begin, with eps the softening:
+
+    (3)  dt <= sqrt(2 eta eps a^3 / |F|).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argosy.errors import bad_input
+from argosy.nbody.cosmology import Cosmology
+from argosy.nbody.gravity import compute_forces, short_force, smooth_force
+from argosy.nbody.particles import Box, Floats, Particles, wrapped
+from argosy.nbody.settings import GravitySettings
+
+
+class Engine(Protocol):
+    """Whatever computes forces; it may hand particles to other processes, and returns those that are now its own."""
+
+    def forces(self, particles: Particles) -> tuple[Particles, Floats]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalGravity:
+    """Forces within this process."""
+
+    size: float
+    """Of the box."""
+    strength: float
+    """G m of a particle."""
+    settings: GravitySettings
+
+    def forces(self, particles: Particles) -> tuple[Particles, Floats]:
+        return particles, compute_forces(particles.positions, self.size, self.strength, self.settings).total
+
+
+Levels = NDArray[np.int64]
+AfterStep = Callable[[int, Box], None]
+"""Called with the number of steps done and the box as it is then."""
+
+
+def expansion_steps(start: float, end: float, steps: int, *, also: Sequence[float] = ()) -> tuple[float, ...]:
+    """(1), with the expansion factors ``also`` put in between, where snapshots are wanted."""
+    if steps < 1:
+        raise bad_input("at least 1 step", steps, where="steps")
+    if not 0 < start < end:
+        raise bad_input(f"an end after the start at a = {start:g}", end, where="end")
+    uniform = (np.linspace(math.sqrt(start), math.sqrt(end), steps + 1) ** 2).tolist()
+    uniform[0], uniform[-1] = start, end
+    between = [a for a in also if start < a < end and min(abs(a / other - 1) for other in uniform) > 1e-9]
+    return tuple(sorted([*uniform, *between]))
+
+
+def evolve(
+    box: Box, steps: Sequence[float], engine: Engine, *, first: int = 0, after_step: AfterStep | None = None
+) -> Box:
+    """(2) from ``steps[first]``, where the box stands, to the last."""
+    particles, force = engine.forces(box.particles)
+    cosmology = box.cosmology
+    for number in range(first, len(steps) - 1):
+        a, b = steps[number], steps[number + 1]
+        middle = halfway(a, b)
+        momenta = particles.momenta + force * cosmology.kick(a, middle)
+        positions = wrapped(particles.positions + momenta * cosmology.drift(a, b), box.size)
+        particles, force = engine.forces(Particles(positions=positions, momenta=momenta, ids=particles.ids))
+        particles = replace(particles, momenta=particles.momenta + force * cosmology.kick(middle, b))
+        box = replace(box, expansion=b, particles=particles)
+        if after_step is not None:
+            after_step(number + 1, box)
+    return box
+
+
+def halfway(a: float, b: float) -> float:
+    return ((math.sqrt(a) + math.sqrt(b)) / 2) ** 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSteps:
+    """How steps are divided."""
+
+    accuracy: float = 0.025
+    """eta of (3)."""
+    most_levels: int = 5
+
+
+def evolve_in_blocks(
+    box: Box,
+    steps: Sequence[float],
+    engine: LocalGravity,
+    blocks: BlockSteps,
+    *,
+    first: int = 0,
+    after_step: AfterStep | None = None,
+) -> Box:
+    """Like ``evolve``, with the short-range force in parts of a step where (3) asks for them."""
+    positions, momenta = box.particles.positions, box.particles.momenta.copy()
+    everyone = np.ones(len(positions), bool)
+    size, strength, settings = engine.size, engine.strength, engine.settings
+    smooth = smooth_force(positions, size, strength, settings)
+    short = short_force(positions, size, strength, settings, everyone)
+    for number in range(first, len(steps) - 1):
+        a, b = steps[number], steps[number + 1]
+        level = _levels(smooth + short, a, b, box.cosmology, settings.softening, blocks)
+        parts = 2 ** int(level.max())
+        roots = np.linspace(math.sqrt(a), math.sqrt(b), parts + 1)
+        times = [a, *(roots[1:-1] ** 2).tolist(), b]
+        span = parts >> level  # parts of the step from one kick of a particle to its next
+        momenta += smooth * box.cosmology.kick(a, halfway(a, b))
+        for part in range(parts):
+            momenta += short * _kicks(times, part, span, box.cosmology, opening=True)[:, None]
+            drift = box.cosmology.drift(times[part], times[part + 1])
+            positions = wrapped(positions + momenta * drift, size)
+            ending = (part + 1) % span == 0
+            fresh = short_force(positions, size, strength, settings, ending)
+            short = np.where(ending[:, None], fresh, short)
+            momenta += short * _kicks(times, part + 1, span, box.cosmology, opening=False)[:, None]
+        smooth = smooth_force(positions, size, strength, settings)
+        momenta += smooth * box.cosmology.kick(halfway(a, b), b)
+        particles = Particles(positions=positions, momenta=momenta.copy(), ids=box.particles.ids)
+        box = replace(box, expansion=b, particles=particles)
+        if after_step is not None:
+            after_step(number + 1, box)
+    return box
+
+
+def _levels(force: Floats, a: float, b: float, cosmology: Cosmology, softening: float, blocks: BlockSteps) -> Levels:
+    """(3) as a number of halvings."""
+    strength = np.maximum(np.linalg.norm(force, axis=1), 1e-30)
+    wanted = np.sqrt(2 * blocks.accuracy * softening * a**3 / strength)
+    halvings = np.ceil(np.log2(cosmology.seconds_of_expansion(a, b) / wanted))
+    levels: Levels = np.clip(halvings, 0, blocks.most_levels).astype(np.int64)
+    return levels
+
+
+def _kicks(
+    times: Sequence[float],
+    part: int,
+    span: Levels,
+    cosmology: Cosmology,
+    *,
+    opening: bool,
+) -> Floats:
+    """Half a kick for the particles whose interval opens (or closes) at ``times[part]``, zero for the others."""
+    kicks = np.zeros(len(span))
+    for width in np.unique(span):
+        if part % width == 0:
+            other = part + int(width) if opening else part - int(width)
+            early, late = sorted((times[part], times[other]))
+            middle = halfway(early, late)
+            kicks[span == width] = cosmology.kick(early, middle) if opening else cosmology.kick(middle, late)
+    return kicks

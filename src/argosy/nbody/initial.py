@@ -1,0 +1,116 @@
+"""Where particles start: a lattice, displaced so that its density is a seeded random field of a given spectrum.
+
+With delta(k) the linear contrast at the start and phi its potential, laplace(phi) = delta,
+
+    (1)  x = q - grad(phi) + (D2 / D1^2) grad(phi2),   p = a^2 H [ -f1 grad(phi) + f2 (D2 / D1^2) grad(phi2) ],
+    (2)  laplace(phi2) = sum over i < j of phi_ii phi_jj - phi_ij^2,   D2 / D1^2 = -3/7 Om(a)^(-1/143),
+         f2 = 2 Om(a)^(6/11):
+
+Zel'dovich's approximation is the first term, second-order Lagrangian perturbation theory (2LPT) both. The noise is
+drawn in real space, so equal seed and lattice give equal particles.
+"""
+
+from __future__ import annotations
+
+import itertools
+from enum import StrEnum
+
+import numpy as np
+import scipy.fft
+
+from argosy.errors import bad_input
+from argosy.nbody.cosmology import Cosmology
+from argosy.nbody.mesh import Modes, frequencies
+from argosy.nbody.particles import Box, Floats, Particles, wrapped
+from argosy.nbody.spectrum import linear_power
+
+
+class Order(StrEnum):
+    """How far the displacement is expanded."""
+
+    ZELDOVICH = "zeldovich"
+    SECOND = "2lpt"
+
+
+def initial_conditions(
+    *,
+    box: float,
+    per_side: int,
+    redshift: float,
+    seed: int,
+    cosmology: Cosmology | None = None,
+    order: Order = Order.SECOND,
+    shape: float | None = None,
+) -> Box:
+    """``per_side``^3 particles in a box of ``box`` Mpc/h."""
+    if per_side < 4:
+        raise bad_input("at least 4 particles per side", per_side, where="per_side")
+    if not box > 0:
+        raise bad_input("a positive size in Mpc/h", box, where="box")
+    if not redshift > 0:
+        raise bad_input("a positive redshift", redshift, where="redshift")
+    cosmology = cosmology or Cosmology()
+    a = 1 / (1 + redshift)
+    potential = _potential(_linear_field(box, per_side, cosmology.growth(a), cosmology, shape, seed), box, per_side)
+    first = -_gradient(potential, box, per_side)
+    shift, speed = first, cosmology.growth_rate(a) * first
+    if order is Order.SECOND:
+        density = cosmology.matter_at(a)
+        second = -3 / 7 * density ** (-1 / 143) * _gradient(_second_potential(potential, box, per_side), box, per_side)
+        shift, speed = shift + second, speed + 2 * density ** (6 / 11) * second
+    line = (np.arange(per_side) + 0.5) * (box / per_side)
+    lattice = np.stack(np.meshgrid(line, line, line, indexing="ij"), axis=-1).reshape(-1, 3)
+    particles = Particles(
+        positions=wrapped(lattice + shift, box),
+        momenta=a * a * cosmology.hubble_rate(a) * speed,
+        ids=np.arange(1, per_side**3 + 1),
+    )
+    return Box(size=box, expansion=a, cosmology=cosmology, particles=particles)
+
+
+def _linear_field(box: float, side: int, growth: float, cosmology: Cosmology, shape: float | None, seed: int) -> Modes:
+    """delta(k) of the lattice's modes, as scipy's transform of delta(x)."""
+    noise = scipy.fft.rfftn(np.random.default_rng(seed).standard_normal((side, side, side)))
+    full, last = frequencies(side, box)
+    wave = np.sqrt(full[:, None, None] ** 2 + full[None, :, None] ** 2 + last[None, None, :] ** 2)
+    power = linear_power(cosmology, wave.ravel(), shape).reshape(wave.shape)
+    modes: Modes = noise * np.sqrt(power * side**3 / box**3) * growth
+    return modes
+
+
+def _potential(contrast: Modes, box: float, side: int) -> Modes:
+    """The inverse Laplacian."""
+    full, last = frequencies(side, box)
+    squares = full[:, None, None] ** 2 + full[None, :, None] ** 2 + last[None, None, :] ** 2
+    squares[0, 0, 0] = 1
+    potential: Modes = -contrast / squares
+    potential[0, 0, 0] = 0
+    return potential
+
+
+def _slopes(box: float, side: int) -> tuple[Modes, Modes, Modes]:
+    """i k along each axis, shaped to multiply modes; the highest frequency has no slope."""
+    full, last = (np.asarray(1j * k, np.complex128) for k in frequencies(side, box))
+    if side % 2 == 0:
+        full[side // 2] = last[side // 2] = 0
+    return full[:, None, None], full[None, :, None], last[None, None, :]
+
+
+def _gradient(potential: Modes, box: float, side: int) -> Floats:
+    parts = [scipy.fft.irfftn(slope * potential, s=(side,) * 3).ravel() for slope in _slopes(box, side)]
+    return np.stack(parts, axis=-1)
+
+
+def _second_potential(potential: Modes, box: float, side: int) -> Modes:
+    """phi2 of (2)."""
+    slopes = _slopes(box, side)
+
+    def curvature(i: int, j: int) -> Floats:
+        values: Floats = scipy.fft.irfftn(slopes[i] * slopes[j] * potential, s=(side,) * 3)
+        return values
+
+    diagonal = [curvature(axis, axis) for axis in range(3)]
+    source = np.zeros((side, side, side))
+    for i, j in itertools.combinations(range(3), 2):
+        source += diagonal[i] * diagonal[j] - curvature(i, j) ** 2
+    return _potential(scipy.fft.rfftn(source), box, side)
