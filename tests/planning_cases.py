@@ -25,7 +25,7 @@ from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.solve.bounds import Menu, Shape, group_size, in_flight
 from argosy.solve.judge import Complete, Judge
 from argosy.solve.pipeline import Choice, PlanSearch
-from argosy.space.enumerate import Scope, stage_options
+from argosy.space.enumerate import LONG_SEQUENCE, Scope, stage_options
 from argosy.space.option import Option, Part, Vector
 from argosy.space.place import place_stages
 from argosy.space.pool import Pool, find_pools
@@ -100,20 +100,14 @@ class Case:
         """A complete plan on devices."""
         replicas = place_stages(self.pools, [choice.option for choice in plan])
         return Plan(
-            model=ModelRef(name=self.chain.name, sequence_length=1, dtype=self.chain.dtype),
+            model=ModelRef(name=self.chain.name, sequence_length=self.chain.sequence_length, dtype=self.chain.dtype),
             cluster=ClusterRef(name=self.cluster.name, hash=self.cluster.hash, content=self.cluster.content),
             global_batch=self.global_batch,
             micro_batch_size=shape.micro_batch_size,
             num_micro_batches=shape.num_micro_batches,
             schedule=shape.schedules[0],
             stages=tuple(
-                Stage(
-                    first=choice.first,
-                    end=choice.end,
-                    replicas=group,
-                    recompute=choice.option.recompute,
-                    zero=choice.option.zero,
-                )
+                choice.option.stage(choice.first, choice.end, group)
                 for choice, group in zip(plan, replicas, strict=True)
             ),
         )
@@ -137,7 +131,15 @@ class Case:
         for name in stage.devices:
             vector[pool_of[name]] += 1
         parts = [
-            Part(pool=pool, width=width, replicas=len(each), samples=min(each), extra=sum(each) - min(each) * len(each))
+            Part(
+                pool=pool,
+                width=width,
+                replicas=len(each),
+                samples=min(each),
+                extra=sum(each) - min(each) * len(each),
+                context=stage.context,
+                expert=stage.expert,
+            )
             for (pool, width), each in sorted(samples.items())
         ]
         return Option(
@@ -225,6 +227,10 @@ class Recipe:
     per_node: tuple[int, ...] = (1, 2, 4)
     outputs: float = 1.0
     """How much more than usual crosses between layers."""
+    parts: bool = False
+    """Whether sequences are long enough to be cut."""
+    experts: bool = False
+    """Whether some layers have experts."""
 
 
 def random_case(seed: int, recipe: Recipe | None = None) -> Case:
@@ -264,7 +270,39 @@ def random_chain(random: Random, recipe: Recipe) -> Chain:
                 max_tensor_width=width,
             )
         )
-    return Chain(name="drawn", layers=tuple(layers), sequence_length=1, dtype=Dtype.BF16)
+    if recipe.parts:
+        layers = [_with_parts(random, layer) for layer in layers]
+    if recipe.experts:
+        layers = [
+            _with_experts(random, layer) if random.random() < 0.7 or not at else layer
+            for at, layer in enumerate(layers)
+        ]
+    length = LONG_SEQUENCE if recipe.parts else 1
+    return Chain(name="drawn", layers=tuple(layers), sequence_length=length, dtype=Dtype.BF16)
+
+
+def _with_parts(random: Random, layer: Layer) -> Layer:
+    """Attention of any weight, keys and values of a few seconds on a slow link; some layers have none."""
+    has_attention = random.random() < 0.8
+    return replace(
+        layer,
+        key_value_bytes=random.choice((0.2, 2, 8)) * random.uniform(0.5, 1.5) * 1e8 * has_attention,
+        attention_flop=layer.forward_flop * random.uniform(0.1, 0.9) * has_attention,
+        max_context=4,
+    )
+
+
+def _with_experts(random: Random, layer: Layer) -> Layer:
+    """Most of its weights in four experts, of which a token meets one or two."""
+    split = layer.parameters // 8 * random.choice((4, 7))
+    active = random.choice((1, 2))
+    return replace(
+        layer,
+        expert_parameters=split,
+        num_experts=4,
+        active_parameters=layer.parameters - split + split * active // 4,
+        routed_bytes=random.choice((0.1, 1, 4)) * random.uniform(0.5, 1.5) * 1e8,
+    )
 
 
 def random_cluster_file(random: Random, recipe: Recipe, chain: Chain) -> dict[str, Any]:

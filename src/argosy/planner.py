@@ -33,7 +33,7 @@ from argosy.solve.feasible import batch_shapes, find_fit, is_quick
 from argosy.solve.judge import Complete, Judge
 from argosy.solve.pipeline import PlanSearch
 from argosy.solve.verdict import certify, decide, why_infeasible
-from argosy.space.enumerate import Scope, only_runnable, stage_options
+from argosy.space.enumerate import Scope, only_runnable, stage_options, with_splits
 from argosy.space.granularity import granularities
 from argosy.space.option import Option, Vector
 from argosy.space.pool import Pool, find_pools
@@ -183,7 +183,7 @@ class _PlanSearch:
         return is_quick and _estimate(bound, shape) > 1.1 * self.best
 
     def _scope(self, units: Vector) -> Scope:
-        return search_scope(self.settings, self.pools, units)
+        return with_splits(search_scope(self.settings, self.pools, units), self.prices)
 
     def _search(self, units: Vector) -> float:
         """One granularity: the least bound that is left open."""

@@ -91,13 +91,11 @@ class Menu:
         ahead, total = np.diff(forward), np.diff(forward + backward)
         self.rho = max(self.rho, float(np.divide(ahead, total, out=np.zeros_like(total), where=total > 0).max()))
         slow = np.maximum.reduce([_ranges((forward + backward)[:, part]) for part in parts])
-        loads = np.array([option.load for option in row])
-        self.load.append(loads[:, :1, None] * prices.held + loads[:, 1:, None])
-        exchange = np.array([(o.exchange[0] + o.update, o.exchange[1]) for o in row])
+        self.load.append(prices.weigh([option.load for option in row]))
         self.slow.append(slow)
         self.quick.append(np.minimum.reduce([_ranges((least[0] + least[1])[:, part]) for part in parts]))
         self.quick_forward.append(np.minimum.reduce([_ranges(least[0][:, part]) for part in parts]))
-        self.tail.append(exchange[:, :1, None] * prices.held + exchange[:, 1:, None])
+        self.tail.append(prices.weigh([o.exchange for o in row]) + prices.weigh([o.update for o in row]))
 
     def _add_memory(self, row: list[Option]) -> None:
         """How many micro-batches in flight fit, with the receive buffers of the least k."""
@@ -107,11 +105,11 @@ class Menu:
             np.array([prices.transient(option.recompute) for option in row])
             + (2 * self.group + 1) * prices.largest_output
         )
-        per_weight = np.array([option.bytes_per_weight for option in row])
+        held = prices.weigh([option.state for option in row])
         fits = []
         for part in range(len(row[0].parts)):
             size, samples = (np.array([option.room[part][at] for option in row]) for at in (0, 1))
-            free = size[:, None, None] - per_weight[:, None, None] * prices.held - samples[:, None, None] * passing
+            free = size[:, None, None] - held - samples[:, None, None] * passing
             fits.append(np.floor(free / np.maximum(samples[:, None, None] * kept, 1e-9) + 1e-9))
         width = np.array([option.width for option in row])
         self.most.append(np.where(width[:, None, None] <= prices.widest, np.minimum.reduce(fits), 0.0))
@@ -119,13 +117,7 @@ class Menu:
 
 def _sums(row: list[Option], parts: range, *, least: bool) -> tuple[FloatArray, FloatArray]:
     """[option, part, layer]: running sums of forward and backward for the replica with most (fewest) samples."""
-    pairs = [
-        [
-            option.prices.seconds(part.pool, part.width, part.samples if least else part.most, option.recompute)
-            for part in option.parts
-        ]
-        for option in row
-    ]
+    pairs = [[option.sums(part, part.samples if least else part.most) for part in option.parts] for option in row]
     forward, backward = (
         np.array([[pairs[at][part][way] for part in parts] for at in range(len(row))]) for way in (0, 1)
     )

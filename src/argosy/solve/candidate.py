@@ -110,7 +110,7 @@ def lightened(candidate: Candidate, scope: Scope) -> Complete:
     """The same plan with every stage at the least recomputation and ZeRO of a scope with which it fits."""
     plan = candidate.plan
     for index, choice in enumerate(plan):
-        alone = choice.option.replicas == 1
+        alone = choice.option.holders == 1
         lighter = (
             replace(choice, option=replace(choice.option, recompute=recompute, zero=zero))
             for recompute in _EFFORT

@@ -168,11 +168,9 @@ def _most_in_flight(prices: Prices, options: Sequence[Option], group: int) -> ND
     for option in options:
         kept = np.maximum(prices.kept_ranges(option.recompute), 1e-9)
         passing = prices.transient(option.recompute) + (2 * group + 1) * prices.largest_output
+        (held,) = prices.weigh([option.state])
         fits = np.minimum.reduce(
-            [
-                (size - option.bytes_per_weight * prices.held - samples * passing) / (samples * kept)
-                for size, samples in option.room
-            ]
+            [(size - held - samples * passing) / (samples * kept) for size, samples in option.room]
         )
         fits[option.width > prices.widest] = 0.0
         np.maximum(best, np.floor(fits + 1e-9), out=best)

@@ -88,8 +88,7 @@ class Judge:
         where they already fill all of the stage's ``seconds``."""
         if choice.option.zero < 2:
             return 0.0
-        each, once = choice.option.load
-        busy = each * float(self.prices.held[choice.first, choice.end]) + once
+        busy = self.prices.weigh_range(choice.option.load, choice.first, choice.end)
         if busy >= seconds:
             return 0.0
         return busy if choice.option.zero == 2 else busy * 2 / 3

@@ -126,7 +126,7 @@ def _relative_pace(pool: Pool, prices: Prices, winner: Candidate) -> str:
         return float(forward[-1] + backward[-1])
 
     in_use = {part.pool for choice in winner.plan for part in choice.option.parts} - {pool.index}
-    if not in_use:
+    if not in_use or any(prices.sample_range(index, 1) is None for index in {pool.index, *in_use}):
         return ""
     fastest = min(in_use, key=seconds)
     times = seconds(pool.index) / seconds(fastest)

@@ -12,7 +12,7 @@ from functools import partial
 from argosy.cluster.device import Device
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
-from argosy.plan.plan import Certificate, ClusterRef, LeftOut, ModelRef, Plan, Predicted, RunnerUp, Stage
+from argosy.plan.plan import Certificate, ClusterRef, LeftOut, ModelRef, Plan, Predicted, RunnerUp
 from argosy.sim.compile import compile_plan
 from argosy.sim.exact import simulate_exact
 from argosy.sim.fold import fold_plan
@@ -158,13 +158,7 @@ def placed(candidate: Candidate, prices: Prices, cluster: Cluster) -> Plan:
         num_micro_batches=shape.num_micro_batches,
         schedule=candidate.schedule,
         stages=tuple(
-            Stage(
-                first=choice.first,
-                end=choice.end,
-                replicas=group,
-                recompute=choice.option.recompute,
-                zero=choice.option.zero,
-            )
+            choice.option.stage(choice.first, choice.end, group)
             for choice, group in zip(candidate.plan, replicas, strict=True)
         ),
     )

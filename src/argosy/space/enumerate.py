@@ -7,11 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from argosy.plan.plan import Recompute
-from argosy.plan.runnable import RECOMPUTE, TENSOR_WIDTH, ZERO
-from argosy.space.option import Option, Part, Vector, share_samples, tensor_widths
+from argosy.plan.runnable import CONTEXT, EXPERT, RECOMPUTE, TENSOR_WIDTH, ZERO
+from argosy.space.option import USABLE, Option, Part, Vector, share_samples, tensor_widths
 from argosy.space.pool import Pool
 from argosy.space.price import Prices, widest
 from argosy.space.prune import Counters, fits_nowhere, without_dominated
+
+LONG_SEQUENCE = 32_768
+"""Tokens from which on sequences are cut into parts. Shorter ones fit without, as a rule, and gain nothing that
+tensor parallelism does not give; and every further option costs search time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +31,10 @@ class Scope:
     """For stages with several replicas; a single replica has nothing to share."""
     widths: tuple[int, ...] | None = None
     """Tensor-parallel groups of these sizes only; by default of every size that a node and the layers allow."""
+    context: tuple[int, ...] | None = None
+    """Numbers of parts of a sequence; by default powers of two for long sequences (``wants_parts``), else 1."""
+    expert: tuple[int, ...] | None = None
+    """Numbers of holders that share out the experts; by default every one that divides their number."""
     prune: bool = True
 
     def counts(self, pools: Sequence[Pool]) -> Vector:
@@ -40,7 +48,12 @@ class Scope:
         recompute = "/".join(self.recompute)
         zero = "/".join(map(str, sorted(self.zero)))
         width = f", tensor width {'/'.join(map(str, self.widths))}" if self.widths is not None else ""
-        return f"stages of multiples of {units}{kinds}, recompute {recompute}, ZeRO {zero}{width}"
+        return f"stages of multiples of {units}{kinds}, recompute {recompute}, ZeRO {zero}{width}{self._splits()}"
+
+    def _splits(self) -> str:
+        """``, context 1/2/4, experts over 1/2``; nothing for 1 alone."""
+        named = (("context", self.context), ("experts over", self.expert))
+        return "".join(f", {name} {'/'.join(map(str, each))}" for name, each in named if each and max(each) > 1)
 
     def allows_width(self, width: int) -> bool:
         return self.widths is None or width in self.widths
@@ -53,7 +66,35 @@ def only_runnable(scope: Scope) -> Scope:
         recompute=tuple(recompute for recompute in scope.recompute if str(recompute) in RECOMPUTE.runs),
         zero=tuple(zero for zero in scope.zero if zero in ZERO.runs),
         widths=tuple(int(width) for width in TENSOR_WIDTH.runs),
+        context=tuple(int(number) for number in CONTEXT.runs),
+        expert=tuple(int(number) for number in EXPERT.runs),
     )
+
+
+def with_splits(scope: Scope, prices: Prices) -> Scope:
+    """A scope that says how sequences and experts are split, as the chain wants it where the scope leaves it open."""
+    devices = sum(pool.count for pool in prices.pools)
+    context, expert = scope.context, scope.expert
+    if context is None:
+        most = min(prices.most_parts, devices) if wants_parts(prices) else 1
+        context = tuple(2**power for power in range(most.bit_length()))
+    if expert is None:
+        most = prices.most_experts
+        expert = tuple(number for number in range(1, min(most, devices) + 1) if most % number == 0)
+    return replace(scope, context=context, expert=expert)
+
+
+def wants_parts(prices: Prices) -> bool:
+    """Whether to cut sequences: they have ``LONG_SEQUENCE`` tokens or more, or one sample of some layer, recomputed,
+    fits on no tensor-parallel group inside a node."""
+    if prices.chain.sequence_length >= LONG_SEQUENCE:
+        return True
+    layers = prices.chain.layers
+    rooms = [
+        USABLE * pool.device.kind.memory * max(tensor_widths(pool, pool.per_node, widest(layers)))
+        for pool in prices.pools
+    ]
+    return max(layer.activation_bytes for layer in layers) > max(rooms)
 
 
 def vectors(pools: Sequence[Pool], scope: Scope) -> Iterator[Vector]:
@@ -76,11 +117,11 @@ def vectors(pools: Sequence[Pool], scope: Scope) -> Iterator[Vector]:
 
 def stage_options(prices: Prices, micro_batch: int, scope: Scope, counters: Counters) -> dict[Vector, list[Option]]:
     """All options by vector, less what the rules remove; vectors without options are left out."""
-    most = widest(prices.chain.layers)
+    scope = with_splits(scope, prices)
     result: dict[Vector, list[Option]] = {}
     for vector in vectors(prices.pools, scope):
         devices = tuple(number * unit for number, unit in zip(vector, scope.units, strict=True))
-        found = list(_options_of(prices, micro_batch, devices, most, scope, counters))
+        found = list(_options_of(prices, micro_batch, devices, scope, counters))
         if scope.prune:
             found = without_dominated(found, counters)
         if found:
@@ -89,27 +130,60 @@ def stage_options(prices: Prices, micro_batch: int, scope: Scope, counters: Coun
 
 
 def _options_of(
-    prices: Prices, micro_batch: int, devices: Vector, most: int, scope: Scope, counters: Counters
+    prices: Prices, micro_batch: int, devices: Vector, scope: Scope, counters: Counters
 ) -> Iterator[Option]:
+    for groups, context in _groups(prices, devices, scope, counters):
+        for expert in scope.expert or (1,):
+            if any(replicas * context % expert for _, _, replicas in groups):
+                continue
+            for recompute in scope.recompute:
+                parts = share_samples(prices, groups, micro_batch, recompute, context=context, expert=expert)
+                if parts is None:
+                    counters.add("divisibility")
+                    break
+                if not all(_is_measured(prices, part) for part in parts):
+                    counters.add("unmeasured")
+                elif expert == 1 or not any(part.extra for part in parts):
+                    yield from _with_zero(prices, devices, parts, recompute, scope, counters)
+
+
+def _groups(
+    prices: Prices, devices: Vector, scope: Scope, counters: Counters
+) -> Iterator[tuple[list[tuple[int, int, int]], int]]:
+    """(pool, width, replicas) of every pool, and the parts of the sequence: tensor-parallel groups inside a node, as
+    many side by side as there are parts; a replica takes an equal part of a node, or whole nodes."""
     taken = [(pool, number) for pool, number in enumerate(devices) if number]
+    most = widest(prices.chain.layers)
     widths = [
         [width for width in tensor_widths(prices.pools[pool], number, most) if scope.allows_width(width)]
         for pool, number in taken
     ]
-    for choice in itertools.product(*widths):
-        groups = [(pool, width, number // width) for (pool, number), width in zip(taken, choice, strict=True)]
-        for recompute in scope.recompute:
-            parts = share_samples(prices, groups, micro_batch, recompute)
-            if parts is None:
-                counters.add("divisibility")
-                break
-            yield from _with_zero(prices, devices, parts, recompute, scope, counters)
+    for context, choice in itertools.product(scope.context or (1,), itertools.product(*widths)):
+        groups = [
+            (pool, width * context, number // (width * context))
+            for (pool, number), width in zip(taken, choice, strict=True)
+        ]
+        sizes = [(number, prices.pools[pool].per_node) for pool, number in taken]
+        pairs = zip(groups, sizes, strict=True)
+        if any(number % width or (node % width and width % node) for (_, width, _), (number, node) in pairs):
+            continue
+        if any(prices.sample_range(pool, width) is None for (pool, _), width in zip(taken, choice, strict=True)):
+            counters.add("unmeasured")
+            continue
+        yield groups, context
+
+
+def _is_measured(prices: Prices, part: Part) -> bool:
+    """Whether the times of a part's samples are known; fewer than were measured are where a sequence is in parts."""
+    known = prices.sample_range(part.pool, part.tensor_width)
+    assert known is not None, "_groups leaves these out"
+    return part.most <= known[1] * part.context and (part.context > 1 or part.samples >= known[0])
 
 
 def _with_zero(
     prices: Prices, devices: Vector, parts: tuple[Part, ...], recompute: Recompute, scope: Scope, counters: Counters
 ) -> Iterator[Option]:
-    alone = sum(part.replicas for part in parts) == 1
+    alone = sum(part.replicas * part.context for part in parts) == 1
     for zero in (0,) if alone else scope.zero:
         option = Option(prices=prices, vector=devices, parts=parts, recompute=recompute, zero=zero)
         if scope.prune and fits_nowhere(option):

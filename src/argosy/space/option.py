@@ -18,13 +18,15 @@ first, which minimises (1) over integer shares.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from argosy.plan.plan import Recompute
+from argosy.plan.plan import Recompute, Replica, Stage
+from argosy.space.exchange import Split, routed_crowding
 from argosy.space.pool import Pool
-from argosy.space.price import Prices
+from argosy.space.price import FloatArray, Prices, Rates
 
 Vector = tuple[int, ...]
 """Devices taken from each pool."""
@@ -44,6 +46,10 @@ class Part:
     """Of a replica."""
     extra: int = 0
     """How many of the replicas take one sample more."""
+    context: int = 1
+    """Parts of the sequence; the same in all parts of an option."""
+    expert: int = 1
+    """Holders over which experts are split; the same in all parts of an option."""
 
     @property
     def most(self) -> int:
@@ -53,6 +59,14 @@ class Part:
     @property
     def devices(self) -> int:
         return self.width * self.replicas
+
+    @property
+    def tensor_width(self) -> int:
+        return self.width // self.context
+
+    @property
+    def split(self) -> Split:
+        return Split(self.width, self.context, self.expert)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,6 +83,38 @@ class Option:
     def replicas(self) -> int:
         return sum(part.replicas for part in self.parts)
 
+    @property
+    def context(self) -> int:
+        return self.parts[0].context
+
+    @property
+    def expert(self) -> int:
+        return self.parts[0].expert
+
+    @property
+    def holders(self) -> int:
+        """Tensor-parallel groups that hold the weights once each, experts aside."""
+        return self.replicas * self.context
+
+    def sums(self, part: Part, samples: int) -> tuple[FloatArray, FloatArray]:
+        """Running sums of forward and backward of a replica of a part with so many samples."""
+        return self.prices.seconds(
+            part.pool, part.width, samples, self.recompute, context=part.context, expert=part.expert
+        )
+
+    def stage(self, first: int, end: int, replicas: tuple[Replica, ...]) -> Stage:
+        """These layers run so, placed on devices; where none has experts there are none to split."""
+        has_experts = any(layer.num_experts for layer in self.prices.chain.layers[first:end])
+        return Stage(
+            first=first,
+            end=end,
+            replicas=replicas,
+            recompute=self.recompute,
+            zero=self.zero,
+            context=self.context,
+            expert=self.expert if has_experts else 1,
+        )
+
     @cached_property
     def pools(self) -> list[Pool]:
         """One for each part."""
@@ -76,39 +122,42 @@ class Option:
 
     def seconds(self, first: int, end: int) -> tuple[float, float]:
         """Forward and backward of the slowest replica; (5) stretches the backward."""
-        pairs = [self.prices.seconds(part.pool, part.width, part.most, self.recompute) for part in self.parts]
+        pairs = [self.sums(part, part.most) for part in self.parts]
         crowd = [self._crowding(part, pool, first, end) for part, pool in zip(self.parts, self.pools, strict=True)]
         forward = max(float(sums[end] - sums[first]) + more for (sums, _), more in zip(pairs, crowd, strict=True))
         backward = max(float(sums[end] - sums[first]) + more for (_, sums), more in zip(pairs, crowd, strict=True))
         if self.zero >= 2:
-            each, once = self.load
-            backward = max(backward, each * float(self.prices.held[first, end]) + once - forward)
+            backward = max(backward, self.prices.weigh_range(self.load, first, end) - forward)
         return forward, backward
 
     def _crowding(self, part: Part, pool: Pool, first: int, end: int) -> float:
-        """What the other groups of a node add to a group's reductions where all share one bus."""
+        """What the other groups of a node add: to a group's reductions where all share one bus, and to routing."""
+        prices, seconds = self.prices, 0.0
+        if part.expert > 1:
+            routed = 2 * part.most * float(prices.routed[end] - prices.routed[first])
+            seconds = routed * routed_crowding(pool, part.split, part.replicas)
         if part.width < 2 or not pool.intra_is_shared:
-            return 0.0
-        others = min(part.replicas, pool.per_node // part.width) - 1
-        payload = 2 * part.most * float(self.prices.reduced[end] - self.prices.reduced[first])
-        return others * payload * (part.width - 1) / pool.intra_bandwidth
+            return seconds
+        others = min(part.replicas, max(1, pool.per_node // part.width)) - 1
+        width = part.tensor_width
+        payload = 2 * part.most * float(prices.reduced[end] - prices.reduced[first])
+        return seconds + others * payload * (width - 1) / pool.intra_bandwidth
 
     def tail(self, first: int, end: int) -> float:
         """(4) and the update."""
-        each, once = self.exchange
-        return (each + self.update) * float(self.prices.held[first, end]) + once
+        return self.prices.weigh_range(self.exchange, first, end) + self.prices.weigh_range(self.update, first, end)
 
     @cached_property
     def width(self) -> int:
         """Of the widest tensor-parallel group."""
-        return max(part.width for part in self.parts)
+        return max(part.tensor_width for part in self.parts)
 
     def fits(self, first: int, end: int, in_flight: int, group: int) -> bool:
         """(3): whether the layers can be split so and fit; a stage holds 2 k + 1 receive buffers."""
         prices = self.prices
-        weights, passing = prices.held[first, end], prices.transient(self.recompute)[first, end]
+        held, passing = prices.weigh_range(self.state, first, end), prices.transient(self.recompute)[first, end]
         kept = in_flight * prices.kept_ranges(self.recompute)[first, end] + (2 * group + 1) * prices.largest_output
-        used = [(self.bytes_per_weight * weights + samples * (passing + kept)) / size for size, samples in self.room]
+        used = [(held + samples * (passing + kept)) / size for size, samples in self.room]
         return bool(self.width <= prices.widest[first, end] and max(used) <= 1)
 
     @cached_property
@@ -119,50 +168,63 @@ class Option:
         return len(self.parts) > 1 and not frozenset.intersection(*(pool.homes for pool in self.pools))
 
     @cached_property
-    def ring(self) -> tuple[float, float]:
-        """Seconds per byte and latency of passing the whole weights of the stage around all its replicas once."""
-        if self.replicas < 2:
-            return 0.0, 0.0
-        around = (self.replicas - 1) / self.replicas
+    def ring(self) -> Rates:
+        """Seconds per byte of weights that all holders have, per byte of weights of experts, and of latency, to pass
+        those of the stage around the holders that have them once."""
+        if self.holders < 2:
+            return 0.0, 0.0, 0.0
+        around = (self.holders - 1) / self.holders
+        copies = self.holders / self.expert
+        split = (copies - 1) / copies / self.expert
         if self.spans_nodes:
             latency = max(pool.nic_latency for pool in self.pools)
-            return around / min(pool.nic_bandwidth for pool in self.pools), (self.replicas - 1) * latency
-        bandwidth = min(pool.intra_bandwidth for pool in self.pools) * min(part.width for part in self.parts)
+            bandwidth = min(pool.nic_bandwidth for pool in self.pools)
+            return around / bandwidth, split / bandwidth, (self.holders - 1) * latency
+        bandwidth = min(pool.intra_bandwidth for pool in self.pools) * min(part.tensor_width for part in self.parts)
         if any(pool.intra_is_shared for pool in self.pools):
-            bandwidth = min(pool.intra_bandwidth for pool in self.pools) / self.replicas
-        return around / bandwidth, (self.replicas - 1) * max(pool.intra_latency for pool in self.pools)
+            bandwidth = min(pool.intra_bandwidth for pool in self.pools) / self.holders
+        latency = max(pool.intra_latency for pool in self.pools)
+        return around / bandwidth, split / bandwidth, (self.holders - 1) * latency
 
     @cached_property
-    def exchange(self) -> tuple[float, float]:
-        """(4) as seconds per weight and seconds, apart from (5): a sum is twice around; under ZeRO 2 the gather is
-        left, under ZeRO 3 nothing."""
-        times = {2: 1, 3: 0}.get(self.zero, 2)
-        return times * self.ring[0] * self.prices.chain.dtype.bytes, times * self.ring[1]
+    def exchange(self) -> Rates:
+        """(4), apart from (5): a sum is twice around; under ZeRO 2 the gather is left, under ZeRO 3 nothing."""
+        return self._times_around({2: 1, 3: 0}.get(self.zero, 2))
 
     @cached_property
-    def load(self) -> tuple[float, float]:
+    def load(self) -> Rates:
         """(5) alike: ZeRO 2 scatters gradients after every backward; ZeRO 3 also gathers weights twice."""
-        times = {2: 1, 3: 3}.get(self.zero, 0)
-        return times * self.ring[0] * self.prices.chain.dtype.bytes, times * self.ring[1]
+        return self._times_around({2: 1, 3: 3}.get(self.zero, 0))
+
+    def _times_around(self, times: int) -> Rates:
+        width = self.prices.chain.dtype.bytes
+        return times * self.ring[0] * width, times * self.ring[1] * width, times * self.ring[2]
 
     @cached_property
-    def update(self) -> float:
-        """Seconds per weight: the optimizer reads and writes all it keeps."""
+    def update(self) -> Rates:
+        """Seconds: the optimizer reads and writes all it keeps."""
         rates = [pool.memory_bandwidth * part.width for pool, part in zip(self.pools, self.parts, strict=True)]
-        return 2 * self.bytes_per_weight / min(rates)
+        return 2 * self.state[0] / min(rates), 2 * self.state[1] / min(rates), 0.0
 
     @cached_property
-    def bytes_per_weight(self) -> float:
-        weights, gradients, optimizer = map(float, self.prices.state_bytes)
-        over = self.replicas
-        weights, gradients = weights / (over if self.zero >= 3 else 1), gradients / (over if self.zero >= 2 else 1)
-        return weights + gradients + optimizer / (over if self.zero >= 1 else 1)
+    def state(self) -> Rates:
+        """Bytes of weights, gradients and optimizer state on all devices of a replica."""
+        common = split = 0.0
+        for width, level in zip(self.prices.state_bytes, (3, 2, 1), strict=True):
+            shared = self.zero >= level
+            common += self.context * width / (self.holders if shared else 1)
+            split += self.context * width / (self.holders if shared else self.expert)
+        return common, split, 0.0
 
     @cached_property
     def room(self) -> list[tuple[float, int]]:
-        """Per part: bytes that a replica may use, and its samples."""
+        """Per part: bytes that a replica may use, less what is on its way between its devices, and its samples."""
+        buffers = self.prices.exchange_buffers(self.context, self.expert)
         both = zip(self.pools, self.parts, strict=True)
-        return [(USABLE * pool.device.kind.memory * part.width, part.most) for pool, part in both]
+        return [
+            (max(USABLE * pool.device.kind.memory * part.width - part.most * buffers, 1e-9), part.most)
+            for pool, part in both
+        ]
 
     @cached_property
     def hop(self) -> tuple[float, float, float]:
@@ -172,7 +234,8 @@ class Option:
         """
         forward, back, latency = [], [], []
         for part, pool in zip(self.parts, self.pools, strict=True):
-            ways = [(1 / pool.nic_bandwidth, pool.nic_latency)] if pool.nic_bandwidth else []
+            nics = max(1, part.width // pool.per_node)
+            ways = [(1 / (nics * pool.nic_bandwidth), pool.nic_latency)] if pool.nic_bandwidth else []
             if part.devices < pool.node_size or pool.node_size > pool.per_node or not ways:
                 lanes = 1 if pool.intra_is_shared else part.width
                 ways.append((1 / (pool.intra_bandwidth * lanes), pool.intra_latency))
@@ -183,25 +246,48 @@ class Option:
 
     def __repr__(self) -> str:
         parts = " + ".join(f"{p.replicas}x{p.width} {self.prices.pools[p.pool].name} n={p.most}" for p in self.parts)
-        return f"{parts}, zero {self.zero}, recompute {self.recompute}"
+        splits = f", context {self.context}" if self.context > 1 else ""
+        splits += f", expert {self.expert}" if self.expert > 1 else ""
+        return f"{parts}{splits}, zero {self.zero}, recompute {self.recompute}"
 
 
 def share_samples(
-    prices: Prices, groups: Sequence[tuple[int, int, int]], micro_batch: int, recompute: Recompute
+    prices: Prices,
+    groups: Sequence[tuple[int, int, int]],
+    micro_batch: int,
+    recompute: Recompute,
+    *,
+    context: int = 1,
+    expert: int = 1,
 ) -> tuple[Part, ...] | None:
     """Integer shares of a micro-batch for (pool, width, replicas) groups that minimise the slowest replica; None if
     there are more replicas than samples."""
     total = sum(replicas for _, _, replicas in groups)
     if total > micro_batch:
         return None
+
+    def part(group: int, samples: int, extra: int) -> Part:
+        pool, width, replicas = groups[group]
+        return Part(
+            pool=pool,
+            width=width,
+            replicas=replicas,
+            samples=samples,
+            extra=extra,
+            context=context,
+            expert=expert,
+        )
+
     if len(groups) == 1:
-        pool, width, replicas = groups[0]
-        samples, extra = divmod(micro_batch, replicas)
-        return (Part(pool=pool, width=width, replicas=replicas, samples=samples, extra=extra),)
+        return (part(0, *divmod(micro_batch, groups[0][2])),)
 
     def finish(group: int, samples: int) -> float:
         pool, width, _ = groups[group]
-        forward, backward = prices.seconds(pool, width, samples, recompute)
+        known = prices.sample_range(pool, width // context)
+        if known is None or samples > known[1] * context:
+            return math.inf
+        samples = samples if context > 1 else max(samples, known[0])
+        forward, backward = prices.seconds(pool, width, samples, recompute, context=context, expert=expert)
         return float(forward[-1] + backward[-1])
 
     given = [1] * len(groups)
@@ -217,10 +303,7 @@ def share_samples(
         if more[group] == groups[group][2]:
             given[group], more[group] = given[group] + 1, 0
             heapq.heapreplace(heap, (finish(group, given[group] + 1), group))
-    return tuple(
-        Part(pool=pool, width=width, replicas=replicas, samples=given[at], extra=more[at])
-        for at, (pool, width, replicas) in enumerate(groups)
-    )
+    return tuple(part(at, given[at], more[at]) for at in range(len(groups)))
 
 
 def tensor_widths(pool: Pool, devices: int, most: int) -> Iterator[int]:

@@ -1,7 +1,8 @@
 """From numbers of devices to devices: which ones each stage takes.
 
-A stage's replicas sit in as few nodes as possible, no tensor-parallel group crosses a node, and a stage that fits
-into what is left of a node already begun goes there, next to its neighbour; otherwise it takes the emptiest nodes.
+A stage's replicas sit in as few nodes as possible, no replica crosses a node unless it fills several, and a stage that
+fits into what is left of a node already begun goes there, next to its neighbour; otherwise it takes the emptiest
+nodes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def _place(pools: Sequence[Pool], parts: Sequence[tuple[int, Part]]) -> dict[tup
     free = [[list(node) for node in pool.nodes] for pool in pools]
     placed = {}
     for stage, part in parts:
-        groups = _take(free[part.pool], part.width, part.replicas)
+        groups = _take(free[part.pool], part.width, part.replicas, pools[part.pool].per_node)
         if len(groups) < part.replicas:
             return None
         samples = [part.samples + (index < part.extra) for index in range(part.replicas)]
@@ -36,8 +37,10 @@ def _place(pools: Sequence[Pool], parts: Sequence[tuple[int, Part]]) -> dict[tup
     return placed
 
 
-def _take(nodes: list[list[str]], width: int, count: int) -> list[list[str]]:
+def _take(nodes: list[list[str]], width: int, count: int, size: int) -> list[list[str]]:
     """Up to ``count`` groups of ``width`` devices; the nodes give them up."""
+    if width > size:
+        return _take_nodes(nodes, width, count, size)
     begun = [node for node in nodes if node and len(node) < max(map(len, nodes))]
     home = min((node for node in begun if len(node) // width >= count), key=len, default=None)
     order = [home] if home is not None else sorted(nodes, key=len, reverse=True)
@@ -46,4 +49,16 @@ def _take(nodes: list[list[str]], width: int, count: int) -> list[list[str]]:
         while len(node) >= width and len(groups) < count:
             groups.append(node[:width])
             del node[:width]
+    return groups
+
+
+def _take_nodes(nodes: list[list[str]], width: int, count: int, size: int) -> list[list[str]]:
+    """Up to ``count`` groups of whole nodes that nobody has begun."""
+    free = [node for node in nodes if len(node) == size]
+    groups: list[list[str]] = []
+    while len(free) * size >= width and len(groups) < count:
+        taken, free = free[: width // size], free[width // size :]
+        groups.append([name for node in taken for name in node])
+        for node in taken:
+            node.clear()
     return groups

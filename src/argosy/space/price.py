@@ -7,19 +7,36 @@ combinations of pool, tensor width, samples and recomputation again and again.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from argosy.cost.communicate import num_reductions, ring_seconds
-from argosy.cost.compute import ComputeModel, Portion, layer_seconds, recompute_seconds
-from argosy.cost.memory import optimizer_bytes
+from argosy.cost.compute import ComputeModel, Portion, hidden_seconds, layer_seconds, recompute_seconds
+from argosy.cost.memory import exchange_buffers, optimizer_bytes
 from argosy.plan.plan import Recompute
+from argosy.space.exchange import Split, key_value_seconds, reduction_seconds, routed_seconds
 from argosy.space.pool import Pool
 from argosy.workload.chain import Chain, Layer
 
 FloatArray = NDArray[np.float64]
+Rates = tuple[float, float, float]
+"""Per weight that every holder has, per weight of an expert, and whatever the weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerSeconds:
+    """One way through one layer."""
+
+    rest: float
+    """That nothing runs beside, reductions and routing included."""
+    hidden: float = 0.0
+    """Of attention, that keys and values may arrive beside."""
+    arriving: float = 0.0
+    """Of keys and values."""
 
 
 class Prices:
@@ -29,30 +46,103 @@ class Prices:
         self.chain = chain
         self.pools = pools
         self.model = model
-        self._known: dict[tuple[int, int, int, Recompute], tuple[FloatArray, FloatArray]] = {}
+        self._known: dict[tuple[int, Split, int, Recompute], tuple[FloatArray, FloatArray]] = {}
+        self._ranges: dict[tuple[int, int], tuple[int, float] | None] = {}
 
-    def seconds(self, pool: int, width: int, samples: int, recompute: Recompute) -> tuple[FloatArray, FloatArray]:
-        """Running sums of forward and backward on one device, tensor-parallel reductions included."""
-        key = (pool, width, samples, recompute)
+    def seconds(
+        self, pool: int, width: int, samples: int, recompute: Recompute, *, context: int = 1, expert: int = 1
+    ) -> tuple[FloatArray, FloatArray]:
+        """Running sums of forward and backward on one device of a replica of so many, with what it exchanges inside
+        its stage.
+
+        What overlaps takes the longer of two sums, which no running sum can say; here all layers take the one that is
+        longer over the whole chain. So a range is exact where its layers are alike, and otherwise never too long.
+        """
+        key = (pool, Split(width, context, expert), samples, recompute)
         if key not in self._known:
-            by_shape = {at: self._layer(at, pool, width, samples, recompute) for at in set(self._shapes)}
-            pairs = [by_shape[shape] for shape in self._shapes]
-            self._known[key] = _sums([pair[0] for pair in pairs]), _sums([pair[1] for pair in pairs])
+            by_shape = {at: self._layer(at, *key) for at in set(self._shapes)}
+            self._known[key] = (
+                _sums(_longer([by_shape[shape][0] for shape in self._shapes])),
+                _sums(_longer([by_shape[shape][1] for shape in self._shapes])),
+            )
         return self._known[key]
 
-    def _layer(self, index: int, pool: int, width: int, samples: int, recompute: Recompute) -> tuple[float, float]:
+    def _layer(
+        self, index: int, pool: int, split: Split, samples: int, recompute: Recompute
+    ) -> tuple[_LayerSeconds, _LayerSeconds]:
         layer, where = self.chain.layers[index], self.pools[pool]
-        portion = Portion(device=where.device, samples=samples, share=1 / width, width=width)
+        portion = Portion(
+            device=where.device,
+            samples=samples,
+            share=1 / split.width,
+            width=split.width,
+            context=split.context,
+            expert=split.expert,
+        )
         forward, backward = layer_seconds(self.model, self.chain, layer, portion)
         speed = where.device.speed.at(0)
         again = recompute_seconds(self.model, self.chain, layer, portion, recompute, forward)
-        reduce = 0.0
-        if width > 1 and layer.reduced_bytes:
-            payload = 2 * layer.reduced_bytes * samples
-            latency = where.intra_latency * num_reductions(layer) * 2
-            bandwidth = where.intra_bandwidth / (width if where.intra_is_shared else 1)
-            reduce = ring_seconds(payload, width, bandwidth, 0.0) + (width - 1) * latency
-        return forward / speed + reduce, (backward + again) / speed + reduce
+        reduce = reduction_seconds(where, layer, split, samples)
+        ahead, back = forward / speed + reduce, (backward + again) / speed + reduce
+        if split.expert > 1:
+            routed = routed_seconds(where, layer, split, samples)
+            ahead += 2 * routed
+            back += (4 if recompute is Recompute.FULL else 2) * routed
+        if split.context == 1:
+            return _LayerSeconds(ahead), _LayerSeconds(back)
+        beside = hidden_seconds(self.model, self.chain, layer, portion, (forward, backward))
+        twice = recompute is Recompute.FULL
+        first, second = beside[0] / speed, (beside[1] + (beside[0] if twice else 0.0)) / speed
+        arriving = key_value_seconds(where, layer, split, samples)
+        return (
+            _LayerSeconds(ahead - first, first, arriving),
+            _LayerSeconds(back - second, second, (3 if twice else 2) * arriving),
+        )
+
+    def sample_range(self, pool: int, tensor_width: int) -> tuple[int, float] | None:
+        """Samples whose times are known for all layers, the fewest and the most; None where this width was measured for
+        some layers only, or for none."""
+        if (pool, tensor_width) not in self._ranges:
+            profile = self.model.profile_for(self.pools[pool].device)
+            names = set() if profile is None else {profile.row_name(layer) or layer.name for layer in self.chain.layers}
+            found = [profile.sample_range(name, tensor_width, self.chain.dtype) for name in names] if profile else []
+            known = [one for one in found if one is not None]
+            fewest, most = max((one[0] for one in known), default=1), min((one[1] for one in known), default=math.inf)
+            self._ranges[pool, tensor_width] = (fewest, most) if len(known) == len(found) else None
+        return self._ranges[pool, tensor_width]
+
+    def least_seconds(self, pool: int, width: int, samples: int) -> FloatArray:
+        """Per layer, forward and backward on one device of a tensor-parallel group, whatever else is split: parts of a
+        sequence read weights more often in all, experts over as many holders as there are read them least."""
+        if self.most_experts == 1:
+            forward, backward = self.seconds(pool, width, samples, Recompute.NONE)
+            return np.diff(forward + backward)
+        split, where = Split(width, 1, self.most_experts), self.pools[pool]
+        portion = Portion(device=where.device, samples=samples, share=1 / width, width=width, expert=self.most_experts)
+        each = {}
+        for at in set(self._shapes):
+            layer = self.chain.layers[at]
+            compute = sum(layer_seconds(self.model, self.chain, layer, portion)) / where.device.speed.at(0)
+            each[at] = compute + 2 * reduction_seconds(where, layer, split, samples)
+        return np.array([each[shape] for shape in self._shapes])
+
+    @cached_property
+    def most_experts(self) -> int:
+        """Over how many holders the experts of every layer can be split; 1 without experts."""
+        return math.gcd(*(layer.num_experts for layer in self.chain.layers)) or 1
+
+    @cached_property
+    def most_parts(self) -> int:
+        """Into how many parts the sequence of every layer can be cut, in powers of two."""
+        most = min(layer.max_context for layer in self.chain.layers)
+        parts = 1
+        while 2 * parts <= most and self.chain.sequence_length % (4 * parts) == 0:
+            parts *= 2
+        return parts
+
+    def exchange_buffers(self, context: int, expert: int) -> float:
+        """Bytes per sample on their way between the devices of a replica, for the largest layer."""
+        return max(exchange_buffers(layer, context, expert, backward=True) for layer in self.chain.layers)
 
     @property
     def num_layers(self) -> int:
@@ -88,12 +178,36 @@ class Prices:
         return _sums([layer.reduced_bytes for layer in self.chain.layers])
 
     @cached_property
+    def routed(self) -> FloatArray:
+        """Running sum of the bytes per sample that experts take in."""
+        return _sums([layer.routed_bytes for layer in self.chain.layers])
+
+    @cached_property
     def held(self) -> FloatArray:
         """[a, b]: weights that layers a..b-1 hold; two tied layers in one range hold theirs once."""
         table = self.parameters[None, :] - self.parameters[:, None]
         for index, partner, weights in self.tied:
             table[: min(index, partner) + 1, max(index, partner) + 1 :] -= weights
         return table
+
+    @cached_property
+    def held_by_kind(self) -> FloatArray:
+        """[kind, a, b]: the same apart, weights of no expert and those of experts; the latter only if there are any."""
+        experts = _sums([layer.expert_parameters for layer in self.chain.layers])
+        split = experts[None, :] - experts[:, None]
+        return np.stack([self.held - split, split]) if experts[-1] else self.held[None]
+
+    def weigh(self, rates: Sequence[Rates]) -> FloatArray:
+        """[option, a, b]: what the weights of layers a..b-1 come to at each of several rates."""
+        table = self.held_by_kind
+        by_kind = np.array([rate[:-1] for rate in rates])[:, : len(table)]
+        once = np.array([rate[-1] for rate in rates])[:, None, None]
+        return np.asarray(np.tensordot(by_kind, table, axes=1) + once)
+
+    def weigh_range(self, rate: Rates, first: int, end: int) -> float:
+        """The same for one rate and one range."""
+        amounts = self.held_by_kind[:, first, end].tolist()
+        return float(sum(each * amount for each, amount in zip(rate[:-1], amounts, strict=False)) + rate[-1])
 
     @cached_property
     def widest(self) -> NDArray[np.int64]:
@@ -156,6 +270,12 @@ class Prices:
     def state_bytes(self) -> tuple[int, int, int]:
         """Bytes per weight of weights, gradients and optimizer state."""
         return self.chain.dtype.bytes, self.chain.dtype.bytes, optimizer_bytes(self.chain)
+
+
+def _longer(layers: Sequence[_LayerSeconds]) -> list[float]:
+    """Per layer, with what is longer over all layers: attention, or what arrives beside it."""
+    arrives = sum(layer.arriving for layer in layers) > sum(layer.hidden for layer in layers)
+    return [layer.rest + (layer.arriving if arrives else layer.hidden) for layer in layers]
 
 
 def _sums(values: list[float] | list[int]) -> FloatArray:

@@ -18,7 +18,7 @@ class Counters:
     """How many candidates each rule removed."""
 
     def __init__(self) -> None:
-        self.removed: Counter[str] = Counter(divisibility=0, memory=0, dominance=0, bound=0)
+        self.removed: Counter[str] = Counter(divisibility=0, unmeasured=0, memory=0, dominance=0, bound=0)
 
     def add(self, rule: str, count: int = 1) -> None:
         self.removed[rule] += count
@@ -39,11 +39,10 @@ def without_dominated(options: Sequence[Option], counters: Counters) -> list[Opt
     """
     kept: list[Option] = []
     for option in options:
-        mine = (*option.exchange, *option.load, option.bytes_per_weight, option.update)
+        mine = (*option.exchange, *option.load, *option.state, *option.update)
         rivals = (other for other in kept if (other.parts, other.recompute) == (option.parts, option.recompute))
         if any(
-            all(a <= b for a, b in zip((*o.exchange, *o.load, o.bytes_per_weight, o.update), mine, strict=True))
-            for o in rivals
+            all(a <= b for a, b in zip((*o.exchange, *o.load, *o.state, *o.update), mine, strict=True)) for o in rivals
         ):
             counters.add("dominance")
         else:

@@ -13,9 +13,11 @@ of the model per second, whatever its stage. All devices together must do 1 per 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+
 import numpy as np
 
-from argosy.plan.plan import Recompute
 from argosy.space.option import tensor_widths
 from argosy.space.price import Prices, widest
 
@@ -27,16 +29,22 @@ def throughput_bound(prices: Prices, micro_batch: int) -> float:
     if not weight.sum():
         weight = np.array([float(layer.parameters) for layer in layers])
     share = weight / weight.sum()
-    # The roofline's seconds per sample never rise with the samples; a measured profile may do anything.
-    sizes = range(1, micro_batch + 1) if prices.model.profiles else [micro_batch]
     total = 0.0
     for pool in prices.pools:
         best = 0.0
         for width in tensor_widths(pool, pool.per_node, widest(layers)):
-            for samples in sizes:
-                forward, backward = prices.seconds(pool.index, width, samples, Recompute.NONE)
-                seconds = np.diff(forward + backward)
+            for samples in _sizes(prices, pool.index, width, micro_batch):
+                seconds = prices.least_seconds(pool.index, width, samples)
                 rates = np.divide(share * samples, seconds, out=np.zeros_like(seconds), where=seconds > 0)
                 best = max(best, float(rates.max()) / (micro_batch * width))
         total += pool.count * best
-    return 1 / total
+    return 1 / total if total else math.inf
+
+
+def _sizes(prices: Prices, pool: int, width: int, micro_batch: int) -> Iterable[int]:
+    """Samples of a replica to look at: the roofline's seconds per sample never rise with the samples; a measured
+    profile may do anything between the fewest and the most that were measured."""
+    if not prices.model.profiles:
+        return [micro_batch]
+    known = prices.sample_range(pool, width)
+    return [] if known is None else range(known[0], int(min(micro_batch, known[1])) + 1)

@@ -12,6 +12,7 @@ by name: extrapolated launch overheads are how a cost model goes wrong silently.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -75,13 +76,12 @@ class Profile:
         """The smallest micro-batch of a layer that was measured."""
         return self._rows_of(layer, tensor_width, dtype)[0].micro_batch
 
-    def tensor_widths(self, dtype: Dtype) -> frozenset[int]:
-        """Widths at which every measured layer was measured."""
-        widths: dict[str, set[int]] = defaultdict(set)
-        for row in self.rows:
-            if row.dtype is dtype:
-                widths[row.layer].add(row.tensor_width)
-        return frozenset(set.intersection(*widths.values())) if widths else frozenset()
+    def sample_range(self, layer: str, tensor_width: int, dtype: Dtype) -> tuple[int, float] | None:
+        """Micro-batches that can be looked up, the fewest and the most; None where this width was not measured."""
+        rows = self._index.get((layer, tensor_width, dtype))
+        if rows is None:
+            return None
+        return (1, math.inf) if len(rows) == 1 else (rows[0].micro_batch, rows[-1].micro_batch)
 
     def row_name(self, layer: Layer) -> str | None:
         """The name under which ``layer`` was measured: its own before its kind; None: not measured."""
