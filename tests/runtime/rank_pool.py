@@ -66,7 +66,11 @@ class RankPool:
         if not self.pipes[rank].poll(PATIENCE):
             self.stop()
             raise RankError(f"rank {rank} gave no answer within {PATIENCE:g} s")
-        answer: tuple[bool, Any] = self.pipes[rank].recv()
+        try:
+            answer: tuple[bool, Any] = self.pipes[rank].recv()
+        except EOFError:
+            self.stop()
+            raise RankError(f"rank {rank} died") from None
         return answer
 
     def stop(self) -> None:

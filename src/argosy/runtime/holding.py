@@ -90,7 +90,8 @@ class Division:
         parted: dict[int, list[Weight]] = {}
         for weight in weights:
             ranks = ranks_holding(weight, plan)
-            if len(weight.stages) == 1 and len(ranks) > 1 and plan.stages[weight.stages[0]].zero > 0:
+            divisible = len(weight.stages) == 1 and len(ranks) > 1 and weight.parameter.dim() > 0
+            if divisible and plan.stages[weight.stages[0]].zero > 0:
                 parted.setdefault(weight.stages[0], []).append(weight)
             else:
                 whole.setdefault(ranks, []).append(weight)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from argosy.plan.plan import Plan
 from argosy.runtime.ranks import seats_of
@@ -21,11 +21,16 @@ class Weight:
     """Those that use it; several where it is tied across stages."""
     places: tuple[tuple[nn.Module, str], ...]
     """The modules that hold it, and the name it has there."""
+    aliases: tuple[str, ...] = ()
+    """Its other names in the model."""
 
 
 def weights_of(model: nn.Module, layers: Sequence[nn.Module], plan: Plan) -> tuple[Weight, ...]:
     """Every parameter that a layer uses, in the order of the model's names."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
+    every: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        every.setdefault(id(parameter), []).append(name)
     parameters: dict[int, nn.Parameter] = {}
     stages: dict[int, set[int]] = {}
     places: dict[int, list[tuple[nn.Module, str]]] = {}
@@ -41,7 +46,33 @@ def weights_of(model: nn.Module, layers: Sequence[nn.Module], plan: Plan) -> tup
                     held.append((module, name))
     order = {key: position for position, key in enumerate(names)}
     ordered = sorted(parameters, key=order.__getitem__)
-    return tuple(Weight(names[key], parameters[key], tuple(sorted(stages[key])), tuple(places[key])) for key in ordered)
+    return tuple(
+        Weight(
+            names[key],
+            parameters[key],
+            tuple(sorted(stages[key])),
+            tuple(places[key]),
+            tuple(name for name in every.get(key, ()) if name != names[key]),
+        )
+        for key in ordered
+    )
+
+
+def buffers_of(model: nn.Module, layers: Iterable[nn.Module]) -> dict[str, Tensor]:
+    """The buffers of some layers that belong into a state dict, by the model's names."""
+    names = {
+        (id(module), name): f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for name in module._buffers
+        if name not in module._non_persistent_buffers_set
+    }
+    return {
+        names[id(module), name]: buffer
+        for layer in layers
+        for module in layer.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and (id(module), name) in names
+    }
 
 
 def _held(layer: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:

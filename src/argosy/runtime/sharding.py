@@ -34,12 +34,9 @@ class Shard:
         self.begin = offsets(self.sizes)[member]
         self.end = self.begin + self.sizes[member]
         self.width = full.shape[1]
-        self.own = nn.Parameter(self._own_rows(weight.parameter), requires_grad=weight.parameter.requires_grad)
+        rows = weight.parameter.detach()[self.begin : self.end]
+        self.own = nn.Parameter(rows, requires_grad=weight.parameter.requires_grad)
         """What the optimizer updates: a view of the weight, or at level 3 a tensor of its own."""
-
-    def _own_rows(self, parameter: nn.Parameter) -> Tensor:
-        data = parameter.detach()
-        return data[self.begin : self.end] if data.dim() else data.reshape(1)[self.begin : self.end]
 
     def elements(self, member: int) -> int:
         return self.sizes[member] * self.width
@@ -204,4 +201,4 @@ class _After(torch.autograd.Function):
 
 def _rows(tensor: Tensor) -> Tensor:
     """As a matrix of rows; a view."""
-    return tensor.reshape(1, 1) if tensor.dim() == 0 else tensor.reshape(tensor.shape[0], -1)
+    return tensor.reshape(tensor.shape[0], -1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from argosy.dtype import Dtype
 from argosy.errors import InputError, Problem, RunError
 from argosy.plan.plan import Plan
 from argosy.runtime.batch import check_batch
+from argosy.runtime.checkpoint import load, save, trainer_state
 from argosy.runtime.executor import Executor
 from argosy.runtime.gradients import Gradients
 from argosy.runtime.holding import Division, Proportions, keep_own, share_initial_values
@@ -26,7 +28,7 @@ from argosy.runtime.initialise import Recording
 from argosy.runtime.layers import find_layers
 from argosy.runtime.measure import Recorder
 from argosy.runtime.mixing import check_mixing
-from argosy.runtime.parameters import Weight, ranks_holding, weights_of
+from argosy.runtime.parameters import Weight, buffers_of, ranks_holding, weights_of
 from argosy.runtime.ranks import devices_by_rank, seats_of
 from argosy.runtime.scaling import LossScale
 from argosy.runtime.sharding import WeightGate
@@ -75,9 +77,12 @@ def parallelize(
     programs = {index: _layer_stage(model, layers, loss_fn, plan, index, autocast, device) for index in mine}
     division = Division(kept, programs, plan, groups, rank, shard_proportions)
     scale = LossScale(active=autocast is torch.float16)
-    return Trainer(
+    trainer = Trainer(
         plan, programs, division.gradients, division.gates, optimizer_factory, device, clip_norm=clip_norm, scale=scale
     )
+    trainer.aliases = {weight.name: weight.aliases for weight in weights if weight.aliases}
+    trainer.buffers = buffers_of(model, [layer for index in mine for layer in programs[index].layers])
+    return trainer
 
 
 class Held(NamedTuple):
@@ -116,6 +121,10 @@ class Trainer:
         self.scale = scale or LossScale(active=False)
         self.steps = 0
         """Done so far."""
+        self.aliases: dict[str, tuple[str, ...]] = {}
+        """Other names of tied weights, of all ranks."""
+        self.buffers: dict[str, torch.Tensor] = {}
+        """What this rank holds beside weights."""
         self.recorder = Recorder(device)
         transport = Transport.open(device)
         self.executor = Executor(plan, self.rank, programs, transport, self.recorder, self._after_gradients)
@@ -176,6 +185,18 @@ class Trainer:
         for shards in self.gradients.shards:
             for shard in shards.shards:
                 yield Held(shard.weight.name, shard.own, shard.begin, tuple(shard.weight.parameter.shape))
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """This rank's part, as torch.distributed.checkpoint saves it: ``model.NAME`` and ``optimizer.NAME.WHAT``."""
+        return dict(trainer_state(self))
+
+    def save(self, folder: Path | str) -> Path:
+        """Write a checkpoint that loads under any plan, or on one device; every rank calls this."""
+        return save(self, Path(folder))
+
+    def load(self, path: Path | str) -> None:
+        """Continue from a checkpoint; every rank calls this."""
+        load(self, Path(path))
 
     def set_schedule(self, spec: ScheduleSpec) -> None:
         """Another schedule of the same stages, from the next step on. Every rank calls this at the same step."""

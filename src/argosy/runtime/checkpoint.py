@@ -1,0 +1,232 @@
+"""Checkpoints that outlive the plan they were written under.
+
+A checkpoint is a folder in the format of torch.distributed.checkpoint, with one entry per weight and per tensor of
+optimizer state, whatever rows of it each rank held. So it loads under another plan, on other ranks, with rows divided
+otherwise, or as the ordinary state dict of one process. It is written under another name and renamed when it is whole:
+at any moment the newest folder called ``step-...`` is complete. All ranks must see the same file system.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
+
+from argosy.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from argosy.runtime.trainer import Held, Trainer
+
+_NAME = re.compile(r"step-(\d+)")
+_ABOUT = "argosy.json"
+
+
+class Rows(torch.Tensor):
+    """Some rows of a weight, as torch.distributed.checkpoint wants to know them."""
+
+    first: int
+    whole: torch.Size
+
+    @staticmethod
+    def of(tensor: Tensor, first: int, whole: tuple[int, ...]) -> Rows:
+        rows: Rows = torch.Tensor._make_subclass(Rows, tensor.detach())
+        rows.first, rows.whole = first, torch.Size(whole)
+        return rows
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def size(self, dim: int | None = None) -> Any:
+        """Of the whole weight: what is compared with the checkpoint."""
+        return self.whole if dim is None else self.whole[dim]
+
+    def _chunk(self) -> ChunkStorageMetadata:
+        offsets = torch.Size([self.first, *[0] * (len(self.whole) - 1)] if self.whole else [])
+        return ChunkStorageMetadata(offsets=offsets, sizes=torch.Size(self.shape))
+
+    def _is_empty(self) -> bool:
+        return bool(self.whole) and self.shape[0] == 0
+
+    def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
+        if self._is_empty():
+            return []
+        chunk = self._chunk()
+        properties = TensorProperties.create_from_tensor(self.as_subclass(torch.Tensor))
+        data = TensorWriteData(chunk=chunk, properties=properties, size=self.whole)
+        return [WriteItem(index=MetadataIndex(name, chunk.offsets), type=WriteItemType.SHARD, tensor_data=data)]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [] if self._is_empty() else [self._chunk()]
+
+    def __get_tensor_shard__(self, _: MetadataIndex) -> Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The complete checkpoints in a folder, oldest first."""
+    found = [(int(match[1]), path) for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def save(trainer: Trainer, folder: Path, *, keep: int = 2) -> Path:
+    """Write a checkpoint of every rank's part; the newest ``keep`` stay."""
+    name = f"step-{trainer.steps:08d}"
+    partial, whole = folder / f".{name}.partial", folder / name
+    if trainer.rank == 0:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    dist.barrier()
+    save_distributed(dict(trainer_state(trainer)), checkpoint_id=partial)
+    if trainer.rank == 0:
+        about = {"version": 1, "steps": trainer.steps, "scale": trainer.scale.value, "aliases": trainer.aliases}
+        (partial / _ABOUT).write_text(json.dumps(about, sort_keys=True))
+        _make_durable(partial)
+        shutil.rmtree(whole, ignore_errors=True)
+        partial.rename(whole)
+        _make_durable(folder)
+        for old in checkpoints(folder)[:-keep]:
+            shutil.rmtree(old)
+    dist.barrier()
+    return whole
+
+
+def _make_durable(folder: Path) -> None:
+    """What a rename promises must not still be in a cache."""
+    for path in (*folder.iterdir(), folder):
+        if path.is_file() or path == folder:
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+
+
+def trainer_state(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
+    """What this rank holds: ``model.NAME`` and ``optimizer.NAME.WHAT``."""
+    for name, buffer in trainer.buffers.items():
+        yield f"model.{name}", buffer
+    for held in trainer.held():
+        yield f"model.{held.name}", Rows.of(held.parameter, held.begin, held.shape)
+        for what, value in _optimizer_state(trainer, held).items():
+            yield f"optimizer.{held.name}.{what}", _like(held, value)
+
+
+def _optimizer_state(trainer: Trainer, held: Held) -> Mapping[str, Tensor]:
+    if trainer.optimizer is None:
+        return {}
+    state = trainer.optimizer.state.get(held.parameter, {})
+    return {what: value for what, value in state.items() if isinstance(value, Tensor)}
+
+
+def _like(held: Held, value: Tensor) -> Tensor:
+    """State of the weight's own shape is divided as the weight is; anything else, such as a count, is not."""
+    return Rows.of(value, held.begin, held.shape) if value.shape == held.parameter.shape else value
+
+
+def load(trainer: Trainer, path: Path) -> None:
+    """Continue from a checkpoint that any plan for the same model has written."""
+    about = _about(path)
+    entries = _entries(path)
+    wanted: dict[str, Tensor] = {f"model.{name}": buffer for name, buffer in trainer.buffers.items()}
+    states: list[tuple[Held, str, Tensor]] = []
+    for held in trainer.held():
+        _check_entry(path, entries, held)
+        wanted[f"model.{held.name}"] = Rows.of(held.parameter.data, held.begin, held.shape)
+        for what, entry in _state_entries(entries, held.name).items():
+            same = tuple(entry.size) == held.shape
+            shape = held.parameter.shape if same else entry.size
+            device = trainer.device if same else "cpu"
+            value = torch.empty(shape, dtype=entry.properties.dtype, device=device)
+            states.append((held, what, value))
+            wanted[f"optimizer.{held.name}.{what}"] = Rows.of(value, held.begin, held.shape) if same else value
+    load_distributed(wanted, checkpoint_id=path)
+    for held, what, value in states:
+        assert trainer.optimizer is not None
+        trainer.optimizer.state[held.parameter][what] = value
+    trainer.gradients.after_update()
+    trainer.steps, trainer.scale.value = about["steps"], about["scale"]
+
+
+def load_weights(trainer: Trainer, source: Path) -> None:
+    """Begin with given weights: a checkpoint's, or a state dict's (``torch.save`` or safetensors)."""
+    if source.is_dir():
+        wanted = {f"model.{h.name}": Rows.of(h.parameter.data, h.begin, h.shape) for h in trainer.held()}
+        load_distributed(dict(wanted), checkpoint_id=source)
+    else:
+        values = _read_file(source)
+        for held in trainer.held():
+            names = [name for name in (held.name, *trainer.aliases.get(held.name, ())) if name in values]
+            if not names or tuple(values[names[0]].shape) != held.shape:
+                found = f"shape {tuple(values[names[0]].shape)}" if names else "no such entry"
+                problem = Problem(file=str(source), path=held.name, found=found, expected=f"shape {held.shape}")
+                raise InputError([problem])
+            rows = values[names[0]]
+            own = rows[held.begin : held.begin + held.parameter.shape[0]] if held.shape else rows
+            held.parameter.data.copy_(own)
+    trainer.gradients.after_update()
+
+
+def _read_file(source: Path) -> Mapping[str, Tensor]:
+    """Mapped and not read, so that a rank touches only what it holds."""
+    if source.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(source)
+    values: Mapping[str, Tensor] = torch.load(source, map_location="cpu", mmap=True, weights_only=True)
+    return values
+
+
+def read_state_dict(path: Path | str) -> dict[str, Tensor]:
+    """The model's weights as one process knows them, from a checkpoint of any plan; needs no process group."""
+    path = Path(path)
+    entries = {name: entry for name, entry in _entries(path).items() if name.startswith("model.")}
+    state = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items()}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        load_distributed(state, checkpoint_id=path, no_dist=True)
+    result = {name.removeprefix("model."): value for name, value in state.items()}
+    for name, others in _about(path)["aliases"].items():
+        result |= dict.fromkeys(others, result[name])
+    return result
+
+
+def _entries(path: Path) -> dict[str, TensorStorageMetadata]:
+    metadata = FileSystemReader(path).read_metadata().state_dict_metadata
+    return {name: entry for name, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)}
+
+
+def _about(path: Path) -> dict[str, Any]:
+    try:
+        about: dict[str, Any] = json.loads((path / _ABOUT).read_text())
+    except OSError as error:
+        raise InputError([Problem(file=str(path), found=error.strerror, expected="a checkpoint's folder")]) from None
+    return about
+
+
+def _state_entries(entries: Mapping[str, TensorStorageMetadata], name: str) -> dict[str, TensorStorageMetadata]:
+    prefix = f"optimizer.{name}."
+    found = {key.removeprefix(prefix): entry for key, entry in entries.items() if key.startswith(prefix)}
+    return {what: entry for what, entry in found.items() if "." not in what}
+
+
+def _check_entry(path: Path, entries: Mapping[str, TensorStorageMetadata], held: Held) -> None:
+    entry = entries.get(f"model.{held.name}")
+    if entry is None or tuple(entry.size) != held.shape:
+        found = "no such weight" if entry is None else f"a weight of shape {tuple(entry.size)}"
+        raise InputError([Problem(file=str(path), path=held.name, found=found, expected=f"shape {held.shape}")])

@@ -1,0 +1,68 @@
+"""What ranks do in the tests of checkpoints."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from training_cases import Case, built, plan_of
+
+from argosy.runtime import checkpoint
+from argosy.runtime.trainer import Trainer, parallelize
+
+Parts = dict[str, tuple[int, np.ndarray]]
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+def trainer_for(case: Case) -> tuple[Trainer, Any]:
+    model, loss_fn, batch = built(case)
+    proportions = (lambda stage: case.proportions) if case.proportions else None
+    return parallelize(model, loss_fn, adam, batch, plan_of(case), shard_proportions=proportions), batch
+
+
+def parts(trainer: Trainer) -> Parts:
+    """Everything a rank holds: (first row, values) by name."""
+    found = {}
+    for name, value in trainer.state_dict().items():
+        first = getattr(value, "first", 0)
+        found[name] = (first, value.as_subclass(torch.Tensor).detach().clone().numpy())
+    return found
+
+
+def save_after(case: Case, folder: str, steps: int) -> tuple[Parts, list[float]]:
+    """Train, save, and train on: what was saved, and the losses that follow."""
+    trainer, batch = trainer_for(case)
+    for _ in range(steps):
+        trainer.step(batch)
+    trainer.save(folder)
+    return parts(trainer), [trainer.step(batch) for _ in range(2)]
+
+
+def load_and_go_on(case: Case, path: str) -> tuple[Parts, list[float]]:
+    trainer, batch = trainer_for(case)
+    trainer.load(path)
+    return parts(trainer), [trainer.step(batch) for _ in range(2)]
+
+
+def begin_with(case: Case, source: str) -> tuple[Parts, list[float]]:
+    trainer, batch = trainer_for(case)
+    checkpoint.load_weights(trainer, Path(source))
+    return parts(trainer), [trainer.step(batch)]
+
+
+def die_while_saving(case: Case, folder: str) -> None:
+    """Save once; then, in the second save, die when some of its files have been written."""
+    trainer, batch = trainer_for(case)
+    trainer.step(batch)
+    trainer.save(folder)
+    trainer.step(batch)
+    if dist.get_rank() == 0:
+        checkpoint._make_durable = lambda path: os._exit(9)  # type: ignore[assignment]
+    trainer.save(folder)

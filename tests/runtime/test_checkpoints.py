@@ -1,0 +1,82 @@
+"""Checkpoints: the same bits under other plans and on one device; a killed save loses nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from checkpoint_cases import Parts, begin_with, die_while_saving, load_and_go_on, save_after
+from rank_pool import RankError, RankPool
+from rank_pool import rank_pool as open_rank_pool
+from training_cases import Case, built
+
+from argosy.runtime.checkpoint import checkpoints, read_state_dict
+from argosy.schedule import ScheduleKind
+
+Written = tuple[Path, dict[str, np.ndarray], list[float]]
+
+WRITTEN = Case(shares=((3, 1), (2, 2)), zero=3, tied=True, proportions=(3.0, 1.0))
+OTHERS = [
+    Case(shares=((4,),), tied=True),
+    Case(shares=((2, 2), (4,), (3, 1)), zero=1, tied=True, kind=ScheduleKind.KFKB, k=2),
+    Case(shares=((1, 1, 2), (1, 3)), zero=2, tied=True),
+]
+
+
+def whole(parts: list[Parts]) -> dict[str, np.ndarray]:
+    """Every entry, put together from the rows that ranks hold; where several hold a row they must agree."""
+    rows: dict[str, dict[int, np.ndarray]] = {}
+    for held in parts:
+        for name, (first, values) in held.items():
+            for at, row in enumerate(values if values.ndim else values[None]):
+                known = rows.setdefault(name, {}).setdefault(first + at, row)
+                assert np.array_equal(known, row), name
+    return {name: np.stack([found[at] for at in sorted(found)]) for name, found in rows.items()}
+
+
+@pytest.fixture(scope="module")
+def written(
+    ranks: RankPool, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, np.ndarray], list[float]]:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    results = ranks(WRITTEN.num_ranks, save_after, WRITTEN, str(folder), 3)
+    return folder / "step-00000003", whole([parts for parts, _ in results]), results[0][1]
+
+
+@pytest.mark.parametrize("case", OTHERS, ids=str)
+def test_another_plan_goes_on_from_the_same_bits(ranks: RankPool, written: Written, case: Case) -> None:
+    path, saved, losses = written
+    results = ranks(case.num_ranks, load_and_go_on, case, str(path))
+    loaded = whole([parts for parts, _ in results])
+    assert loaded.keys() == saved.keys()
+    assert all(np.array_equal(loaded[name], saved[name]) for name in saved)
+    assert results[0][1] == pytest.approx(losses, rel=1e-9)
+
+
+def test_one_device_reads_an_ordinary_state_dict(ranks: RankPool, written: Written, tmp_path: Path) -> None:
+    path, saved, losses = written
+    state = read_state_dict(path)
+    model, loss_fn, batch = built(WRITTEN)
+    model.load_state_dict(state, strict=True)
+    assert all(np.array_equal(state[n.removeprefix("model.")], v) for n, v in saved.items() if n.startswith("model."))
+    assert loss_fn(model, batch).item() == pytest.approx(losses[0], rel=1e-9)
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    for source in (path, tmp_path / "weights.pt"):
+        results = ranks(WRITTEN.num_ranks, begin_with, WRITTEN, str(source))
+        begun = whole([parts for parts, _ in results])
+        assert all(np.array_equal(begun[name], saved[name]) for name in begun)
+        assert results[0][1] == pytest.approx(losses[:1], rel=1e-9)
+
+
+def test_a_kill_in_mid_save_leaves_the_checkpoint_before_whole(ranks: RankPool, tmp_path: Path) -> None:
+    case = Case(shares=((2,), (2,)))
+    with open_rank_pool() as own, pytest.raises(RankError):
+        own(2, die_while_saving, case, str(tmp_path))
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000001"]
+    assert list(tmp_path.glob(".*.partial/*.distcp")), "the second save had begun"
+    results = ranks(2, load_and_go_on, case, str(tmp_path / "step-00000001"))
+    assert all(np.isfinite(losses).all() for _, losses in results)
+    ranks(2, save_after, case, str(tmp_path), 2)
+    assert not list(tmp_path.glob(".*.partial")), "the next save of that step clears what was left"
