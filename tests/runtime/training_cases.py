@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_map
 
 from argosy.dtype import Dtype
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Recompute, Replica, Stage
+from argosy.runtime.measured import clock_offsets
 from argosy.runtime.trainer import Trainer, parallelize
 from argosy.schedule import ScheduleKind, ScheduleSpec
 
@@ -205,3 +207,22 @@ def train_with_changes(case: Case, changes: list[Any]) -> Outcome:
             trainer.set_shares(*change)
         losses.append(trainer.step(batch))
     return outcome_of(trainer, losses)
+
+
+def measured_run(case: Case) -> str | None:
+    """The timeline of a run, as JSON, on rank 0."""
+    from argosy.timeline.file import dumps_timeline
+
+    model, loss_fn, batch = built(case)
+    trainer = parallelize(model, loss_fn, KeepGradients, batch, plan_of(case))
+    for _ in range(case.steps):
+        trainer.step(batch)
+    timeline = trainer.timeline()
+    return None if timeline is None else dumps_timeline(timeline)
+
+
+def offsets_of_skewed_clocks(skew: float) -> list[tuple[float, float]]:
+    """Each rank's clock runs ``skew`` times its number ahead."""
+    rank = torch.distributed.get_rank()
+    offsets = clock_offsets(torch.device("cpu"), clock=lambda: time.perf_counter() + skew * rank)
+    return [(offset.seconds, offset.uncertainty) for offset in offsets]

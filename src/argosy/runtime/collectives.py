@@ -44,6 +44,8 @@ def gather_uneven(
     _check_part(part, sizes[rank], len(sizes), group)
     if len(sizes) == 1:
         return part.clone()
+    if _is_foreign(part, group):
+        return gather_uneven(part.cpu(), sizes, group=group, by=by).to(part.device)
     whole = part.new_empty(sum(sizes))
     match by:
         case GatherBy.ALL_TO_ALL:
@@ -83,6 +85,8 @@ def scatter_sum_uneven(whole: Tensor, sizes: Sequence[int], *, group: Group = No
     _check_part(whole, sum(sizes), len(sizes), group)
     if len(sizes) == 1:
         return whole.clone()
+    if _is_foreign(whole, group):
+        return scatter_sum_uneven(whole.cpu(), sizes, group=group).to(whole.device)
     own = sizes[dist.get_rank(group)]
     received = whole.new_empty(own * len(sizes))
     dist.all_to_all_single(received, whole.contiguous(), [own] * len(sizes), list(sizes), group=group)
@@ -119,6 +123,11 @@ def offsets(sizes: Sequence[int]) -> tuple[int, ...]:
     (0, 5, 8)
     """
     return (0, *accumulate(sizes))[:-1]
+
+
+def _is_foreign(tensor: Tensor, group: Group) -> bool:
+    """Whether a tensor must pass through host memory: gloo carries no unequal parts from a GPU."""
+    return tensor.device.type != "cpu" and dist.get_backend(group) == "gloo"
 
 
 def _check_part(tensor: Tensor, expected: int, num_parts: int, group: Group) -> None:

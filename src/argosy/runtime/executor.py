@@ -201,7 +201,8 @@ class Executor:
             return
         for link in stage.downstream:
             if link.is_first:
-                self.transport.send_bytes(form.dumps(), link.peer, _FORM_TAG + stage.seat.stage)
+                number = stage.seat.stage
+                self.transport.send_bytes(form.dumps(), link.peer, _FORM_TAG + number, number)
 
     def _crosses(self, stage: int) -> bool:
         """Whether what a stage hands on goes to another worker."""
@@ -211,6 +212,7 @@ class Executor:
         index = action.micro_batch
         last = stage.seat.stage == len(self.plan.stages) - 1
         gradients = None if last else self._arrived(stage, action, gradient=True)
+        self.transport.departed((stage.seat.stage, index, False))
         held = stage.held.pop(index)
         with self.recorder.computing(action):
             _differentiate(held.outputs, gradients)
@@ -223,18 +225,25 @@ class Executor:
         if action.kind is ActionKind.BACKWARD:
             self.after_gradients(stage.seat.stage)
 
-    # What moves between ranks.
+    def bytes_handed_on(self) -> dict[int, float]:
+        """Per stage of this rank, bytes of one sample that go to the next; known after the first step."""
+        return {
+            index: float(sum(form.bytes_per_sample() for form in stage.output_form.tensors))
+            for index, stage in self.stages.items()
+            if stage.output_form is not None
+        }
 
     def _send(self, stage: Hosted, index: int, *, gradient: bool) -> None:
         tensors = stage.handed.pop((gradient, index))
         links = stage.upstream if gradient else stage.downstream
         target = stage.seat.stage + (-1 if gradient else 1)
+        key = (stage.seat.stage, index, gradient)
         with self.recorder.sending(stage.seat.stage, index, gradient=gradient):
             for link in links:
                 for position, tensor in enumerate(tensors):
                     tag = self._tag(target, index, position, gradient=gradient)
-                    self.transport.send(tensor[link.begin : link.end], link.peer, tag, gradient=gradient)
-        self.transport.forget_departed()
+                    self.transport.send(tensor[link.begin : link.end], link.peer, tag, key)
+        self.transport.limit_gradients()
 
     def _post(self, stage: Hosted, index: int, *, gradient: bool) -> None:
         """Post the receives of a micro-batch: one buffer per tensor, filled by every peer that has a part of it."""

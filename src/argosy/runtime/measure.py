@@ -1,15 +1,14 @@
 """What a rank did and when, written down as it happens.
 
 A mark costs two readings of a clock and an append. On a GPU, where work is only queued, computation is marked by events
-on its stream, which are read after the step. Times are seconds of the rank's own clock; ``timeline`` aligns the ranks.
+on its stream, which are read after the step. Times are seconds of the rank's own clock; ``measured`` aligns the ranks.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,16 +21,19 @@ SPAN_KIND = {
     ActionKind.INPUT_GRADIENT: SpanKind.INPUT_GRADIENT,
     ActionKind.WEIGHT_GRADIENT: SpanKind.WEIGHT_GRADIENT,
 }
+WAIT, SEND, STEP = "wait", "send", "step"
+"""Marks that are not spans of computation: waiting for a message, handing one over, a whole step."""
 
 
 class Mark(NamedTuple):
     """One thing on this rank."""
 
     what: str
-    """A kind of span; or ``wait``, ``send``."""
+    """A kind of span, or ``WAIT``, ``SEND``, ``STEP``."""
     stage: int | None
     micro_batch: int | None
     gradient: bool
+    """Whether what is waited for or sent is one."""
     step: int
     start: float
     end: float
@@ -40,49 +42,83 @@ class Mark(NamedTuple):
 class _Marking:
     """A context that appends a mark when it is left."""
 
-    __slots__ = ("begin", "key", "recorder")
+    __slots__ = ("begin", "key", "now", "recorder")
 
-    def __init__(self, recorder: Recorder, key: tuple[str, int | None, int | None, bool]) -> None:
+    def __init__(self, recorder: Recorder, key: tuple[str, int | None, int | None, bool], now: Any) -> None:
         self.recorder = recorder
         self.key = key
+        self.now = now
 
     def __enter__(self) -> None:
-        self.begin = self.recorder.now()
+        self.begin = self.now()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         recorder = self.recorder
-        if recorder.enabled:
-            recorder.raw.append((*self.key, recorder.step, self.begin, recorder.now()))
+        recorder.raw.append((*self.key, recorder.step, self.begin, self.now()))
+
+
+class _Nothing:
+    """A context in which nothing is written down."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+_NOTHING = _Nothing()
 
 
 class Recorder:
-    """The marks of one rank."""
+    """The marks of one rank, of as many steps as are kept."""
 
     def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.enabled = True
         self.step = 0
-        self.raw: list[tuple[object, ...]] = []
-        self.device = device
-        self.now: Callable[[], object] = time.perf_counter if device.type == "cpu" else self._event
+        self.raw: list[Any] = []
+        self.marks: list[Mark] = []
+        self.now: Any = time.perf_counter if device.type == "cpu" else self._event
 
-    def _event(self) -> tuple[float, torch.cuda.Event]:
+    def _event(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self.device))
-        return time.perf_counter(), event
+        return event
 
-    def computing(self, action: Action) -> _Marking:
-        return _Marking(self, (SPAN_KIND[action.kind], action.stage, action.micro_batch, False))
+    def _marking(self, what: str, stage: int | None, micro_batch: int | None, gradient: bool) -> _Marking | _Nothing:
+        if not self.enabled:
+            return _NOTHING
+        on_host = what in (WAIT, SEND)
+        return _Marking(self, (what, stage, micro_batch, gradient), time.perf_counter if on_host else self.now)
 
-    def waiting(self, action: Action) -> _Marking:
-        return _Marking(self, ("wait", action.stage, action.micro_batch, action.kind is not ActionKind.FORWARD))
+    def computing(self, action: Action) -> _Marking | _Nothing:
+        return self._marking(SPAN_KIND[action.kind], action.stage, action.micro_batch, False)
 
-    def sending(self, stage: int, micro_batch: int, *, gradient: bool) -> _Marking:
-        return _Marking(self, ("send", stage, micro_batch, gradient))
+    def waiting(self, action: Action) -> _Marking | _Nothing:
+        return self._marking(WAIT, action.stage, action.micro_batch, action.kind is not ActionKind.FORWARD)
 
-    def reducing(self, stage: int | None = None) -> _Marking:
-        return _Marking(self, (SpanKind.COLLECTIVE, stage, None, True))
+    def sending(self, stage: int, micro_batch: int, *, gradient: bool) -> _Marking | _Nothing:
+        return self._marking(SEND, stage, micro_batch, gradient)
 
-    def updating(self) -> _Marking:
-        return _Marking(self, (SpanKind.UPDATE, None, None, False))
+    def reducing(self) -> _Marking | _Nothing:
+        return self._marking(SpanKind.COLLECTIVE, None, None, True)
+
+    def updating(self) -> _Marking | _Nothing:
+        return self._marking(SpanKind.UPDATE, None, None, False)
+
+    def end_step(self, start: float) -> None:
+        """After a step: turn events into times of the host's clock, and keep the step itself."""
+        end = time.perf_counter()
+        if self.enabled:
+            clock: Any = float if self.device.type == "cpu" else self._event_clock()
+            self.marks += [Mark._make((*raw[:5], clock(raw[5]), clock(raw[6]))) for raw in self.raw]
+            self.marks.append(Mark(STEP, None, None, False, self.step, start, end))
+        self.raw.clear()
+
+    def _event_clock(self) -> Any:
+        """Seconds of the host's clock at which an event of the device happened."""
+        now = self._event()
+        now.synchronize()
+        host = time.perf_counter()
+        return lambda read: read if isinstance(read, float) else host - read.elapsed_time(now) / 1e3

@@ -7,6 +7,7 @@ its own stages; all others are let go, so the model that was passed in is used u
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from argosy.runtime.holding import Division, Proportions, keep_own, share_initia
 from argosy.runtime.initialise import Recording
 from argosy.runtime.layers import find_layers
 from argosy.runtime.measure import Recorder
+from argosy.runtime.measured import gather_timeline
 from argosy.runtime.mixing import check_mixing
 from argosy.runtime.parameters import Weight, buffers_of, ranks_holding, weights_of
 from argosy.runtime.ranks import devices_by_rank, seats_of
@@ -36,6 +38,7 @@ from argosy.runtime.stage import LayerStage, LossFunction, StageProgram
 from argosy.runtime.transport import Transport
 from argosy.runtime.world import check_supported, device_of, join, open_groups
 from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.timeline import Timeline
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 _AUTOCAST = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
@@ -135,6 +138,7 @@ class Trainer:
     def step(self, batch: Any) -> float:
         """Train on a global batch; the mean loss over it, on every rank."""
         check_batch(batch, self.plan)
+        begin = time.perf_counter()
         self.recorder.step = self.steps
         self.executor.loss_scale = self.scale.value
         losses = self.executor.step(batch)
@@ -149,6 +153,7 @@ class Trainer:
                 self._update(norm)
         self.scale.observe(finite=finite)
         self.gradients.clear()
+        self.recorder.end_step(begin)
         self.steps += 1
         return loss
 
@@ -185,6 +190,11 @@ class Trainer:
         for shards in self.gradients.shards:
             for shard in shards.shards:
                 yield Held(shard.weight.name, shard.own, shard.begin, tuple(shard.weight.parameter.shape))
+
+    def timeline(self) -> Timeline | None:
+        """What happened in the steps so far, on rank 0; None on the others. Every rank calls this."""
+        sizes = self.executor.bytes_handed_on()
+        return gather_timeline(self.recorder.marks, self.plan, sizes, self.device)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """This rank's part, as torch.distributed.checkpoint saves it: ``model.NAME`` and ``optimizer.NAME.WHAT``."""

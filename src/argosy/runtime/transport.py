@@ -15,13 +15,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+Key = tuple[int, int, bool]
+"""Sending stage, micro-batch, whether it is a gradient."""
+_MOST_GRADIENTS = 16
+"""Micro-batches whose gradients may be on their way at once."""
+
 
 class Work(Protocol):
     """What an asynchronous call of torch.distributed returns."""
 
     def wait(self) -> bool: ...
-
-    def is_completed(self) -> bool: ...
 
 
 @dataclass
@@ -31,10 +34,6 @@ class Arrival:
     buffers: list[Tensor]
     works: list[Work]
     device: torch.device
-    arrived: bool = False
-
-    def is_complete(self) -> bool:
-        return all(work.is_completed() for work in self.works)
 
     def wait(self) -> list[Tensor]:
         """The tensors, on the device that computes."""
@@ -43,12 +42,6 @@ class Arrival:
         if self.device.type == "cpu":
             return self.buffers
         return [buffer.to(self.device, non_blocking=True) for buffer in self.buffers]
-
-
-@dataclass
-class _Departure:
-    tensor: Tensor
-    work: Work
 
 
 @dataclass
@@ -61,8 +54,8 @@ class Transport:
     """By kind of message; all the default group where messages have tags."""
     staged: bool
     """Through host memory."""
-    sent_bytes: int = 0
-    departures: list[_Departure] = field(default_factory=list)
+    departures: dict[Key, list[tuple[Tensor, Work]]] = field(default_factory=dict)
+    """Tensors that may not have left yet, oldest first. gloo only tells who waits, so they go when they must have."""
 
     @classmethod
     def open(cls, device: torch.device) -> Transport:
@@ -71,13 +64,12 @@ class Transport:
             return cls(device, tuple(dist.new_group() for _ in range(4)), staged=False)
         return cls(device, (None,) * 4, staged=device.type != "cpu")
 
-    def send(self, tensor: Tensor, peer: int, tag: int, *, gradient: bool) -> None:
+    def send(self, tensor: Tensor, peer: int, tag: int, key: Key) -> None:
         """Begin to send; the tensor is kept until it has left."""
         tensor = self._outgoing(tensor)
-        work = dist.isend(tensor, peer, group=self._group(dist.get_rank(), peer, gradient), tag=tag)
+        work = dist.isend(tensor, peer, group=self._group(dist.get_rank(), peer, key[2]), tag=tag)
         assert work is not None
-        self.sent_bytes += tensor.numel() * tensor.element_size()
-        self.departures.append(_Departure(tensor, work))
+        self.departures.setdefault(key, []).append((tensor, work))
 
     def _outgoing(self, tensor: Tensor) -> Tensor:
         tensor = tensor.detach()
@@ -100,11 +92,11 @@ class Transport:
         assert work is not None
         return work
 
-    def send_bytes(self, data: bytes, peer: int, tag: int) -> None:
+    def send_bytes(self, data: bytes, peer: int, tag: int, stage: int) -> None:
         """A message of unknown length: its length, then itself."""
         content = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         for tensor in (torch.tensor([len(data)]), content):
-            self.send(tensor.to(self.device), peer, tag, gradient=False)
+            self.send(tensor.to(self.device), peer, tag, (stage, 0, False))
 
     def receive_bytes(self, peer: int, tag: int) -> bytes:
         """Wait for what ``send_bytes`` sent."""
@@ -114,15 +106,21 @@ class Transport:
         self.post(content, peer, tag, gradient=False).wait()
         return bytes(content.cpu().numpy())
 
-    def forget_departed(self) -> None:
-        """Let go of tensors that have left."""
-        self.departures = [departure for departure in self.departures if not departure.work.is_completed()]
+    def departed(self, key: Key) -> None:
+        """Let go of what has left: the answer to a forward shows that it has arrived."""
+        for _, work in self.departures.pop(key, ()):
+            work.wait()
+
+    def limit_gradients(self) -> None:
+        """Nobody answers a gradient, so the oldest of many are waited for."""
+        waiting = [key for key in self.departures if key[2]]
+        for key in waiting[:-_MOST_GRADIENTS]:
+            self.departed(key)
 
     def finish(self) -> None:
         """Wait until everything has left."""
-        for departure in self.departures:
-            departure.work.wait()
-        self.departures.clear()
+        for key in list(self.departures):
+            self.departed(key)
 
     def _group(self, source: int, target: int, gradient: bool) -> dist.ProcessGroup | None:
         return self.groups[2 * gradient + (source < target)]

@@ -1,0 +1,187 @@
+"""From every rank's marks to one measured ``Timeline``, on one clock.
+
+Clocks of different hosts differ. Rank 0 and rank r exchange pings: rank 0 reads t0, rank r answers with its own reading
+c, rank 0 reads t1. With the exchange of the least round trip t1 - t0 of several,
+
+    (1)  offset of r = c - (t0 + t1) / 2     and it is wrong by at most (t1 - t0) / 2
+
+A message is seen to leave on the sender's side and to be there on the receiver's, once it has waited for it:
+
+    (2)  a transfer lasts from the call that sends to the end of the wait; that is exact where the receiver had to
+         wait, and an upper bound where the message had come before anybody looked
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from argosy.plan.plan import Plan
+from argosy.runtime.measure import SEND, STEP, WAIT, Mark
+from argosy.runtime.ranks import devices_by_rank, links_between, seats_of
+from argosy.timeline import Span, SpanKind, Timeline
+
+_PINGS = 12
+_COMPUTATION = frozenset(kind for kind in SpanKind if not kind.is_communication)
+
+
+@dataclass(frozen=True)
+class ClockOffset:
+    """How far a rank's clock is ahead of rank 0's, in seconds."""
+
+    seconds: float
+    uncertainty: float
+
+
+def clock_offsets(
+    device: torch.device, *, clock: Callable[[], float] = time.perf_counter, pings: int = _PINGS
+) -> list[ClockOffset]:
+    """(1) for every rank, on every rank; all call this at the same point."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    offsets = torch.zeros(world, 2, dtype=torch.float64, device=device)
+    reading = torch.zeros(1, dtype=torch.float64, device=device)
+    for other in range(1, world):
+        dist.barrier()
+        best = float("inf")
+        for _ in range(pings):
+            if rank == other:
+                dist.recv(reading, 0)
+                reading[0] = clock()
+                dist.send(reading, 0)
+            elif rank == 0:
+                begin = clock()
+                dist.send(reading, other)
+                dist.recv(reading, other)
+                end = clock()
+                if end - begin < best:
+                    best = end - begin
+                    offsets[other] = torch.tensor([reading.item() - (begin + end) / 2, best / 2])
+    dist.broadcast(offsets, 0)
+    return [ClockOffset(seconds, uncertainty) for seconds, uncertainty in offsets.tolist()]
+
+
+def gather_timeline(
+    marks: Sequence[Mark], plan: Plan, bytes_per_sample: dict[int, float], device: torch.device
+) -> Timeline | None:
+    """The timeline of a run on rank 0, None elsewhere; every rank calls this. ``bytes_per_sample`` is what the rank's
+    stages hand on."""
+    offset = clock_offsets(device)[dist.get_rank()].seconds
+    aligned = [mark._replace(start=mark.start - offset, end=mark.end - offset) for mark in marks]
+    gathered: list[tuple[list[Mark], dict[int, float]]] | None = None
+    if dist.get_rank() == 0:
+        gathered = [([], {})] * dist.get_world_size()
+    dist.gather_object((aligned, bytes_per_sample), gathered)
+    if gathered is None:
+        return None
+    sizes = {stage: size for _, found in gathered for stage, size in found.items()}
+    return assemble([marks for marks, _ in gathered], plan, sizes)
+
+
+def assemble(marks: Sequence[Sequence[Mark]], plan: Plan, bytes_per_sample: dict[int, float]) -> Timeline:
+    """A timeline from the aligned marks of all ranks; its clock starts with the first step."""
+    devices = devices_by_rank(plan)
+    steps = [mark for found in marks for mark in found if mark.what == STEP]
+    zero = min((mark.start for mark in steps), default=0.0)
+    spans = _computation(marks, devices, zero)
+    spans += _transfers(marks, plan, bytes_per_sample, zero)
+    spans.sort(key=lambda span: (span.start, span.end, span.where))
+    ends: dict[int, float] = defaultdict(float)
+    for mark in steps:
+        ends[mark.step] = max(ends[mark.step], mark.end - zero)
+    busy: dict[str, float] = defaultdict(float)
+    for span in spans:
+        if span.kind in _COMPUTATION:
+            busy[span.where] += span.seconds
+    return Timeline(
+        clock="measured",
+        devices=devices,
+        spans=_with_causes(spans),
+        iteration_ends=tuple(ends[step] for step in sorted(ends)),
+        busy=tuple(busy[device] for device in devices),
+    )
+
+
+def _computation(marks: Sequence[Sequence[Mark]], devices: Sequence[str], zero: float) -> list[Span]:
+    first = min((mark.step for found in marks for mark in found), default=0)
+    return [
+        Span(
+            where=device,
+            kind=SpanKind(mark.what),
+            start=max(0.0, mark.start - zero),
+            end=max(0.0, mark.end - zero),
+            stage=mark.stage,
+            micro_batch=mark.micro_batch,
+            iteration=mark.step - first,
+        )
+        for device, found in zip(devices, marks, strict=True)
+        for mark in found
+        if mark.what not in (WAIT, SEND, STEP)
+    ]
+
+
+def _transfers(
+    marks: Sequence[Sequence[Mark]], plan: Plan, bytes_per_sample: dict[int, float], zero: float
+) -> list[Span]:
+    """(2)."""
+    devices, seats = devices_by_rank(plan), seats_of(plan)
+    first = min((mark.step for found in marks for mark in found), default=0)
+    sent = {
+        (rank, mark.stage, mark.micro_batch, mark.gradient, mark.step): mark.start
+        for rank, found in enumerate(marks)
+        for mark in found
+        if mark.what == SEND
+    }
+    spans = []
+    for rank, found in enumerate(marks):
+        for mark in found:
+            if mark.what != WAIT or mark.stage is None:
+                continue
+            source = mark.stage + (1 if mark.gradient else -1)
+            size = bytes_per_sample.get(min(source, mark.stage), 0.0)
+            seat = next(seat for seat in seats[mark.stage] if seat.rank == rank)
+            for link in links_between(seat, seats[source], sending=False):
+                start = sent.get((link.peer, source, mark.micro_batch, mark.gradient, mark.step))
+                if start is not None and link.peer != rank:
+                    spans.append(
+                        Span(
+                            where=f"{devices[link.peer]}>{devices[rank]}",
+                            kind=SpanKind.TRANSFER,
+                            start=max(0.0, start - zero),
+                            end=max(0.0, start - zero, mark.end - zero),
+                            stage=source,
+                            micro_batch=mark.micro_batch,
+                            iteration=mark.step - first,
+                            bytes=size * (link.end - link.begin),
+                        )
+                    )
+    return spans
+
+
+def _with_causes(spans: Sequence[Span]) -> tuple[Span, ...]:
+    """Each computation waits for what ended last among the message it needs and the one before it on its device."""
+    arrived: dict[tuple[str, int, int | None, int, bool], int] = {}
+    for index, span in enumerate(spans):
+        if span.kind is SpanKind.TRANSFER and span.stage is not None:
+            target = span.where.partition(">")[2]
+            for stage, gradient in ((span.stage + 1, False), (span.stage - 1, True)):
+                arrived[target, stage, span.micro_batch, span.iteration, gradient] = index
+    last: dict[str, int] = {}
+    result = []
+    for index, span in enumerate(spans):
+        cause = last.get(span.where)
+        if span.kind in _COMPUTATION and span.stage is not None:
+            gradient = span.kind is not SpanKind.FORWARD
+            message = arrived.get((span.where, span.stage, span.micro_batch, span.iteration, gradient))
+            if message is not None and (cause is None or spans[message].end > spans[cause].end):
+                cause = message
+        if span.kind in _COMPUTATION:
+            last[span.where] = index
+        elif span.kind is SpanKind.TRANSFER:
+            cause = last.get(span.where.partition(">")[0])
+        result.append(span._replace(waited_for=cause))
+    return tuple(result)

@@ -1,0 +1,51 @@
+"""A measured timeline: complete, on one clock, readable by everything that reads simulated ones."""
+
+from __future__ import annotations
+
+import pytest
+from rank_pool import RankPool
+from training_cases import Case, measured_run, offsets_of_skewed_clocks
+
+from argosy.schedule import ScheduleKind
+from argosy.timeline import SpanKind
+from argosy.timeline.file import loads_timeline
+
+
+def test_clocks_of_ranks_are_aligned_within_what_is_promised(ranks: RankPool) -> None:
+    for offsets in ranks(3, offsets_of_skewed_clocks, 7.5):
+        for rank, (seconds, uncertainty) in enumerate(offsets):
+            assert abs(seconds - 7.5 * rank) <= uncertainty + 1e-9
+            assert uncertainty < 0.1
+
+
+def test_a_run_is_written_down_completely(ranks: RankPool) -> None:
+    case = Case(shares=((3, 1), (4,), (4,)), kind=ScheduleKind.KFKB, k=2, num_micro_batches=3, steps=2)
+    text, *others = ranks(case.num_ranks, measured_run, case)
+    assert others == [None] * (case.num_ranks - 1)
+    timeline = loads_timeline(text)
+    assert timeline.clock == "measured"
+    assert len(timeline.iteration_ends) == case.steps
+    for iteration in range(case.steps):
+        spans = [span for span in timeline.spans if span.iteration == iteration]
+        for kind in (SpanKind.FORWARD, SpanKind.BACKWARD):
+            found = sorted((s.where, s.stage, s.micro_batch) for s in spans if s.kind is kind)
+            expected = [(f"n0.{rank}", [0, 0, 1, 2][rank], index) for rank in range(4) for index in range(3)]
+            assert found == expected
+        transfers = [span for span in spans if span.kind is SpanKind.TRANSFER]
+        assert len(transfers) == 2 * 3 * (2 + 1), "two replicas to one, one to one; there and back; per micro-batch"
+        assert sum(span.bytes for span in transfers) == pytest.approx(2 * 3 * 2 * 4 * 6 * 16 * 8)
+        assert sum(span.kind is SpanKind.UPDATE for span in spans) == 4
+
+
+def test_nothing_happens_before_what_it_needs(ranks: RankPool) -> None:
+    case = Case(shares=((2,), (2,), (2,)), num_micro_batches=4)
+    timeline = loads_timeline(ranks(3, measured_run, case)[0])
+    slack = 2e-3  # what the alignment of clocks may be wrong by
+    for span in timeline.spans:
+        if span.waited_for is not None:
+            assert timeline.spans[span.waited_for].start <= span.start + slack
+    forwards = {(s.stage, s.micro_batch, s.iteration): s for s in timeline.spans if s.kind is SpanKind.FORWARD}
+    for (stage, index, iteration), span in forwards.items():
+        if stage:
+            assert span.start >= forwards[stage - 1, index, iteration].end - slack
+    assert timeline.critical_path()[-1].end == pytest.approx(max(span.end for span in timeline.spans))
