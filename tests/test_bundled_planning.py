@@ -12,6 +12,7 @@ import pytest
 from argosy.cluster.file import bundled_clusters, load_cluster
 from argosy.cluster.topology import Cluster
 from argosy.errors import InputError
+from argosy.explain.memory import planned_memory
 from argosy.plan.check import check_plan
 from argosy.plan.plan import Plan, Replica, Stage
 from argosy.planner import Settings, at_time_zero, find_plan
@@ -23,7 +24,12 @@ from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
 
 BATCH = 32
-SMALL = [name for name in bundled_clusters() if len(load_cluster(name).devices) <= 48]
+LARGE = 48
+"""Devices; beyond, a plan is played folded only, and its memory is taken in closed form."""
+CLUSTERS = [
+    pytest.param(name, marks=pytest.mark.exhaustive if len(load_cluster(name).devices) > 128 else ())
+    for name in bundled_clusters()
+]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +47,7 @@ def even_plans(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Plan]:
             continue
         replicas = per_stage // width
         for count in (1, 2, 4, 8, 16):
-            size = BATCH // count
+            size = plan.global_batch // count
             if size % replicas:
                 continue
             cuts = [round(layers * stage / stages) for stage in range(stages + 1)]
@@ -55,7 +61,7 @@ def even_plans(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Plan]:
             yield Plan(
                 model=plan.model,
                 cluster=plan.cluster,
-                global_batch=BATCH,
+                global_batch=plan.global_batch,
                 micro_batch_size=size,
                 num_micro_batches=count,
                 schedule=ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),
@@ -71,12 +77,13 @@ def folded_seconds(plan: Plan, chain: Chain, cluster: Cluster) -> float:
     return simulate_exact(graph, folded, record=0).iteration_ends[0]
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", CLUSTERS)
 def test_plans_make_sense_fit_and_beat_the_even_split(name: str, chain: Chain) -> None:
     cluster = at_time_zero(load_cluster(name))
-    plan = find_plan(chain, cluster, global_batch=BATCH)
+    plan = find_plan(chain, cluster, global_batch=max(BATCH, len(cluster.devices)))
     check_plan(plan, chain, cluster)
-    peaks = simulate(plan, chain, cluster).peak_memory()
+    is_large = len(cluster.devices) > LARGE
+    peaks = planned_memory(plan, chain) if is_large else simulate(plan, chain, cluster).peak_memory()
     assert all(held <= cluster.device(device).kind.memory for device, held in peaks.items())
     best = float("inf")
     for even in even_plans(plan, chain, cluster):
@@ -85,7 +92,7 @@ def test_plans_make_sense_fit_and_beat_the_even_split(name: str, chain: Chain) -
         except InputError:
             continue
         best = min(best, folded_seconds(even, chain, cluster))
-    assert folded_seconds(plan, chain, cluster) <= best * 1.001
+    assert folded_seconds(plan, chain, cluster) <= best * 1.001 < float("inf")
 
 
 def test_any_number_of_workers_finds_the_same_plan(chain: Chain) -> None:

@@ -70,7 +70,7 @@ class InfeasibleError(ArgosyError):
 
 
 class NothingFitsError(InfeasibleError):
-    """No plan fits on the devices; ``argosy.explain.diagnose`` says what would."""
+    """No plan fits on the devices; ``argosy.explain.infeasible.diagnose`` says what would."""
 
 
 class RunError(ArgosyError):

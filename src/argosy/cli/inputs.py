@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -64,6 +65,8 @@ def load_scenario(
     ref = plan.model
     chain = load_model(ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)
     check_plan(plan, chain, where, document=document)
+    if not traces:
+        _warn_of_another_cluster(plan, where)
     constants = load_calibration(calibration)
     return Scenario(
         plan=plan,
@@ -76,6 +79,14 @@ def load_scenario(
 
 def load_calibration(path: str | None) -> Calibration:
     return Calibration() if path is None else read_calibration(path)
+
+
+def _warn_of_another_cluster(plan: Plan, cluster: Cluster) -> None:
+    """On stderr, where a cluster is not, byte for byte, the one that the plan was made for."""
+    if plan.cluster.hash != cluster.hash:
+        made_for = f"the plan was made for {plan.cluster.name} as it was (hash {plan.cluster.hash[:8]})"
+        told = f"{made_for}; {cluster.name} is not the same (hash {cluster.hash[:8]})"
+        sys.stderr.write(f"warning: {told}: what the plan predicts may not hold here\n")
 
 
 def compute_model(profiles: Sequence[str], calibration: Calibration | None = None) -> ComputeModel:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from argosy.cluster.topology import Cluster
     from argosy.cost.compute import ComputeModel
-    from argosy.explain import Infeasibility
+    from argosy.explain.infeasible import Infeasibility
     from argosy.plan.plan import Plan
     from argosy.planner import Progress, Settings
     from argosy.schedule import ScheduleSpec
@@ -88,7 +88,6 @@ def plan(
     from argosy.cli.terminal import check_folder, print_json, progress, stdout_console, write_file
     from argosy.cluster.file import load_cluster
     from argosy.errors import NothingFitsError
-    from argosy.explain import diagnose
     from argosy.plan.file import dumps_plan
     from argosy.planner import Settings
     from argosy.workload.load import load_model
@@ -115,6 +114,7 @@ def plan(
                 quiet=quiet,
             )
     except NothingFitsError:
+        from argosy.explain.infeasible import diagnose
 
         def reload(**changes: Any) -> Chain:
             asked = {"sequence_length": sequence_length, "dtype": dtype, "optimizer": optimizer, **changes}

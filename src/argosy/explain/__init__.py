@@ -1,7 +1,6 @@
 """Why a plan takes as long as it does, and what would help."""
 
 from argosy.explain.explanation import Explanation, explain_plan, with_prediction
-from argosy.explain.infeasible import Infeasibility, diagnose
 from argosy.explain.load import EdgeLoad, StageLoad
 from argosy.explain.memory import DeviceMemory
 from argosy.explain.whatif import WhatIf
@@ -10,10 +9,8 @@ __all__ = [
     "DeviceMemory",
     "EdgeLoad",
     "Explanation",
-    "Infeasibility",
     "StageLoad",
     "WhatIf",
-    "diagnose",
     "explain_plan",
     "with_prediction",
 ]
