@@ -8,14 +8,18 @@ are then judged by the same exact simulator as ours (``explain.contest``).
 from argosy.baselines.dapple import dapple_plan
 from argosy.baselines.data_parallel import even_batches, proportional_batches, sharded
 from argosy.baselines.even import even_on_one_kind, even_plan
+from argosy.baselines.gpipe import gpipe_plan
 from argosy.baselines.job import Baseline, Job, NoPlan
+from argosy.baselines.metis import metis_plan
 from argosy.baselines.pipedream import pipedream_plan
 
 BASELINES: dict[str, Baseline] = {
     "megatron": even_plan,
     "megatron-1-kind": even_on_one_kind,
-    "pipedream": pipedream_plan,
+    "metis-like": metis_plan,
     "dapple": dapple_plan,
+    "pipedream": pipedream_plan,
+    "gpipe": gpipe_plan,
     "dp-ev": even_batches,
     "dp-cp": proportional_batches,
     "fsdp": sharded,

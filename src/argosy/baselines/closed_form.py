@@ -14,9 +14,8 @@ exact engine then plays.
 from __future__ import annotations
 
 from argosy.baselines.job import Job
-from argosy.cost.communicate import num_reductions, ring_seconds
-from argosy.cost.compute import Portion, stage_seconds, update_seconds
-from argosy.cost.memory import stage_parameters
+from argosy.cost.communicate import ring_seconds
+from argosy.cost.memory import optimizer_bytes
 from argosy.plan.plan import Plan, Replica, Stage
 
 
@@ -31,27 +30,20 @@ def closed_form_seconds(job: Job, plan: Plan) -> float:
 
 def slowest_replica(job: Job, stage: Stage) -> float:
     """L_s: forward and backward of one micro-batch."""
-    times: dict[tuple[object, ...], float] = {}
-    for replica in stage.replicas:
-        device = job.device(replica.devices[0])
-        key = (device.kind.name, device.efficiency, device.speed.at(0), replica.samples, replica.width)
-        if key not in times:
-            times[key] = max(_member_seconds(job, stage, replica, name) for name in replica.devices)
-    return max(times.values())
+    return max(replica_seconds(job, stage, replica) for replica in stage.replicas)
 
 
-def _member_seconds(job: Job, stage: Stage, replica: Replica, name: str) -> float:
-    device = job.device(name)
-    share = replica.shares[replica.devices.index(name)]
-    portion = Portion(device=device, samples=replica.samples, share=share, width=replica.width)
-    seconds = sum(stage_seconds(job.model, job.chain, stage, portion)) / device.speed.at(0)
-    if replica.width < 2:
+def replica_seconds(job: Job, stage: Stage, replica: Replica) -> float:
+    """Of one micro-batch; members share evenly."""
+    samples, width = replica.samples, replica.width
+    sums = [job.running_seconds(name, samples, width, stage.recompute) for name in replica.devices]
+    seconds = max(one[stage.end] - one[stage.first] for one in sums)
+    if width < 2:
         return seconds
-    layers = job.chain.layers[stage.first : stage.end]
-    payload = 2 * replica.samples * sum(layer.reduced_bytes for layer in layers)
+    before, after = job.reductions[stage.first], job.reductions[stage.end]
     bandwidth, latency = job.between(replica.devices[0], replica.devices[1])
-    rounds = 2 * (replica.width - 1) * sum(map(num_reductions, layers))
-    return seconds + 2 * (ring_seconds(payload, replica.width, bandwidth, 0.0) + rounds * latency)
+    around = ring_seconds(2 * samples * (after[0] - before[0]), width, bandwidth, 0.0)
+    return seconds + 2 * (around + 2 * (width - 1) * (after[1] - before[1]) * latency)
 
 
 def hand_over_seconds(job: Job, one: Stage, other: Stage) -> float:
@@ -68,11 +60,16 @@ def exchange_seconds(job: Job, stage: Stage) -> float:
         return 0.0
     leaders = [replica.devices[0] for replica in stage.replicas]
     pairs = [job.between(a, b) for a, b in zip(leaders, [*leaders[1:], leaders[0]], strict=True)]
-    weights = stage_parameters(job.chain, stage) * job.chain.dtype.bytes / max(r.width for r in stage.replicas)
+    held = job.parameters[stage.end] - job.parameters[stage.first]
+    weights = held * job.chain.dtype.bytes / max(replica.width for replica in stage.replicas)
     bandwidth, latency = min(pair[0] for pair in pairs), max(pair[1] for pair in pairs)
     return 2 * ring_seconds(weights, count, bandwidth, latency)
 
 
 def _update(job: Job, stage: Stage) -> float:
+    """The optimizer reads and writes all it keeps, less what ZeRO leaves to the other replicas."""
     one = stage.replicas[0]
-    return update_seconds(job.chain, stage, Portion(device=job.device(one.devices[0]), samples=1, share=one.shares[0]))
+    device = job.device(one.devices[0])
+    state = optimizer_bytes(job.chain) / (len(stage.replicas) if stage.zero else 1)
+    held = (job.parameters[stage.end] - job.parameters[stage.first]) / one.width
+    return 2 * held * (2 * job.chain.dtype.bytes + state) / (device.efficiency * device.kind.memory_bandwidth)

@@ -11,8 +11,9 @@ from functools import cached_property
 
 from argosy.cluster.device import Device
 from argosy.cluster.topology import Cluster
-from argosy.cost.compute import ComputeModel, Portion, layer_seconds, stage_seconds
-from argosy.plan.plan import Plan, Recompute, Replica, Stage
+from argosy.cost.communicate import num_reductions
+from argosy.cost.compute import ComputeModel, Portion, layer_seconds, recompute_seconds
+from argosy.plan.plan import Plan, Recompute
 from argosy.workload.chain import Chain
 
 
@@ -76,23 +77,45 @@ class Job:
 
     def pace(self, name: str) -> float:
         """Seconds that a device needs for the whole model, forward and backward, per sample."""
-        device = self.device(name)
-        key = (device.kind.name, device.efficiency, device.speed.at(0))
-        if key not in self._paces:
-            stage = Stage(first=0, end=len(self.chain.layers), replicas=(Replica(devices=(name,), samples=1),))
-            samples = self.typical_samples
-            seconds = sum(stage_seconds(self.model, self.chain, stage, Portion(device=device, samples=samples)))
-            self._paces[key] = seconds / samples / device.speed.at(0)
-        return self._paces[key]
-
-    @cached_property
-    def _paces(self) -> dict[tuple[str, float, float], float]:
-        return {}
+        return self.running_seconds(name, self.typical_samples, 1, Recompute.NONE)[-1] / self.typical_samples
 
     @cached_property
     def typical_samples(self) -> int:
         """With which a device is measured: its even share of the global batch."""
         return max(1, self.global_batch // len(self.devices))
+
+    def running_seconds(self, name: str, samples: int, width: int, recompute: Recompute) -> list[float]:
+        """Running sum over the layers of forward + backward on one of ``width`` devices that share them, without what
+        they tell each other."""
+        device = self.device(name)
+        key = (device.kind.name, device.efficiency, device.speed.at(0), samples, width, recompute)
+        if key not in self._sums:
+            portion = Portion(device=device, samples=samples, share=1 / width, width=width)
+            sums = [0.0]
+            for layer in self.chain.layers:
+                forward, backward = layer_seconds(self.model, self.chain, layer, portion)
+                again = recompute_seconds(self.model, self.chain, layer, portion, recompute, forward)
+                sums.append(sums[-1] + (forward + backward + again) / device.speed.at(0))
+            self._sums[key] = sums
+        return self._sums[key]
+
+    @cached_property
+    def _sums(self) -> dict[tuple[object, ...], list[float]]:
+        return {}
+
+    @cached_property
+    def reductions(self) -> list[tuple[float, int]]:
+        """Running sums of the bytes per sample, and of the number, of reductions in a tensor-parallel forward."""
+        sums = [(0.0, 0)]
+        for layer in self.chain.layers:
+            sums.append((sums[-1][0] + layer.reduced_bytes, sums[-1][1] + num_reductions(layer)))
+        return sums
+
+    @cached_property
+    def parameters(self) -> list[int]:
+        """Running sum of weights, tied ones counted where they are used."""
+        counts = (layer.parameters + layer.tied_parameters for layer in self.chain.layers)
+        return list(itertools.accumulate(counts, initial=0))
 
     def layer_times(self, device: Device, samples: int) -> tuple[tuple[float, float], ...]:
         """Forward and backward of every layer on one device alone."""
@@ -113,9 +136,10 @@ class Job:
     def _routes(self) -> dict[tuple[str, str], tuple[float, float]]:
         return {}
 
-    def home(self, name: str) -> str:
-        """The node that a device sits in."""
-        return self.device(name).node
+    @cached_property
+    def looks(self) -> dict[str, tuple[str, float]]:
+        """The node that a device sits in, and its pace: neighbours with the same may form a tensor-parallel group."""
+        return {name: (self.device(name).node, self.pace(name)) for name in self.devices}
 
     def _can_run(self, name: str) -> bool:
         device = self.device(name)
