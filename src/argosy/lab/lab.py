@@ -187,19 +187,27 @@ class Lab:
     _last = 0.0
     """When the links and devices were set to their traces."""
 
-    def start(self, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> Job:
-        """Start a command once per device, in its host."""
-        devices = [(host, name, index) for host in self.layout.hosts for index, name in enumerate(host.devices)]
-        address = self.layout.hosts[0].address
+    def start(
+        self,
+        command: Sequence[str],
+        *,
+        devices: Sequence[str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Job:
+        """Start a command once per device, in its host; ``devices`` in the order of their ranks, by default all."""
+        names = list(self.cluster.device_index) if devices is None else list(devices)
+        hosts = {name: host for host in self.layout.hosts for name in host.devices}
         port = str(free_port())
         workers = []
-        for rank, (host, device, index) in enumerate(devices):
+        for rank, device in enumerate(names):
+            host = hosts[self.cluster.device(device).name]
+            together = [name for name in names if hosts[name] is host]
             own = {
                 "RANK": str(rank),
-                "LOCAL_RANK": str(index),
-                "WORLD_SIZE": str(len(devices)),
-                "LOCAL_WORLD_SIZE": str(len(host.devices)),
-                "MASTER_ADDR": address,
+                "LOCAL_RANK": str(together.index(device)),
+                "WORLD_SIZE": str(len(names)),
+                "LOCAL_WORLD_SIZE": str(len(together)),
+                "MASTER_ADDR": hosts[names[0]].address,
                 "MASTER_PORT": port,
                 "GLOO_SOCKET_IFNAME": INTERFACE,
                 "TP_SOCKET_IFNAME": INTERFACE,
@@ -221,6 +229,7 @@ class Lab:
         self,
         command: Sequence[str],
         *,
+        devices: Sequence[str] | None = None,
         environment: Mapping[str, str] | None = None,
         timeout: float = math.inf,
         clock: Clock = Clock.LAUNCH,
@@ -229,7 +238,8 @@ class Lab:
         """Run a command to its end on every device, under the cluster's changes; a ``RunError`` where one fails."""
         mark = FOLDER / f"{self.name}.ready"
         mark.unlink(missing_ok=True)
-        job = self.start(command, environment={**(environment or {}), "ARGOSY_LAB_READY": str(mark)})
+        ready = {"ARGOSY_LAB_READY": str(mark)}
+        job = self.start(command, devices=devices, environment={**(environment or {}), **ready})
         job.echo = echo
         with job:
             done = threading.Event()
