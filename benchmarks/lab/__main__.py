@@ -81,8 +81,8 @@ def _head(share: float) -> list[str]:
     return [
         "# Plans in the lab: predicted and measured",
         "",
-        f"{time.strftime('%Y-%m-%d')}, {versions}. Real processes and real gloo traffic over shaped links between network",
-        "namespaces; compute is emulated (layers sleep), so that figures do not depend on the machine's cores. Probed:",
+        f"{time.strftime('%Y-%m-%d')}, {versions}. Real processes and real gloo traffic over shaped links between",
+        "network namespaces; compute is emulated (layers sleep), so that figures do not depend on the cores. Probed:",
         f"{100 * share:.1f} % of a link's rate arrives as payload. Times are seconds per iteration.",
         "",
         "Repeat with `python -m benchmarks.lab` as root.",
@@ -130,8 +130,8 @@ def _rate_table(outcomes: Sequence[Outcome]) -> list[str]:
     return [
         "## k hides the network",
         "",
-        "Two stages, 12 micro-batches; measured seconds, predicted in brackets. In flight: micro-batches that the first",
-        "stage holds.",
+        "Two stages, 12 micro-batches; measured seconds, predicted in brackets. In flight: micro-batches that",
+        "the first stage holds.",
         "",
         f"| link | {heads} | fastest | predicted fastest |",
         "| --- | --- | --- | --- | --- | --- | --- |",

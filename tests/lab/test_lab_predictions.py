@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
+from argosy.lab.system import why_not
 from benchmarks.lab.cases import Case, cluster_of, kfkb, plan_of
 from benchmarks.lab.emulated import Job
 from benchmarks.lab.run import measure, predict
-
-from argosy.lab.system import why_not
 
 REASON = why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no lab here: {REASON}")
