@@ -1,0 +1,233 @@
+"""Measure a model's layers one by one: seconds, bytes and FLOP, as a profile that can be planned with.
+
+    (1)  forward, backward   mean seconds over repeated runs of one layer, for each number of samples
+    (2)  activation bytes    distinct storages that autograd keeps of the forward, without weights, and its input
+    (3)  output bytes        of what the layer hands on
+    (4)  FLOP                of its matrix products and attention, counted by torch
+
+Each layer runs as a stage of its own (``stage.LayerStage``), on what the layer before it returned, so that loss,
+labels and whatever else a model does around its layers is in the figures. Layers of one class with the same weights
+and position (first, last, between) are measured once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.flop_counter import FlopCounterMode
+
+from argosy.dtype import Dtype
+from argosy.errors import bad_input
+from argosy.plan.plan import Recompute
+from argosy.runtime.layers import find_layers
+from argosy.runtime.stage import LayerStage, LossFunction
+from argosy.workload.chain import Layer
+from argosy.workload.profile import Profile, ProfileRow
+
+AUTOCAST = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
+Report = Callable[[str, int], None]
+"""Told the layer's name and the number of samples before each measurement."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Amounts:
+    forward_flop: float
+    activation_bytes: float
+    output_bytes: float
+
+
+def profile_model(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    batch: Any,
+    *,
+    name: str,
+    kind: str,
+    samples: Sequence[int] = (1, 2, 4, 8),
+    dtype: Dtype = Dtype.FP32,
+    device: torch.device | None = None,
+    seconds: float = 0.3,
+    sequence_length: int = 1,
+    report: Report = lambda layer, samples: None,
+) -> Profile:
+    """(1) to (4) of every layer on this process's device, which the profile calls ``kind``."""
+    device = device or torch.device("cpu")
+    layers = find_layers(model)
+    model.to(device)
+    _check_samples(samples, batch)
+    stages = [
+        LayerStage(
+            model, layers, loss_fn, first=index, end=index + 1, recompute=Recompute.NONE,
+            autocast=AUTOCAST.get(dtype), device=device,
+        )
+        for index in range(len(layers))
+    ]  # fmt: skip
+    kinds = _kinds(layers)
+    rows: dict[tuple[str, int], ProfileRow] = {}
+    amounts: list[_Amounts] = []
+    for count in sorted(set(samples)):
+        part = tree_map(lambda leaf: leaf[:count].to(device) if isinstance(leaf, Tensor) else leaf, batch)  # noqa: B023
+        carry: Any = None
+        last = count == max(samples)
+        for index, stage in enumerate(stages):
+            if (kinds[index], count) not in rows:
+                report(f"layer{index}", count)
+                rows[kinds[index], count] = _row(stage, carry, part, kinds[index], count, dtype, device, seconds)
+            if last:
+                amounts.append(_amounts(stage, carry, part, count))
+            carry = _detached(stage(_detached(carry), part))
+    return Profile(
+        device=kind,
+        model=name,
+        rows=tuple(rows.values()),
+        layers=tuple(_layers(layers, kinds, amounts)),
+        sequence_length=sequence_length,
+    )
+
+
+def _check_samples(samples: Sequence[int], batch: Any) -> None:
+    leaves = [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, Tensor)]
+    most = min((len(leaf) for leaf in leaves), default=0)
+    if not samples or min(samples) < 1 or max(samples) > most:
+        expected = f"numbers of samples from 1 to {most}, the size of the batch"
+        raise bad_input(expected, str(list(samples)), where="samples")
+
+
+def _kinds(layers: Sequence[nn.Module]) -> list[str]:
+    """A name for every layer that equal ones share: ``Block``, or ``Block-2`` for the second kind of that class."""
+    known: dict[tuple[object, ...], str] = {}
+    names = []
+    for index, layer in enumerate(layers):
+        shapes = tuple(tuple(parameter.shape) for parameter in layer.parameters())
+        place = "first" if index == 0 else "last" if index == len(layers) - 1 else "between"
+        key = (type(layer), shapes, place, 0 if shapes else index)  # without weights, shapes say nothing
+        if key not in known:
+            number = 1 + sum(other[0] is type(layer) for other in known)
+            known[key] = type(layer).__name__ + (f"-{number}" if number > 1 else "")
+        names.append(known[key])
+    return names
+
+
+def _row(
+    stage: LayerStage,
+    carry: Any,
+    part: Any,
+    kind: str,
+    count: int,
+    dtype: Dtype,
+    device: torch.device,
+    seconds: float,
+) -> ProfileRow:
+    """(1), after one run to warm up; memory where the device counts it."""
+    _once(stage, carry, part, device)
+    before = _memory(device, reset=True)
+    forward = backward = 0.0
+    repeats = 0
+    while forward + backward < seconds or repeats < 3:
+        taken = _once(stage, carry, part, device)
+        forward, backward, repeats = forward + taken[0], backward + taken[1], repeats + 1
+    peak = _memory(device, reset=False)
+    return ProfileRow(
+        layer=kind,
+        micro_batch=count,
+        tensor_width=1,
+        dtype=dtype,
+        forward_seconds=forward / repeats,
+        backward_seconds=backward / repeats,
+        peak_bytes=None if peak is None or before is None else peak - before,
+    )
+
+
+def _memory(device: torch.device, *, reset: bool) -> float | None:
+    if device.type != "cuda":
+        return None
+    if reset:
+        torch.cuda.reset_peak_memory_stats(device)
+    return float(torch.cuda.max_memory_allocated(device))
+
+
+def _once(stage: LayerStage, carry: Any, part: Any, device: torch.device) -> tuple[float, float]:
+    """Seconds of one forward and one backward, the gradients thrown away."""
+    inputs = _detached(carry)
+    begin = _clock(device)
+    result = stage(inputs, part)
+    middle = _clock(device)
+    outputs = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if outputs:
+        torch.autograd.backward(outputs, [torch.ones_like(leaf) for leaf in outputs])
+    end = _clock(device)
+    for module in stage.layers:
+        module.zero_grad(set_to_none=True)
+    return middle - begin, end - middle
+
+
+def _clock(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _detached(carry: Any) -> Any:
+    def fresh(leaf: Any) -> Any:
+        return leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+
+    return tree_map(fresh, carry)
+
+
+def _amounts(stage: LayerStage, carry: Any, part: Any, count: int) -> _Amounts:
+    """(2) to (4), per sample."""
+    weights = {p.untyped_storage().data_ptr() for layer in stage.layers for p in layer.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    inputs = _detached(carry)
+    for leaf in tree_flatten(inputs)[0]:
+        if isinstance(leaf, Tensor):
+            keep(leaf)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), FlopCounterMode(display=False) as flop:
+        result = stage(inputs, part)
+    handed = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor)]
+    return _Amounts(
+        forward_flop=flop.get_total_flops() / count,
+        activation_bytes=sum(kept.values()) / count,
+        output_bytes=0.0 if stage.is_last else sum(leaf.numel() * leaf.element_size() for leaf in handed) / count,
+    )
+
+
+def _layers(layers: Sequence[nn.Module], kinds: Sequence[str], amounts: Sequence[_Amounts]) -> list[Layer]:
+    """The chain's layers; a weight that an earlier layer has already is tied to it."""
+    home: dict[int, int] = {}
+    built = []
+    for index, (layer, kind, amount) in enumerate(zip(layers, kinds, amounts, strict=True)):
+        own = tied = 0
+        partner = None
+        for parameter in layer.parameters():
+            if (first := home.setdefault(id(parameter), index)) == index:
+                own += parameter.numel()
+            else:
+                partner, tied = first, tied + parameter.numel()
+        built.append(
+            Layer(
+                name=f"layer{index}",
+                kind=kind,
+                forward_flop=float(amount.forward_flop),
+                backward_flop=2.0 * amount.forward_flop,
+                parameters=own,
+                activation_bytes=amount.activation_bytes,
+                output_bytes=amount.output_bytes,
+                tied_to=partner,
+                tied_parameters=tied,
+            )
+        )
+    return built

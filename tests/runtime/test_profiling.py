@@ -1,0 +1,91 @@
+"""Profiling a model's layers: what is counted is what the layers have, and the profile plans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from argosy.cluster.file import build_cluster
+from argosy.cost.compute import ComputeModel
+from argosy.document import parse_toml
+from argosy.dtype import Dtype
+from argosy.planner import find_plan
+from argosy.runtime.profile import profile_model
+from argosy.workload.profile_file import dump_profile, parse_profile
+
+PAIR = """
+name = "pair"
+[[nodes]]
+name = "a"
+count = 2
+devices = { kind = "CPU-core" }
+nic = { bandwidth = "1 Gbit/s" }
+"""
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, 2 * width)
+        self.outer = nn.Linear(2 * width, width)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + self.outer(torch.relu(self.inner(hidden)))
+
+
+class Head(nn.Module):
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.weight = embedding.weight
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden @ self.weight.T
+
+
+def model() -> nn.Sequential:
+    embedding = nn.Embedding(50, 16)
+    return nn.Sequential(embedding, Block(16), Block(16), Block(16), Head(embedding))
+
+
+def loss(model: nn.Module, batch: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten())
+
+
+def measured() -> str:
+    batch = torch.zeros(4, 8, dtype=torch.int64)
+    profile = profile_model(
+        model(), loss, batch, name="small", kind="CPU-core", samples=(1, 2, 4), seconds=0.005, sequence_length=8
+    )
+    return dump_profile(profile)
+
+
+def test_counts_are_those_of_the_layers() -> None:
+    profile = parse_profile(measured(), file="profile.json")
+    kinds = [layer.kind for layer in profile.layers]
+    assert kinds == ["Embedding", "Block", "Block", "Block", "Head"]
+    block, head = profile.layers[1], profile.layers[4]
+    assert block.parameters == 16 * 32 * 2 + 32 + 16
+    assert block.forward_flop == 2 * 8 * 2 * 16 * 32
+    assert block.output_bytes == 8 * 16 * 4
+    # its input, the inner product's result and what relu keeps of it
+    assert 8 * (16 + 32) * 4 <= block.activation_bytes <= 8 * (16 + 3 * 32) * 4
+    assert (head.parameters, head.tied_to, head.tied_parameters) == (0, 0, 50 * 16)
+    assert head.output_bytes == 0
+
+
+def test_equal_layers_are_measured_once_for_each_number_of_samples() -> None:
+    profile = parse_profile(measured(), file="profile.json")
+    assert sorted((row.layer, row.micro_batch) for row in profile.rows) == [
+        (kind, count) for kind in ("Block", "Embedding", "Head") for count in (1, 2, 4)
+    ]
+    assert all(row.forward_seconds > 0 and row.backward_seconds > 0 for row in profile.rows)
+
+
+def test_a_profile_can_be_planned_with() -> None:
+    profile = parse_profile(measured(), file="profile.json")
+    cluster = build_cluster(parse_toml(PAIR, file="pair.toml"), folder=Path())
+    chain = profile.chain(dtype=Dtype.FP32)
+    plan = find_plan(chain, cluster, global_batch=4, model=ComputeModel(profiles={"CPU-core": profile}))
+    assert plan.stages[-1].end == 5
