@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel
-from argosy.errors import NothingFitsError, bad_input
+from argosy.errors import InfeasibleError, NothingFitsError, bad_input
 from argosy.plan.plan import Plan, Recompute, Search
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.solve.bounds import Menu, Shape, group_size
@@ -53,6 +53,8 @@ SCHEDULES = (
 _FILL = 4
 """Stages that a pipeline has, roughly; only decides which shapes are looked at first."""
 _MOST_SAMPLES = 10_000_000
+_MOST_UNITS = 12
+"""Units of a pool in a search for even plans."""
 _TASKS = 2_000
 """That the exact engine may play on level 1."""
 
@@ -84,6 +86,13 @@ class Settings:
     runnable: bool = False
     """Whether only plans count that our own runtime executes (``plan.runnable``)."""
     schedules: tuple[ScheduleSpec, ...] = SCHEDULES
+    even_shares: bool = False
+    """Whether all replicas of a plan take the same number of samples, so that every stage has as many replicas."""
+    replicas: int | None = None
+    """Of every stage, with equal shares; by default any number."""
+    recompute: tuple[Recompute, ...] | None = None
+    zero: tuple[int, ...] | None = None
+    """What a stage may choose from; by default all on level 2, and the extremes on level 1."""
     mixed: bool | None = None
     """Whether stages may mix pools; by default on level 2, and where there are few devices."""
     units: Vector | None = None
@@ -104,8 +113,44 @@ def find_plan(
     """The best plan found, with its certificate."""
     if not 1 <= global_batch <= _MOST_SAMPLES:
         raise bad_input(f"a global batch of 1 to {_MOST_SAMPLES:,}", global_batch, where="global_batch")
-    search = _PlanSearch(chain, cluster, global_batch, settings or Settings(), model or ComputeModel())
-    return search.run()
+    settings, model = settings or Settings(), model or ComputeModel()
+    if model.blocking:  # other schedules could lock up
+        settings = replace(settings, schedules=(ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),))
+    if settings.even_shares and settings.replicas is None:
+        return _best_even(chain, cluster, global_batch, settings, model)
+    return _PlanSearch(chain, cluster, global_batch, settings, model).run()
+
+
+def _best_even(chain: Chain, cluster: Cluster, global_batch: int, settings: Settings, model: ComputeModel) -> Plan:
+    """The best over all numbers of replicas; its certificate counts the least bound of them all."""
+    plans: list[Plan] = []
+    reason: InfeasibleError | None = None
+    counts = [pool.count for pool in able_pools(chain, cluster, model)]
+    for replicas in range(1, len(cluster.devices) + 1):
+        if global_batch % replicas:
+            continue
+        units = settings.units or tuple(_even_unit(count, replicas) for count in counts)
+        try:
+            one = replace(settings, replicas=replicas, units=units)
+            plans.append(_PlanSearch(chain, cluster, global_batch, one, model).run())
+        except InfeasibleError as error:
+            reason = reason or error
+    if not plans:
+        assert reason is not None
+        raise reason
+    best = min(plans, key=lambda plan: plan.predicted.iteration_seconds if plan.predicted else math.inf)
+    bound = min(plan.certificate.lower_bound_seconds for plan in plans if plan.certificate)
+    assert best.certificate is not None and best.predicted is not None
+    gap = best.predicted.iteration_seconds / bound - 1
+    return replace(best, certificate=replace(best.certificate, lower_bound_seconds=bound, gap=gap))
+
+
+def _even_unit(count: int, replicas: int) -> int:
+    """Devices of a pool that an even plan takes together: one of every replica, or more where there would be many."""
+    unit = replicas
+    while count // unit > _MOST_UNITS:
+        unit *= 2
+    return unit
 
 
 class _PlanSearch:
@@ -270,7 +315,7 @@ class _PlanSearch:
         tasks = 4 * len(self.found[0].plan) * self.found[0].shape.num_micro_batches
         most = max(1, (_TASKS if self.settings.level == 1 else 20 * _TASKS) // tasks)
         finalists = list(unlike(self.found))[: min(most, 8)]
-        scope = Scope(units=units)
+        scope = _allowed(Scope(units=units), self.settings)
         scope = only_runnable(scope) if self.settings.runnable else scope
         verdict = decide(finalists, self.prices, self.cluster, self.calm, self.model, scope, self.settings.executor)
         plan = certify(verdict, self.found, bound, self.prices, self._scope(units), self.cluster)
@@ -296,7 +341,18 @@ def search_scope(settings: Settings, pools: Sequence[Pool], units: Vector) -> Sc
     scope = Scope(units=units, mixed=mixed, prune=settings.prune)
     if settings.level == 1:
         scope = replace(scope, zero=(1, 0, 3), recompute=(Recompute.NONE, Recompute.FULL))
+    scope = _allowed(scope, settings)
     return only_runnable(scope) if settings.runnable else scope
+
+
+def _allowed(scope: Scope, settings: Settings) -> Scope:
+    """What the settings leave of a scope."""
+    return replace(
+        scope,
+        replicas=settings.replicas,
+        zero=settings.zero or scope.zero,
+        recompute=settings.recompute or scope.recompute,
+    )
 
 
 def _key(shape: Shape, plan: Complete) -> tuple[object, ...]:

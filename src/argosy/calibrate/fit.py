@@ -30,6 +30,8 @@ LIMITS = {
     "forward_floor": (1e-6, 0.1),
     "backward_floor": (1e-6, 0.1),
     "bandwidth": (0.01, 1.0),
+    "latency": (1e-7, 0.1),
+    "reduction": (0.01, 1.0),
     "process_bytes": (1e6, 3e10),
     "activation_factor": (0.5, 4.0),
 }
@@ -176,8 +178,8 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def _value(calibration: Calibration, name: str) -> float:
-    """Where the simplex begins; a process that takes nothing has no logarithm."""
-    begin = float(getattr(calibration, name)) or 1e9
+    """Where the simplex begins; nothing has no logarithm."""
+    begin = float(getattr(calibration, name)) or {"latency": 1e-4}.get(name, 1e9)
     return min(max(begin, LIMITS[name][0]), LIMITS[name][1])
 
 

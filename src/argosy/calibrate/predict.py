@@ -31,7 +31,6 @@ from argosy.cost.compute import ComputeModel, Portion, layer_seconds, recompute_
 from argosy.cost.memory import activation_bytes, recomputed_bytes, stage_parameters, state_bytes
 from argosy.plan.plan import Replica, Stage
 from argosy.schedule.generate import default_depth
-from argosy.sim.blocking import with_blocking_transfers
 from argosy.sim.compile import compile_plan
 from argosy.sim.constant import pipeline_seconds
 from argosy.sim.exact import simulate_exact
@@ -98,8 +97,6 @@ def exact_seconds(measured: Measurements, run: MeasuredRun, calibration: Calibra
         graph, cluster = fold_plan(run.plan, run.chain, cluster, model)
     else:
         graph = compile_plan(run.plan, run.chain, cluster, model)
-    if calibration.blocking:
-        graph = with_blocking_transfers(graph)
     return simulate_exact(graph, cluster, record=0).iteration_ends[0]
 
 
@@ -162,7 +159,7 @@ class _Pricing:
         places = {cluster.node_of[name][0].name for name in source.devices}
         inside = cluster.node_of[start][0] is cluster.node_of[end][0]
         share = len(source.devices) if inside and len(route.links) > 1 else len(places)
-        return size / share / self._bandwidth(cluster, route) + cluster.latency(route)
+        return size / share / self._bandwidth(cluster, route) + self._latency(cluster, route)
 
     def _reduce(self, chain: Chain, stage: Stage, replica: Replica, cluster: Cluster) -> float:
         """The reductions of one forward or backward of a stage in a tensor-parallel group."""
@@ -174,7 +171,7 @@ class _Pricing:
         rounds = 2 * (replica.width - 1) * sum(map(num_reductions, layers))
         crowd = 1 if len(route.links) > 1 else len(stage.replicas) * replica.width
         seconds = ring_seconds(2 * payload, replica.width, self._bandwidth(cluster, route) / crowd, 0.0)
-        return seconds + rounds * cluster.latency(route)
+        return seconds + rounds * self._latency(cluster, route)
 
     def _tail(self, chain: Chain, stage: Stage, cluster: Cluster) -> float:
         """(3)"""
@@ -184,17 +181,23 @@ class _Pricing:
         update = update_seconds(chain, stage, portion)
         if count < 2:
             return update
-        payload = 2 * stage_parameters(chain, stage) * chain.dtype.bytes
+        payload = 2 * stage_parameters(chain, stage) * chain.dtype.bytes / self.calibration.reduction
         ends = [replica.devices[0] for replica in stage.replicas]
         routes = [cluster.fastest(ends[i - 1], ends[i], payload) for i in range(count)]
         inside = all(cluster.node_of[ends[i - 1]][0] is cluster.node_of[ends[i]][0] for i in range(count))
         lanes = first.width if inside else 1
         bandwidth = min(self._bandwidth(cluster, route) for route in routes) * lanes
-        return update + ring_seconds(payload, count, bandwidth, 0.0) + 2 * (count - 1) * cluster.latency(routes[0])
+        return (
+            update + ring_seconds(payload, count, bandwidth, 0.0) + 2 * (count - 1) * self._latency(cluster, routes[0])
+        )
 
     def _bandwidth(self, cluster: Cluster, route: Route) -> float:
         """Bytes/s that the program sees."""
         return self.calibration.bandwidth * cluster.bandwidth(route).at(0)
+
+    def _latency(self, cluster: Cluster, route: Route) -> float:
+        """Seconds; every link of a route takes half of the constant."""
+        return cluster.latency(route) + len(route.links) * self.calibration.latency / 2
 
 
 def _look(replica: Replica, cluster: Cluster) -> tuple[object, ...]:

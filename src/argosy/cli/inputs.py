@@ -43,8 +43,6 @@ class Scenario:
     chain: Chain
     cluster: Cluster
     model: ComputeModel = field(default_factory=ComputeModel)
-    blocking: bool = False
-    """Whether devices wait for transfers between stages."""
 
 
 def load_scenario(
@@ -73,7 +71,6 @@ def load_scenario(
         chain=constants.chain(chain),
         cluster=constants.cluster(where),
         model=compute_model(profiles, constants),
-        blocking=constants.blocking,
     )
 
 

@@ -80,6 +80,10 @@ Schedules = Annotated[
     ),
 ]
 NoPrune = Annotated[bool, typer.Option("--no-prune", help="Remove nothing before it is looked at; slow.")]
+EvenShares = Annotated[
+    bool,
+    typer.Option("--even-shares", help="Every replica takes as many samples: for systems that cannot share unevenly."),
+]
 NoMixed = Annotated[bool, typer.Option("--no-mixed", help="No stage on several kinds of device.")]
 Runnable = Annotated[
     bool, typer.Option("--runnable", help="Only plans that argosy's own runtime executes as they are.")

@@ -17,6 +17,7 @@ import typer
 from argosy.cli.options import (
     CalibrationFile,
     DtypeName,
+    EvenShares,
     ExecutorName,
     Gap,
     GlobalBatch,
@@ -66,6 +67,7 @@ def plan(
     no_prune: NoPrune = False,
     schedule: Schedules = None,
     no_mixed: NoMixed = False,
+    even_shares: EvenShares = False,
     runnable: Runnable = False,
     workers: Workers = 1,
     executor: ExecutorName = "process",
@@ -96,7 +98,7 @@ def plan(
     if output is not None:
         check_folder(output)
     settings = Settings(level=level, gap=gap, time_budget=_budget(time_budget), prune=not no_prune, runnable=runnable)
-    settings = replace(settings, mixed=False if no_mixed else None)
+    settings = replace(settings, mixed=False if no_mixed else None, even_shares=even_shares)
     if schedule:
         settings = replace(settings, schedules=parse_schedules(schedule))
     chain = load_model(model, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)

@@ -116,7 +116,6 @@ def play(
             iterations=count,
             record=min(count, max(_MOST_RECORDED, least_recorded)),
             until=end,
-            blocking=scenario.blocking,
         )
 
 

@@ -5,7 +5,8 @@ datasheets and the model's shape. What a calibration changes:
 
     (1)  the share of a device's peak that matrix products reach, how often kept bytes cross its memory bus, and the
          least seconds of a layer (``cost.compute``)
-    (2)  the share of a link's stated bandwidth that reaches the program: every link of a cluster is as much slower
+    (2)  the share of a link's stated bandwidth that reaches the program, every link of a cluster being as much slower,
+         what a message takes beside its bytes, and what of a link sums of gradients reach
     (3)  whether a transfer between stages keeps both its ends waiting (``sim.blocking``)
     (4)  what a process takes of every device's memory before the model, and how much more live activations take than
          their bytes: an allocator's slack, inputs that every device of a tensor-parallel group repeats
@@ -17,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from argosy.cluster.device import Device
-from argosy.cluster.topology import Cluster
+from argosy.cluster.topology import Cluster, Link
 from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel
 from argosy.errors import bad_input
@@ -42,6 +43,10 @@ class Calibration:
     backward_floor: float = _DEFAULT.backward_floor
     bandwidth: float = 1.0
     """Share of a link's stated bandwidth."""
+    latency: float = 0.0
+    """Seconds more for every message."""
+    reduction: float = 1.0
+    """Share of ``bandwidth`` that sums of gradients reach."""
     blocking: bool = False
     """Whether devices wait for transfers between stages."""
     process_bytes: float = 0.0
@@ -50,7 +55,7 @@ class Calibration:
     """Memory of live activations over their bytes."""
 
     def compute_model(self, profiles: Mapping[str, Profile] | None = None) -> ComputeModel:
-        """(1)"""
+        """(1) and (3)"""
         return ComputeModel(
             forward_peak=self.forward_peak,
             backward_peak=self.backward_peak,
@@ -58,17 +63,24 @@ class Calibration:
             forward_floor=self.forward_floor,
             backward_floor=self.backward_floor,
             profiles=profiles,
+            reduction=self.reduction,
+            blocking=self.blocking,
         )
 
     def cluster(self, cluster: Cluster) -> Cluster:
         """(2), and the process's part of (4); the cluster's own file stays as it is, so a plan still names the cluster
         that it was made for."""
-        if self.bandwidth != 1:
-            links = tuple(replace(link, bandwidth=_scaled(link.bandwidth, self.bandwidth)) for link in cluster.links)
-            cluster = replace(cluster, links=links)
+        if self.bandwidth != 1 or self.latency:
+            cluster = replace(cluster, links=tuple(map(self._link, cluster.links)))
         if self.process_bytes:
             cluster = replace(cluster, devices=tuple(map(self._device, cluster.devices)))
         return cluster
+
+    def _link(self, link: Link) -> Link:
+        """Most routes have two links, out of one end and into the other, and each takes half of the latency."""
+        late = Trace(link.latency.times, tuple(value + self.latency / 2 for value in link.latency.values))
+        wide = Trace(link.bandwidth.times, tuple(value * self.bandwidth for value in link.bandwidth.values))
+        return replace(link, bandwidth=wide, latency=late)
 
     def _device(self, device: Device) -> Device:
         left = device.kind.memory - self.process_bytes
@@ -80,7 +92,3 @@ class Calibration:
     def chain(self, chain: Chain) -> Chain:
         """The activations' part of (4)."""
         return replace(chain, activation_factor=self.activation_factor)
-
-
-def _scaled(trace: Trace, factor: float) -> Trace:
-    return Trace(trace.times, tuple(value * factor for value in trace.values))

@@ -47,6 +47,8 @@ class _Constants(Schema):
     forward_floor: Amount = Calibration.forward_floor
     backward_floor: Amount = Calibration.backward_floor
     bandwidth: PartOfOne = Calibration.bandwidth
+    latency: Amount = Calibration.latency
+    reduction: PartOfOne = Calibration.reduction
     blocking: bool = Calibration.blocking
     process_bytes: Amount = Calibration.process_bytes
     activation_factor: Positive = Calibration.activation_factor

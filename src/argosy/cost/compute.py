@@ -51,6 +51,10 @@ class ComputeModel:
     backward_floor: float = 1.0e-3
     profiles: Mapping[str, Profile] | None = None
     """By the name of the device kind."""
+    reduction: float = 1.0
+    """Share of a link's bandwidth that sums of gradients and exchanges of weights reach."""
+    blocking: bool = False
+    """Whether devices wait for transfers between stages instead of computing on (``sim.blocking``)."""
 
     def can_run(self, chain: Chain, device: Device) -> bool:
         """Whether the device has the chain's dtype, or was measured."""

@@ -19,6 +19,8 @@ MEANINGS = {
     "forward_floor": "least seconds of a layer",
     "backward_floor": "least seconds of a layer",
     "bandwidth": "share of a link's bandwidth",
+    "latency": "more for every message",
+    "reduction": "share of it for sums of gradients",
     "blocking": "devices wait for transfers",
     "process_bytes": "of a device, before the model",
     "activation_factor": "memory over bytes of activations",
@@ -29,7 +31,7 @@ MEANINGS = {
 def shown_constant(calibration: Calibration, name: str) -> str:
     """The value with its unit."""
     value = getattr(calibration, name)
-    if name in ("forward_floor", "backward_floor"):
+    if name in ("forward_floor", "backward_floor", "latency"):
         return TIME.format(value, digits=3)
     if name == "process_bytes":
         return SIZE.format(value, digits=3)

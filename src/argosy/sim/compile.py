@@ -20,6 +20,7 @@ from argosy.cost.compute import ComputeModel, Portion, StageSeconds, split_stage
 from argosy.cost.memory import activation_bytes, exchanged_bytes, recomputed_bytes, state_bytes
 from argosy.plan.plan import Plan, Replica, Stage
 from argosy.schedule import Action, ActionKind, build_schedule
+from argosy.sim.blocking import with_blocking_transfers
 from argosy.sim.exchange import (
     Exchange,
     Pairs,
@@ -40,7 +41,9 @@ from argosy.workload.chain import Chain
 
 def compile_plan(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None) -> TaskGraph:
     """The task graph of one iteration of a plan that ``check_plan`` has passed."""
-    return Compiler(plan, chain, cluster, model or ComputeModel()).run()
+    model = model or ComputeModel()
+    graph = Compiler(plan, chain, cluster, model).run()
+    return with_blocking_transfers(graph) if model.blocking else graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,8 +335,9 @@ class Compiler:
     def _weight_flows(self, stages: tuple[int, ...], times: int, parameters: int = 0) -> tuple[Flow, ...]:
         """All the bytes of the weights of a stage, or of ``parameters`` that several share, so many times around."""
         key = (stages, parameters)
+        width = self.chain.dtype.bytes / self.model.reduction
         if key not in self.weight_flows:
-            self.weight_flows[key] = self._flows_of(self._weight_pairs(stages, parameters), self.chain.dtype.bytes)
+            self.weight_flows[key] = self._flows_of(self._weight_pairs(stages, parameters), width)
         return tuple(replace(flow, bytes=flow.bytes * times) for flow in self.weight_flows[key])
 
     def _weight_pairs(self, stages: tuple[int, ...], parameters: int) -> Pairs:

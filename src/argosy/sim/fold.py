@@ -25,6 +25,7 @@ from argosy.cluster.trace import total
 from argosy.cost.communicate import num_reductions, ring_seconds
 from argosy.cost.compute import ComputeModel, Portion, StageSeconds, split_stage_seconds, update_seconds
 from argosy.plan.plan import Plan, Replica, Stage
+from argosy.sim.blocking import with_blocking_transfers
 from argosy.sim.compile import Compiler, Member
 from argosy.sim.exchange import Exchange, Pairs, ReplicaExchange, reduction, routed, weight_pairs
 from argosy.sim.graph import Flow, TaskGraph
@@ -50,8 +51,10 @@ def fold_plan(
     plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None
 ) -> tuple[TaskGraph, Cluster]:
     """The task graph of one iteration on bundles, and the cluster it runs on."""
-    folder = _Folder(plan, chain, cluster, model or ComputeModel())
-    return folder.run(), folded_cluster(cluster, folder.bundles)
+    model = model or ComputeModel()
+    folder = _Folder(plan, chain, cluster, model)
+    graph = folder.run()
+    return with_blocking_transfers(graph) if model.blocking else graph, folded_cluster(cluster, folder.bundles)
 
 
 def find_bundles(plan: Plan, cluster: Cluster) -> list[Bundle]:

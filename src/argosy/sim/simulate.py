@@ -8,7 +8,6 @@ from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.plan.check import check_plan
 from argosy.plan.plan import Plan
-from argosy.sim.blocking import with_blocking_transfers
 from argosy.sim.compile import compile_plan
 from argosy.sim.exact import simulate_exact
 from argosy.timeline import Timeline
@@ -24,16 +23,12 @@ def simulate(
     iterations: int = 1,
     record: int | None = None,
     until: float = math.inf,
-    blocking: bool = False,
 ) -> Timeline:
     """Play ``iterations`` of a plan from time 0 in the exact engine.
 
     Spans and memory are kept for the first ``record`` iterations (default: all); none begins after ``until``
-    seconds. With ``blocking`` devices wait for transfers between stages, as some runtimes do. Raises ``InputError``
-    where the plan does not make sense on this cluster.
+    seconds. Raises ``InputError`` where the plan does not make sense on this cluster.
     """
     check_plan(plan, chain, cluster)
     graph = compile_plan(plan, chain, cluster, model)
-    if blocking:
-        graph = with_blocking_transfers(graph)
     return simulate_exact(graph, cluster, iterations=iterations, record=record, until=until)

@@ -81,6 +81,11 @@ class Judge:
             tail.append(option.tail(first, end) + self._exposed(choice, ahead + back))
             follower = plan[index + 1].option if index + 1 < len(plan) else None
             transfer.append(self._transfer(option, follower, end))
+        if self.prices.model.blocking:  # both ends of a transfer wait for it, there and back
+            waits = [one + other for one, other in zip(transfer, [0.0, *transfer[:-1]], strict=True)]
+            forward = [seconds + more for seconds, more in zip(forward, waits, strict=True)]
+            backward = [seconds + more for seconds, more in zip(backward, waits, strict=True)]
+            transfer = [0.0] * len(transfer)
         return forward, backward, transfer, tail
 
     def _exposed(self, choice: Choice, seconds: float) -> float:

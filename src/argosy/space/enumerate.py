@@ -35,6 +35,8 @@ class Scope:
     """Numbers of parts of a sequence; by default powers of two for long sequences (``wants_parts``), else 1."""
     expert: tuple[int, ...] | None = None
     """Numbers of holders that share out the experts; by default every one that divides their number."""
+    replicas: int | None = None
+    """Every stage has so many replicas, which take as many samples each; by default any number, any shares."""
     prune: bool = True
 
     def counts(self, pools: Sequence[Pool]) -> Vector:
@@ -48,7 +50,8 @@ class Scope:
         recompute = "/".join(self.recompute)
         zero = "/".join(map(str, sorted(self.zero)))
         width = f", tensor width {'/'.join(map(str, self.widths))}" if self.widths is not None else ""
-        return f"stages of multiples of {units}{kinds}, recompute {recompute}, ZeRO {zero}{width}{self._splits()}"
+        even = ", equal shares" if self.replicas is not None else ""
+        return f"stages of multiples of {units}{kinds}, recompute {recompute}, ZeRO {zero}{width}{even}{self._splits()}"
 
     def _splits(self) -> str:
         """``, context 1/2/4, experts over 1/2``; nothing for 1 alone."""
@@ -57,6 +60,13 @@ class Scope:
 
     def allows_width(self, width: int) -> bool:
         return self.widths is None or width in self.widths
+
+    def allows_shares(self, parts: Sequence[Part]) -> bool:
+        """Equal ones of the right number, where ``replicas`` asks for them."""
+        if self.replicas is None:
+            return True
+        equal = len({part.samples for part in parts}) == 1 and not any(part.extra for part in parts)
+        return equal and sum(part.replicas for part in parts) == self.replicas
 
 
 def only_runnable(scope: Scope) -> Scope:
@@ -138,6 +148,8 @@ def _options_of(
                 continue
             for recompute in scope.recompute:
                 parts = share_samples(prices, groups, micro_batch, recompute, context=context, expert=expert)
+                if parts is not None and not scope.allows_shares(parts):
+                    parts = None
                 if parts is None:
                     counters.add("divisibility")
                     break

@@ -197,7 +197,7 @@ class Option:
         return self._times_around({2: 1, 3: 3}.get(self.zero, 0))
 
     def _times_around(self, times: int) -> Rates:
-        width = self.prices.chain.dtype.bytes
+        width = self.prices.chain.dtype.bytes / self.prices.model.reduction
         return times * self.ring[0] * width, times * self.ring[1] * width, times * self.ring[2]
 
     @cached_property
