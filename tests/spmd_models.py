@@ -317,3 +317,14 @@ def built(name: str, dtype: torch.dtype = torch.float64) -> Callable[[], Any]:
 def captured(name: str, dtype: torch.dtype = torch.float64) -> Graph:
     """A model's step; captured once."""
     return capture(built(name, dtype), name=name)
+
+
+def linear_graph(*, batch: int, width: int, out: int) -> Graph:
+    """One linear layer without bias and a squared error."""
+
+    def build() -> Any:
+        model = nn.Linear(width, out, bias=False)
+        loss = lambda layer, pair: functional.mse_loss(layer(pair[0]), pair[1])  # noqa: E731
+        return model, loss, (torch.randn(batch, width), torch.randn(batch, out))
+
+    return capture(build, name="linear")

@@ -22,6 +22,7 @@ import tomllib
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -43,6 +44,16 @@ Cut = tuple[int, int]
 """(outer, units)."""
 BY_ROWS = "by rows"
 """The implementation that looks up only the rows of a table which a device holds."""
+
+
+class Kind(StrEnum):
+    """Which cuts may be chosen."""
+
+    ANY = "any"
+    SAMPLES = "samples"
+    """The first dim of inputs alone: data parallelism."""
+    STORED = "stored"
+    """Data parallelism, and parameters stored in shards of their first dim: ZeRO."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +171,8 @@ class Occurrence:
 class Choices:
     """The states worth considering per value, and the rows per node, of a graph on a number of devices."""
 
-    def __init__(self, graph: Graph, num_devices: int) -> None:
-        self.graph, self.num_devices = graph, num_devices
+    def __init__(self, graph: Graph, num_devices: int, *, kind: Kind = Kind.ANY) -> None:
+        self.graph, self.num_devices, self.kind = graph, num_devices, kind
         self.calls = [call_of(graph, node) for node in graph.nodes]
         self.patterns = [pattern_of(call) for call in self.calls]
         self.labels = [_occurrences(node, p) for node, p in zip(graph.nodes, self.patterns, strict=True)]
@@ -172,6 +183,9 @@ class Choices:
         self._todo: deque[int] = deque()
         self._seed()
         self._flow()
+        self._work_units = frozenset(state.units for cuts in self.cuts for state in cuts)
+        if kind is Kind.STORED:
+            self._store_in_shards()
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -185,7 +199,19 @@ class Choices:
             self.cuts[value][state] = None
             self._todo.extend(self._around[value])
 
+    def _store_in_shards(self) -> None:
+        """The first dim of every parameter and of its gradient, for storage only."""
+        for parameter, gradient in self.graph.gradients:
+            shape = self.graph.values[parameter].shape
+            if shape and shape[0] >= self.num_devices:
+                for value in (parameter, gradient):
+                    self.cuts[value][sharded(0, shape[0])] = None
+
     def _seed(self) -> None:
+        if self.kind is not Kind.ANY:
+            for index in self.graph.with_role(Role.INPUT):
+                self._offer(index, sharded(0, self.graph.values[index].shape[0]))
+            return
         for index, value in enumerate(self.graph.values):
             if value.role is Role.PARAMETER:
                 dims = range(min(len(value.shape), 3 if len(value.shape) == 3 else 2))
@@ -266,7 +292,7 @@ class Choices:
             if all(self.graph.values[value].is_floating for value in summed):
                 inputs = tuple(PARTIAL if place in chosen else REPLICATED for place in range(num_in))
                 found.append(Row(inputs=inputs, outputs=(PARTIAL,) * num_out))
-        return tuple(found)
+        return tuple(row for row in found if not row.units or row.units in self._work_units)
 
     def _sums_are_numbers(self, node: Node, row: Row) -> bool:
         """A count or a mask is never left as a partial sum."""

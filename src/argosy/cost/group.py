@@ -1,0 +1,166 @@
+"""A group of devices that share every tensor: how fast each computes, and what a collective costs between them.
+
+For n devices, S bytes in all, a largest share m of them (1/n when even), ring bandwidth B and latency L:
+
+    (1)  all-gather, reduce-scatter   padded:  m S (n-1) / B + (n-1) L       every shard grown to the largest
+                                      grouped: S (1 - smallest share) / B + n L   each shard broadcast or reduced alone
+    (2)  all-reduce                   even pieces whatever the shares: 2 S (n-1)/n / B + 2 (n-1) L, or hierarchical
+    (3)  all-to-all                   m S (n-1)/n / B + (n-1) L
+    (4)  compute                      FLOP x share / speed + bytes x share / memory bandwidth + launch
+
+The cheapest way is taken per tensor and its name kept. Where collectives were measured, their rates replace (1)-(3):
+bytes (n times the largest shard for padded ones) over bytes per second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from argosy.cluster.topology import Cluster
+from argosy.cost.communicate import all_reduce_seconds, hierarchical_seconds, ring_seconds
+from argosy.dtype import Dtype
+
+MATRIX_SHARE = 0.5
+"""Of the datasheet's peak that matrix products of a captured graph reach, epilogues apart."""
+LAUNCH = 5e-6
+"""Seconds to start one kernel."""
+
+
+class Collective(StrEnum):
+    """What moves a tensor from one state to another."""
+
+    NONE = "none"
+    SLICE = "slice"
+    ALL_GATHER = "all-gather"
+    REDUCE_SCATTER = "reduce-scatter"
+    ALL_REDUCE = "all-reduce"
+    ALL_TO_ALL = "all-to-all"
+
+
+class Way(StrEnum):
+    """How a collective is carried out."""
+
+    LOCAL = "local"
+    PADDED = "padded"
+    GROUPED = "grouped"
+    RING = "ring"
+    HIERARCHICAL = "hierarchical"
+    MEASURED = "measured"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Measured bytes/s of collectives over a group, and whether shards may go as grouped calls."""
+
+    all_gather: float
+    grouped_all_gather: float
+    all_reduce: float
+    reduce_scatter: float
+    grouped_reduce_scatter: float
+    all_to_all: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceGroup:
+    """Devices in the order of their shares."""
+
+    names: tuple[str, ...]
+    flops: tuple[float, ...]
+    """FLOP/s that matrix products reach."""
+    memory_bandwidths: tuple[float, ...]
+    """Bytes/s."""
+    memory: tuple[float, ...]
+    """Bytes that a step may use."""
+    bandwidth: float
+    """Bytes/s of the narrowest hop of a ring through all of them."""
+    latency: float
+    """Seconds of its slowest hop."""
+    nodes: int = 1
+    inside: tuple[float, float] = (0.0, 0.0)
+    """Bandwidth and latency inside a node, where several nodes take part evenly; else zeros."""
+    launch: float = LAUNCH
+    rates: Rates | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def even(self) -> tuple[float, ...]:
+        return (1 / len(self),) * len(self)
+
+    @cached_property
+    def by_speed(self) -> tuple[float, ...]:
+        """Ratios in proportion to speed."""
+        return tuple(speed / sum(self.flops) for speed in self.flops)
+
+    def compute_seconds(self, flop: float, num_bytes: float, shares: Sequence[float]) -> float:
+        """(4) on the device that takes longest."""
+        times = (
+            share * (flop / speed + num_bytes / moving)
+            for share, speed, moving in zip(shares, self.flops, self.memory_bandwidths, strict=True)
+        )
+        return max(times) + self.launch
+
+    def transfer_seconds(self, kind: Collective, num_bytes: float, shares: Sequence[float]) -> tuple[float, Way]:
+        """(1) to (3): seconds of the cheapest way, and its name."""
+        if kind in (Collective.NONE, Collective.SLICE) or len(self) == 1:
+            return 0.0, Way.LOCAL
+        if self.rates is not None:
+            return _measured(self.rates, kind, num_bytes, len(self) * max(shares))
+        count, largest = len(self), max(shares)
+        if kind is Collective.ALL_REDUCE:
+            ways = [(all_reduce_seconds(num_bytes, count, self.bandwidth, self.latency), Way.RING)]
+            if self.nodes > 1 and count > self.nodes:
+                between = (self.bandwidth, self.latency)
+                seconds = hierarchical_seconds(
+                    num_bytes, self.nodes, count // self.nodes, inside=self.inside, between=between
+                )
+                ways.append((seconds, Way.HIERARCHICAL))
+            return min(ways)
+        if kind is Collective.ALL_TO_ALL:
+            return largest * num_bytes * (count - 1) / count / self.bandwidth + (count - 1) * self.latency, Way.RING
+        padded = ring_seconds(count * largest * num_bytes, count, self.bandwidth, self.latency)
+        grouped = num_bytes * (1 - min(shares)) / self.bandwidth + count * self.latency
+        return min((padded, Way.PADDED), (grouped, Way.GROUPED))
+
+
+def _measured(rates: Rates, kind: Collective, num_bytes: float, padding: float) -> tuple[float, Way]:
+    if kind is Collective.ALL_REDUCE:
+        return num_bytes / rates.all_reduce, Way.MEASURED
+    if kind is Collective.ALL_TO_ALL:
+        return num_bytes * padding / rates.all_to_all, Way.MEASURED
+    gather = kind is Collective.ALL_GATHER
+    padded, grouped = (
+        (rates.all_gather, rates.grouped_all_gather) if gather else (rates.reduce_scatter, rates.grouped_reduce_scatter)
+    )
+    return min((num_bytes * padding / padded, Way.PADDED), (num_bytes / grouped, Way.GROUPED))
+
+
+def device_group(cluster: Cluster, names: Sequence[str], dtype: Dtype) -> DeviceGroup:
+    """The named devices of a cluster, at the speeds and bandwidths of time zero."""
+    devices = [cluster.device(name) for name in names]
+    hops = [(one, other) for one, other in zip(names, [*names[1:], names[0]], strict=True) if one != other]
+    routes = [cluster.fastest(one, other, 1e6) for one, other in hops]
+    homes = [cluster.node_of[name][0].name for name in names]
+    count = len(set(homes))
+    regular = count > 1 and len({homes.count(home) for home in homes}) == 1 and len(names) > count
+    within = [r for r, (one, other) in zip(routes, hops, strict=True) if cluster.node_of[one] is not None
+              and cluster.node_of[one][0] is cluster.node_of[other][0]]  # fmt: skip
+    inside = (
+        min((cluster.bandwidth(route).at(0.0) for route in within), default=0.0),
+        max((cluster.latency(route) for route in within), default=0.0),
+    )
+    health = [device.efficiency * device.speed.at(0.0) for device in devices]
+    return DeviceGroup(
+        names=tuple(names),
+        flops=tuple(MATRIX_SHARE * h * d.kind.peak(dtype) for h, d in zip(health, devices, strict=True)),
+        memory_bandwidths=tuple(h * d.kind.memory_bandwidth for h, d in zip(health, devices, strict=True)),
+        memory=tuple(0.92 * device.kind.memory for device in devices),
+        bandwidth=min((cluster.bandwidth(route).at(0.0) for route in routes), default=1.0),
+        latency=max((cluster.latency(route) for route in routes), default=0.0),
+        nodes=count if regular else 1,
+        inside=inside if regular else (0.0, 0.0),
+    )

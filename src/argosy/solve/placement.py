@@ -1,0 +1,282 @@
+"""The choice of a distributed program as costs over one or two choices at a time.
+
+Variables: per operation its ``Row``, per value its ``Delivery``. Costs, in seconds, for given ratios:
+
+    (1)  of a row           the longest compute of any device
+    (2)  row, its result    the collective from the state that the row makes to the delivery
+    (3)  of a parameter     the all-gather, where it is used whole and stored in shards
+    (4)  row, its operand   infinite unless the delivery has the state that the row takes
+    (5)  parameter, grad    infinite unless the gradient is delivered as the parameter is stored
+
+and the loss and changed buffers are delivered whole. Memory, as shares of what the devices have:
+
+    (6)  parameter          stored bytes with gradient and optimizer state
+    (7)  kept value         its largest delivered part, from forward to backward
+
+(6) and (7) take the worst device for each tensor, so that a program which fits by them fits on every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from argosy.cost.group import Collective, DeviceGroup, Way
+from argosy.solve.elimination import Problem, Table
+from argosy.space.delivery import Conversion, Delivery, conversions, deliveries
+from argosy.space.families import Call
+from argosy.space.rules import Choices, Row, flop_of
+from argosy.space.sharding import REPLICATED, State, sharded, unit_counts
+from argosy.workload.graph import Graph, Role
+
+OPTIMIZER_BYTES = 8
+"""Per element of a parameter: two moments of Adam in fp32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pricing:
+    """What things cost: devices, and how FLOP and bytes are counted."""
+
+    group: DeviceGroup
+    flop: Callable[[Call], float] = flop_of
+    count_moves: bool = True
+    """Whether memory traffic counts as compute time."""
+    element_bytes: float | None = None
+    """Bytes of an element in communication, where that is not the tensor's own."""
+
+
+class Placement:
+    """The variables and costs of one graph on one group at given ratios."""
+
+    def __init__(
+        self, graph: Graph, choices: Choices, pricing: Pricing, ratios: Sequence[float], *, pinned: int = 0
+    ) -> None:
+        """For graphs that are too tangled otherwise, ``pinned`` values are whole, and none is had in two states."""
+        self.graph, self.choices, self.pricing, self.pinned = graph, choices, pricing, pinned
+        self.ratios = tuple(ratios)
+        self._shares: dict[int, tuple[float, ...]] = {}
+        self._interned: dict[object, Table] = {}
+        self._seconds: dict[object, float] = {}
+        self.rows = self._all_rows()
+        self._hubs = _shared_constants(graph) | _busiest(graph, pinned)
+        self.deliveries = [self._deliveries(value) for value in range(len(graph.values))]
+
+    def _all_rows(self) -> list[tuple[Row, ...]]:
+        """Rows per node; equal nodes share one tuple, so that their tables are shared too."""
+        known: dict[tuple[Row, ...], tuple[Row, ...]] = {}
+        found = [self.choices.rows(index) for index in range(len(self.graph.nodes))]
+        return [known.setdefault(rows, rows) for rows in found]
+
+    def _deliveries(self, value: int) -> tuple[Delivery, ...]:
+        options = deliveries(self.graph, value, tuple(self.choices.cuts[value]))
+        if value in self._hubs or value == self.graph.loss or any(value == after for _, after in self.graph.updates):
+            options = tuple(option for option in options if REPLICATED in option.states)
+        return tuple(option for option in options if len(option.states) == 1) if self.pinned else options
+
+    def shares(self, state: State) -> tuple[float, ...]:
+        """Per device, how much of a tensor in this state it holds."""
+        if not state.is_sharded:
+            return (1.0,) * len(self.ratios)
+        if state.units not in self._shares:
+            counts = unit_counts(state.units, self.ratios)
+            self._shares[state.units] = tuple(count / state.units for count in counts)
+        return self._shares[state.units]
+
+    def work_shares(self, row: Row) -> tuple[float, ...]:
+        return self.shares(sharded(0, row.units) if row.units else REPLICATED)
+
+    def moved_bytes(self, value: int) -> float:
+        described = self.graph.values[value]
+        per = self.pricing.element_bytes
+        return described.elements * per if per is not None else float(described.num_bytes)
+
+    def transfer(self, value: int, step: Conversion) -> tuple[float, Way]:
+        """Seconds and way of one collective on one value."""
+        cut = step.after if step.kind is Collective.REDUCE_SCATTER else step.before
+        return self.pricing.group.transfer_seconds(step.kind, self.moved_bytes(value), self.shares(cut))
+
+    def delivery_seconds(self, value: int, made: State, delivery: Delivery) -> float:
+        """(2)."""
+        steps = conversions(made, delivery)
+        if steps is None:
+            return float("inf")
+        return sum(self._transfer_seconds(value, step) for step in steps)
+
+    def _transfer_seconds(self, value: int, step: Conversion) -> float:
+        key = (self.moved_bytes(value), step)
+        if key not in self._seconds:
+            self._seconds[key] = self.transfer(value, step)[0]
+        return self._seconds[key]
+
+    def row_work(self, index: int) -> tuple[float, float]:
+        """FLOP and bytes of an operation done whole, as the group counts them."""
+        return self._flop[index], self._moves[index] if self.pricing.count_moves else 0.0
+
+    @cached_property
+    def _flop(self) -> list[float]:
+        return [self.pricing.flop(call) for call in self.choices.calls]
+
+    @cached_property
+    def _moves(self) -> list[float]:
+        """Bytes that an operation reads and writes; one that only renames elements moves none."""
+        values = self.graph.values
+        found = []
+        for node, call in zip(self.graph.nodes, self.choices.calls, strict=True):
+            free = call.entry.get("flop", 1) == 0 and len(node.inputs) == 1
+            ends = (*node.inputs, *(v for v in node.outputs if v is not None))
+            found.append(0.0 if free else float(sum(values[v].num_bytes for v in ends)))
+        return found
+
+    def row_seconds(self, index: int, row: Row) -> float:
+        """(1)."""
+        flop, moved = self.row_work(index)
+        if flop == 0 and moved == 0:
+            return 0.0
+        return self.pricing.group.compute_seconds(flop, moved, self.work_shares(row))
+
+    def parameter_seconds(self, value: int, delivery: Delivery) -> float:
+        """(3)."""
+        if delivery.stored is None or delivery.stored in delivery.states:
+            return 0.0
+        step = Conversion(Collective.ALL_GATHER, delivery.stored, REPLICATED)
+        return self._transfer_seconds(value, step)
+
+    def memory_share(self, value: int, delivery: Delivery) -> float:
+        """(6) and (7)."""
+        amount, states = held_bytes(self.graph, value, delivery)
+        return max((self._worst(amount, state) for state in states), default=0.0)
+
+    def _worst(self, num_bytes: float, state: State) -> float:
+        return max(num_bytes * s / cap for s, cap in zip(self.shares(state), self.pricing.group.memory, strict=True))
+
+    def device_bytes(self, choice: Sequence[int]) -> tuple[float, ...]:
+        """What each device holds under a choice: (6) and (7) exactly."""
+        held = [0.0] * len(self.ratios)
+        for value in range(len(self.graph.values)):
+            amount, states = held_bytes(self.graph, value, self.deliveries[value][choice[len(self.rows) + value]])
+            for rank in range(len(held)):
+                held[rank] += amount * max((self.shares(state)[rank] for state in states), default=0.0)
+        return tuple(held)
+
+    @cached_property
+    def problem(self) -> Problem:
+        """Variables: rows of nodes first, then deliveries of values."""
+        nodes = len(self.graph.nodes)
+        costs = [self._row_costs(index) for index in range(nodes)]
+        costs += [self._value_costs(value) for value in range(len(self.graph.values))]
+        pairs: list[tuple[int, int, Table]] = []
+        for index, node in enumerate(self.graph.nodes):
+            for place, value in enumerate(node.outputs):
+                if value is not None:
+                    pairs.append((index, nodes + value, self._made(index, place, value)))
+            for value, places in _places(node.inputs).items():
+                if len(self.deliveries[value]) > 1 or REPLICATED not in self.deliveries[value][0].states:
+                    pairs.append((index, nodes + value, self._taken(index, places, value)))
+        for parameter, gradient in self.graph.gradients:
+            pairs.append((nodes + parameter, nodes + gradient, self._trained(parameter, gradient)))
+        return Problem(costs=tuple(costs), pairs=tuple(pairs))
+
+    @cached_property
+    def memory(self) -> tuple[Table, ...]:
+        """(6) and (7) per variable, zero for rows."""
+        zero = [self._zeros(len(rows)) for rows in self.rows]
+        return (*zero, *(self._memory_costs(value) for value in range(len(self.graph.values))))
+
+    def _intern(self, key: object, make: Callable[[], Table]) -> Table:
+        if key not in self._interned:
+            self._interned[key] = make()
+        return self._interned[key]
+
+    def _zeros(self, count: int) -> Table:
+        return self._intern(("none", count), lambda: np.zeros(count))
+
+    def _row_costs(self, index: int) -> Table:
+        rows = self.rows[index]
+        key = ("row", id(rows), *self.row_work(index))
+        return self._intern(key, lambda: np.array([self.row_seconds(index, row) for row in rows]))
+
+    def _value_costs(self, value: int) -> Table:
+        options = self.deliveries[value]
+        if self.graph.values[value].role is not Role.PARAMETER:
+            return self._zeros(len(options))
+        key = ("parameter", options, self.moved_bytes(value))
+        return self._intern(key, lambda: np.array([self.parameter_seconds(value, option) for option in options]))
+
+    def _memory_costs(self, value: int) -> Table:
+        options = self.deliveries[value]
+        kept = value in self.graph.kept
+        described = self.graph.values[value]
+        key = ("memory", options, described.num_bytes, described.role, kept)
+        return self._intern(key, lambda: np.array([self.memory_share(value, option) for option in options]))
+
+    def _made(self, index: int, place: int, value: int) -> Table:
+        """(2)."""
+        rows, options = self.rows[index], self.deliveries[value]
+        made = tuple(row.outputs[place] for row in rows)
+        key = ("made", made, options, self.moved_bytes(value))
+        return self._intern(
+            key, lambda: np.array([[self.delivery_seconds(value, m, option) for option in options] for m in made])
+        )
+
+    def _taken(self, index: int, places: tuple[int, ...], value: int) -> Table:
+        """(4)."""
+        rows, options = self.rows[index], self.deliveries[value]
+        needs = tuple(tuple(row.inputs[place] for place in places) for row in rows)
+        return self._intern(
+            ("taken", needs, options),
+            lambda: np.array([[0.0 if all(map(option.has, need)) else np.inf for option in options] for need in needs]),
+        )
+
+    def _trained(self, parameter: int, gradient: int) -> Table:
+        """(5)."""
+        ours, theirs = self.deliveries[parameter], self.deliveries[gradient]
+
+        def fits(one: Delivery, other: Delivery) -> bool:
+            assert one.stored is not None
+            return other.has(one.stored)
+
+        return self._intern(
+            ("trained", ours, theirs),
+            lambda: np.array([[0.0 if fits(one, other) else np.inf for other in theirs] for one in ours]),
+        )
+
+
+def _places(inputs: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """Per value, where among the operands it stands."""
+    found: dict[int, list[int]] = {}
+    for place, value in enumerate(inputs):
+        found.setdefault(value, []).append(place)
+    return {value: tuple(places) for value, places in found.items()}
+
+
+def _busiest(graph: Graph, count: int) -> frozenset[int]:
+    """The made values that most operations read."""
+    made = sorted(graph.producer, key=lambda value: (-len(graph.consumers[value]), value))
+    return frozenset(made[:count])
+
+
+def held_bytes(graph: Graph, value: int, delivery: Delivery) -> tuple[float, tuple[State, ...]]:
+    """Bytes that a value keeps occupied if it is whole, and the states in which it does; nothing if it is not kept."""
+    described = graph.values[value]
+    if described.role is Role.PARAMETER:
+        assert delivery.stored is not None
+        return 2 * described.num_bytes + OPTIMIZER_BYTES * described.elements, (delivery.stored,)
+    if value in graph.kept and described.role is Role.RESULT:
+        return described.num_bytes, delivery.states
+    return 0.0, ()
+
+
+def _shared_constants(graph: Graph) -> frozenset[int]:
+    """Values that many operations read and no parameter enters (masks, rotary angles): every device has them whole.
+
+    They cost little to make and would tie every layer to every other in the search.
+    """
+    learned: set[int] = set(graph.parameters)
+    for node in graph.nodes:
+        if any(value in learned for value in node.inputs):
+            learned.update(value for value in node.outputs if value is not None)
+    made = graph.producer
+    return frozenset(v for v in made if v not in learned and len(graph.consumers[v]) > 2)

@@ -1,0 +1,192 @@
+"""The cheapest distributed program of a captured step: which device holds what, and which collectives run between.
+
+    (1)  program for given ratios    A* over rows and deliveries (``placement``, ``capped``), exact for its costs
+    (2)  ratios for a given program  a linear programme (``ratios``)
+    (3)  (1) and (2) alternate until a round gains nothing; the first round starts from even ratios and from ratios by
+         speed, whichever is better
+
+The program found costs no more than what it started from, and its certificate is for the ratios that it ends with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from argosy.cost.group import DeviceGroup, Way
+from argosy.errors import InfeasibleError
+from argosy.solve.capped import Found, cheapest
+from argosy.solve.elimination import TangledError
+from argosy.solve.placement import Placement, Pricing
+from argosy.solve.ratios import best_ratios
+from argosy.space.delivery import Conversion, Delivery, conversions
+from argosy.space.rules import Choices, Kind, Row
+from argosy.space.sharding import REPLICATED
+from argosy.workload.graph import Graph, Role
+
+MOST_ROUNDS = 6
+PINNED = (0, 1, 2, 4, 8, 16, 32, 64)
+"""How many of the busiest values are kept whole, tried in turn, where a graph is too tangled for an exact search."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """One collective of a program."""
+
+    value: int
+    step: Conversion
+    way: Way
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A distributed program: for every operation how it is done, for every value where it is."""
+
+    graph: Graph
+    group: DeviceGroup
+    ratios: tuple[float, ...]
+    rows: tuple[Row, ...]
+    deliveries: tuple[Delivery, ...]
+    moves: tuple[Move, ...]
+    compute_seconds: float
+    device_bytes: tuple[float, ...]
+    """Model, gradients, optimizer state and kept activations per device."""
+    bound: float
+    """Seconds below which no program at these ratios gets."""
+    unknown: tuple[str, ...] = ()
+    """Operations that no rule knows, done in full by every device."""
+
+    @property
+    def transfer_seconds(self) -> float:
+        return sum(move.seconds for move in self.moves)
+
+    @property
+    def seconds(self) -> float:
+        """Predicted time of one step, the optimizer apart."""
+        return self.compute_seconds + self.transfer_seconds
+
+    def stored(self, parameter: int) -> Delivery:
+        return self.deliveries[parameter]
+
+    def __repr__(self) -> str:
+        shares = " / ".join(f"{ratio:.3g}" for ratio in self.ratios)
+        what = f"{self.graph.name} on {len(self.group)} devices at {shares}"
+        return f"{what}: {self.seconds:.6g} s, {len(self.moves)} collectives"
+
+
+def find_program(
+    graph: Graph,
+    pricing: Pricing,
+    *,
+    ratios: Sequence[float] | None = None,
+    kind: Kind = Kind.ANY,
+    capped: bool = True,
+    rounds: int = MOST_ROUNDS,
+) -> Program:
+    """(3); with ``ratios`` given, (1) alone. ``kind`` restricts the search to what simpler systems do."""
+    choices = Choices(graph, len(pricing.group), kind=kind)
+    if ratios is not None:
+        return program_at(graph, choices, pricing, ratios, capped=capped)
+    starts = dict.fromkeys((pricing.group.by_speed, pricing.group.even))
+    found = [_attempt(graph, choices, pricing, start, capped=capped) for start in starts]
+    feasible = [program for program in found if isinstance(program, Program)]
+    if not feasible:
+        raise next(error for error in found if isinstance(error, InfeasibleError))
+    best = min(feasible, key=lambda program: program.seconds)
+    for _ in range(rounds):
+        trial = _attempt(graph, choices, pricing, best_ratios(best, choices, pricing), capped=capped)
+        if not isinstance(trial, Program) or trial.seconds >= best.seconds * (1 - 1e-6):
+            break
+        best = trial
+    return best
+
+
+def _attempt(
+    graph: Graph, choices: Choices, pricing: Pricing, ratios: Sequence[float], *, capped: bool
+) -> Program | InfeasibleError:
+    try:
+        return program_at(graph, choices, pricing, ratios, capped=capped)
+    except InfeasibleError as error:
+        return error
+
+
+def program_at(
+    graph: Graph, choices: Choices, pricing: Pricing, ratios: Sequence[float], *, capped: bool = True
+) -> Program:
+    """(1)."""
+    for pinned in PINNED:
+        placement = Placement(graph, choices, pricing, ratios, pinned=pinned)
+        try:
+            found = cheapest(placement.problem, placement.memory if capped else None)
+        except TangledError:
+            continue
+        return described(placement, found)
+    raise InfeasibleError(f"{graph.name} is too tangled to be searched")
+
+
+def described(placement: Placement, found: Found) -> Program:
+    """The program that an assignment means."""
+    graph, choices = placement.graph, placement.choices
+    nodes = len(graph.nodes)
+    rows = tuple(options[x] for options, x in zip(placement.rows, found.choice[:nodes], strict=True))
+    taken = tuple(options[x] for options, x in zip(placement.deliveries, found.choice[nodes:], strict=True))
+    moves = []
+    for value, delivery in enumerate(taken):
+        for step in _steps(graph, rows, value, delivery):
+            seconds, way = placement.transfer(value, step)
+            moves.append(Move(value=value, step=step, way=way, seconds=seconds))
+    compute = sum(placement.row_seconds(index, row) for index, row in enumerate(rows))
+    return Program(
+        graph=graph,
+        group=placement.pricing.group,
+        ratios=placement.ratios,
+        rows=rows,
+        deliveries=taken,
+        moves=tuple(moves),
+        compute_seconds=compute,
+        device_bytes=placement.device_bytes(found.choice),
+        bound=found.bound,
+        unknown=choices.unknown,
+    )
+
+
+def _steps(graph: Graph, rows: Sequence[Row], value: int, delivery: Delivery) -> tuple[Conversion, ...]:
+    """The conversions of a value under a program."""
+    if graph.values[value].role is Role.PARAMETER:
+        made = delivery.stored
+        assert made is not None
+    elif value in graph.producer:
+        node = graph.producer[value]
+        made = rows[node].outputs[graph.nodes[node].outputs.index(value)]
+    else:
+        made = REPLICATED
+    found = conversions(made, delivery)
+    assert found is not None
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """Another place for a value, and what the best program with it costs."""
+
+    delivery: Delivery
+    seconds: float
+
+
+def alternatives(program: Program, pricing: Pricing, value: int) -> tuple[Alternative, ...]:
+    """Why a value is placed as it is: the cheapest program for every other delivery of it, best first."""
+    placement = Placement(program.graph, Choices(program.graph, len(program.group)), pricing, program.ratios)
+    problem = placement.problem
+    variable = len(program.graph.nodes) + value
+    found = []
+    for place, delivery in enumerate(placement.deliveries[value]):
+        pinned = problem.costs[variable].copy()
+        pinned[[x for x in range(len(pinned)) if x != place]] = float("inf")
+        costs = (*problem.costs[:variable], pinned, *problem.costs[variable + 1 :])
+        try:
+            solved = cheapest(replace(problem, costs=costs), placement.memory)
+        except InfeasibleError:
+            continue
+        found.append(Alternative(delivery=delivery, seconds=solved.value))
+    return tuple(sorted(found, key=lambda one: one.seconds))

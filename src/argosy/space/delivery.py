@@ -1,0 +1,89 @@
+"""In which states a value is had: as it was made, and after at most one collective.
+
+A value is *delivered* in a set of states: consumers take whichever of them they need, so one all-gather serves all.
+From a replicated tensor any shard is a slice and a partial sum is "one device keeps it", both free. What turns the
+state in which an operation leaves a value into a delivery is
+
+    (1)  partial -> whole          all-reduce             (2)  partial -> sharded      reduce-scatter
+    (3)  sharded -> whole          all-gather             (4)  sharded -> other dim    all-to-all
+    (5)  whole -> anything         a slice
+
+A parameter is *stored* in one state, its gradient must be delivered in that state, and it is used as stored or after
+one all-gather; gathering what is stored in shards is what ZeRO and a parameter server do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from argosy.cost.group import Collective
+from argosy.space.sharding import PARTIAL, REPLICATED, State
+from argosy.workload.graph import Graph, Role
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """The states in which a value can be taken, and for a parameter the one it is stored in."""
+
+    states: tuple[State, ...]
+    stored: State | None = None
+
+    def has(self, state: State) -> bool:
+        return REPLICATED in self.states or state in self.states
+
+    def __str__(self) -> str:
+        shown = " and ".join(map(str, self.states))
+        return shown if self.stored in (None, self.states[0]) else f"{shown}, stored {self.stored}"
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """One collective between two states of a value."""
+
+    kind: Collective
+    before: State
+    after: State
+
+
+WHOLE = Delivery((REPLICATED,))
+
+
+def deliveries(graph: Graph, value: int, cuts: tuple[State, ...]) -> tuple[Delivery, ...]:
+    """Every delivery of a value that is worth considering."""
+    described = graph.values[value]
+    match described.role:
+        case Role.PARAMETER:
+            stored = (REPLICATED, *cuts)
+            used = [Delivery((state,), state) for state in stored]
+            return (*used, *(Delivery((REPLICATED,), state) for state in cuts))
+        case Role.RESULT:
+            partial = (PARTIAL,) if described.is_floating else ()
+            found = [Delivery((state,)) for state in (REPLICATED, *partial, *cuts)]
+            if len(graph.consumers[value]) > 1:
+                found += [Delivery((PARTIAL, cut)) for cut in cuts if partial]
+                found += [Delivery((one, other)) for i, one in enumerate(cuts) for other in cuts[i + 1 :]]
+            return tuple(found)
+    return (WHOLE,)
+
+
+def conversions(made: State, delivery: Delivery) -> tuple[Conversion, ...] | None:
+    """(1) to (5): what it takes to deliver a value that was made in a state; None if no one collective does."""
+    missing = [state for state in delivery.states if state != made]
+    if made == REPLICATED:
+        return tuple(Conversion(Collective.SLICE, made, state) for state in missing)
+    if len(missing) > 1:
+        return None
+    if not missing:
+        return ()
+    (target,) = missing
+    kind = collective(made, target)
+    return None if kind is None else (Conversion(kind, made, target),)
+
+
+def collective(made: State, target: State) -> Collective | None:
+    """The collective from one state that is not replicated to another; between cuts of one dim a gather and a slice."""
+    if target == PARTIAL:
+        return None
+    if made == PARTIAL:
+        return Collective.ALL_REDUCE if target == REPLICATED else Collective.REDUCE_SCATTER
+    return Collective.ALL_GATHER if target == REPLICATED or target.dim == made.dim else Collective.ALL_TO_ALL

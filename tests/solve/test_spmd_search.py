@@ -1,0 +1,252 @@
+"""The search for programs is optimal for its costs: an integer programme, Dijkstra and brute force agree."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from typing import Any
+
+import highspy
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from spmd_models import captured, linear_graph
+
+from argosy.cost.group import DeviceGroup
+from argosy.errors import InfeasibleError
+from argosy.solve.capped import cheapest
+from argosy.solve.elimination import Problem, TangledError, eliminate
+from argosy.solve.placement import Placement, Pricing
+from argosy.solve.ratios import closed_form, solve_ratios
+from argosy.solve.spmd import alternatives, find_program
+from argosy.space.rules import Choices
+from argosy.space.sharding import REPLICATED
+from argosy.workload.graph import Role
+
+
+def group(count: int = 3, *, bandwidth: float = 1e9, memory: float = 1e12, speed: float = 1e8) -> DeviceGroup:
+    return DeviceGroup(
+        names=tuple(f"d{i}" for i in range(count)),
+        flops=tuple(speed * (2 if i == 0 else 1) for i in range(count)),
+        memory_bandwidths=(1e10,) * count,
+        memory=(memory,) * count,
+        bandwidth=bandwidth,
+        latency=1e-6,
+    )
+
+
+def random_problem(rng: np.random.Generator, count: int, edges: int, *, forbidden: float = 0.2) -> Problem:
+    sizes = rng.integers(1, 4, count)
+    costs = tuple(rng.uniform(0, 1, size) for size in sizes)
+    pairs = []
+    for _ in range(edges):
+        i, j = (int(x) for x in rng.choice(count, 2, replace=False))
+        table = rng.uniform(0, 1, (sizes[i], sizes[j]))
+        table[rng.uniform(size=table.shape) < forbidden] = np.inf
+        pairs.append((i, j, table))
+    return Problem(costs=costs, pairs=tuple(pairs))
+
+
+def brute_force(problem: Problem, weights: Any = None) -> float:
+    best = float("inf")
+    for choice in itertools.product(*(range(len(cost)) for cost in problem.costs)):
+        if weights is None or sum(w[x] for w, x in zip(weights, choice, strict=True)) <= 1:
+            best = min(best, problem.value(choice))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_elimination_equals_brute_force(seed: int) -> None:
+    problem = random_problem(np.random.default_rng(seed), 7, 9)
+    found = eliminate(problem)
+    expected = brute_force(problem)
+    if np.isfinite(expected):
+        assert found.value == pytest.approx(expected, rel=1e-12)
+        assert problem.value(found.choice) == pytest.approx(expected, rel=1e-12)
+    else:
+        assert found.value == expected
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_capped_search_equals_brute_force(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    problem = random_problem(rng, 8, 10, forbidden=0.1)
+    weights = [rng.uniform(0, 0.4, len(cost)) for cost in problem.costs]
+    expected = brute_force(problem, weights)
+    if not np.isfinite(expected):
+        with pytest.raises(InfeasibleError):
+            cheapest(problem, weights)
+        return
+    found = cheapest(problem, weights)
+    assert found.value == pytest.approx(expected, rel=1e-9)
+    assert found.bound == pytest.approx(expected, rel=1e-6), "the optimum is proven"
+    assert sum(w[x] for w, x in zip(weights, found.choice, strict=True)) <= 1
+
+
+def _total(both: dict[tuple[int, int], Any], x: int | None = None, y: int | None = None) -> Any:
+    terms = [term for (a, b), term in both.items() if x in (None, a) and y in (None, b)]
+    return sum(terms[1:], terms[0] + 0.0) if terms else 0.0
+
+
+def integer_programme(problem: Problem, weights: Any = None) -> float:
+    """(1) of ``elimination`` as HiGHS sees it: a binary per choice, one per pair of choices."""
+    solver: Any = highspy.Highs()
+    solver.setOptionValue("output_flag", False)
+    solver.setOptionValue("mip_rel_gap", 0.0)
+    scale = 1e6  # HiGHS stops at absolute gaps of 1e-6
+    chosen = [[solver.addBinary(obj=scale * float(c)) for c in cost] for cost in problem.costs]
+    for binaries in chosen:
+        solver.addConstr(sum(binaries[1:], binaries[0] + 0.0) == 1)
+    for i, j, table in problem.pairs:
+        both = {}
+        for x, y in itertools.product(range(table.shape[0]), range(table.shape[1])):
+            if np.isfinite(table[x, y]):
+                both[x, y] = solver.addVariable(lb=0.0, ub=1.0, obj=scale * float(table[x, y]))
+        for x in range(table.shape[0]):
+            solver.addConstr(_total(both, x=x) - chosen[i][x] == 0)
+        for y in range(table.shape[1]):
+            solver.addConstr(_total(both, y=y) - chosen[j][y] == 0)
+    if weights is not None:
+        rows = zip(weights, chosen, strict=True)
+        terms = [float(w) * b for table, row in rows for w, b in zip(table, row, strict=True)]
+        solver.addConstr(sum(terms[1:], terms[0]) <= 1)
+    solver.run()
+    return float(solver.getInfo().objective_function_value) / scale
+
+
+CASES = [("perceptron", 1e9), ("perceptron", 1e7), ("towers", 1e8), ("plain", 1e9)]
+
+
+@pytest.mark.parametrize(("name", "bandwidth"), CASES)
+def test_programs_equal_the_integer_programme(name: str, bandwidth: float) -> None:
+    graph = captured(name)
+    pricing = Pricing(group=group(bandwidth=bandwidth))
+    placement = Placement(graph, Choices(graph, 3), pricing, (0.5, 0.25, 0.25))
+    found = find_program(graph, pricing, ratios=(0.5, 0.25, 0.25))
+    assert found.seconds == pytest.approx(integer_programme(placement.problem), rel=1e-6)
+    assert found.bound == pytest.approx(found.seconds, rel=1e-9)
+
+
+def test_programs_under_a_memory_cap_equal_the_integer_programme() -> None:
+    graph = captured("perceptron")
+    free = find_program(graph, Pricing(group=group(bandwidth=1e6)), ratios=(0.5, 0.25, 0.25))
+    for share in (0.95, 0.8, 0.65):
+        pricing = Pricing(group=group(bandwidth=1e6, memory=share * max(free.device_bytes)))
+        placement = Placement(graph, Choices(graph, 3), pricing, (0.5, 0.25, 0.25))
+        expected = integer_programme(placement.problem, placement.memory)
+        found = find_program(graph, pricing, ratios=(0.5, 0.25, 0.25))
+        assert max(found.device_bytes) <= pricing.group.memory[0] * (1 + 1e-9)
+        assert found.seconds == pytest.approx(expected, rel=1e-6) and found.seconds > free.seconds
+
+
+def dijkstra(placement: Placement) -> float:
+    """Uniform-cost search over instructions in the graph's order; a state is what is delivered and still needed."""
+    graph = placement.graph
+    stored = list(graph.parameters)
+    last = {v: max(graph.consumers[v], default=-1) for v in range(len(graph.values))}
+    trained = {gradient: parameter for parameter, gradient in graph.gradients}
+    whole = [v for role in (Role.INPUT, Role.BUFFER, Role.CONSTANT) for v in graph.with_role(role)]
+    heap: list[Any] = []
+    ticket = itertools.count()
+    for options in itertools.product(*(placement.deliveries[v] for v in stored)):
+        cost = sum(placement.parameter_seconds(v, option) for v, option in zip(stored, options, strict=True))
+        state = (*zip(stored, options, strict=True), *((v, placement.deliveries[v][0]) for v in whole))
+        heapq.heappush(heap, (cost, next(ticket), 0, state))
+    seen: set[Any] = set()
+    while heap:
+        cost, _, index, state = heapq.heappop(heap)
+        if (index, state) in seen:
+            continue
+        seen.add((index, state))
+        if index == len(graph.nodes):
+            return float(cost)
+        node, have = graph.nodes[index], dict(state)
+        made = [v for v in node.outputs if v is not None]
+        for row in placement.rows[index]:
+            if not all(have[v].has(need) for v, need in zip(node.inputs, row.inputs, strict=True)):
+                continue
+            for options in itertools.product(*(placement.deliveries[v] for v in made)):
+                extra = placement.row_seconds(index, row)
+                for value, option in zip(made, options, strict=True):
+                    extra += placement.delivery_seconds(value, row.outputs[node.outputs.index(value)], option)
+                    if value in trained and not option.has(have[trained[value]].stored):
+                        extra = float("inf")
+                if extra < float("inf"):
+                    after = {**have, **dict(zip(made, options, strict=True))}
+                    keep = tuple(sorted(((v, d) for v, d in after.items() if last[v] > index or v in stored), key=str))
+                    heapq.heappush(heap, (cost + extra, next(ticket), index + 1, keep))
+    return float("inf")
+
+
+def test_programs_equal_dijkstra() -> None:
+    graph = linear_graph(batch=6, width=8, out=4)
+    for bandwidth in (1e6, 1e8, 1e11):
+        placement = Placement(graph, Choices(graph, 2), Pricing(group=group(2, bandwidth=bandwidth)), (0.5, 0.5))
+        assert cheapest(placement.problem).value == pytest.approx(dijkstra(placement), rel=1e-9)
+
+
+def test_a_tangled_graph_says_so() -> None:
+    rng = np.random.default_rng(0)
+    costs = tuple(rng.uniform(size=12) for _ in range(14))
+    pairs = tuple((i, j, rng.uniform(size=(12, 12))) for i in range(14) for j in range(i))
+    with pytest.raises(TangledError, match="tangled"):
+        eliminate(Problem(costs=costs, pairs=pairs))
+
+
+def lp_oracle(speeds: list[float], work: float, padded: float, caps: list[float]) -> float:
+    solver: Any = highspy.Highs()
+    solver.setOptionValue("output_flag", False)
+    shares = [solver.addVariable(lb=0.0, ub=cap) for cap in caps]
+    slowest, largest = solver.addVariable(lb=0.0, obj=work), solver.addVariable(lb=0.0, obj=padded)
+    for share, speed in zip(shares, speeds, strict=True):
+        solver.addConstr(slowest * speed >= share)
+        solver.addConstr(largest >= share)
+    solver.addConstr(sum(shares[1:], shares[0] + 0.0) == 1)
+    solver.run()
+    return float(solver.getInfo().objective_function_value)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.floats(0.2, 5.0), min_size=2, max_size=7), st.floats(0, 5), st.floats(0, 5), st.integers(0, 2**31))
+def test_the_closed_form_equals_the_programme(speeds: list[float], work: float, padded: float, seed: int) -> None:
+    caps = np.random.default_rng(seed).uniform(1.2 / len(speeds), 1.0, len(speeds)).tolist()
+    value, ratios = closed_form(speeds, work, padded, caps)
+    assert sum(ratios) == pytest.approx(1)
+    assert value == pytest.approx(lp_oracle(speeds, work, padded, caps), rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_full_programme_is_no_worse_than_any_other_ratios(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    work = rng.uniform(0.1, 1.0, (5, 4))
+
+    def cost(ratios: Any) -> float:
+        return float((work * ratios).max(1).sum() + 0.5 * max(ratios))
+
+    best = cost(solve_ratios(work, 0.5, least=0.0))
+    others = rng.dirichlet(np.ones(4), 4000)
+    assert best <= min(cost(other) for other in others) + 1e-9
+    closed = closed_form(list(1 / work.sum(0)), 1.0, 0.5)[1]
+    assert best <= cost(closed) + 1e-9
+
+
+def test_alternating_never_loses() -> None:
+    graph = captured("language")
+    for bandwidth in (1e7, 1e9, 1e11):
+        pricing = Pricing(group=group(3, bandwidth=bandwidth))
+        found = find_program(graph, pricing)
+        fixed = [find_program(graph, pricing, ratios=r) for r in (pricing.group.even, pricing.group.by_speed)]
+        assert found.seconds <= min(program.seconds for program in fixed) * (1 + 1e-12)
+        assert sum(found.ratios) == pytest.approx(1)
+
+
+def test_a_placement_is_explained_by_what_else_would_cost() -> None:
+    graph = captured("plain")
+    pricing = Pricing(group=group(2))
+    program = find_program(graph, pricing, ratios=(0.6, 0.4))
+    value = graph.parameters[4]
+    others = alternatives(program, pricing, value)
+    assert others[0].seconds == pytest.approx(program.seconds) and others[0].delivery == program.deliveries[value]
+    assert len(others) > 2 and others[1].seconds >= others[0].seconds
+    assert REPLICATED in {other.delivery.stored for other in others}
