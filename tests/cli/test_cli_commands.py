@@ -15,6 +15,7 @@ COMMANDS = [
     ("demo",),
     ("simulate",),
     ("calibrate",),
+    ("export",),
     ("trace",),
     ("devices",),
     ("models",),

@@ -13,6 +13,7 @@ from argosy.cli.compare import compare
 from argosy.cli.demo import demo
 from argosy.cli.devices import devices
 from argosy.cli.explain import explain
+from argosy.cli.export import export
 from argosy.cli.lab import lab_app
 from argosy.cli.models import models
 from argosy.cli.plan import plan
@@ -61,6 +62,7 @@ COMMANDS = (
     simulate,
     trace,
     calibrate,
+    export,
     probe,
     report,
     devices,
