@@ -19,6 +19,7 @@ COMMANDS = [
     ("trace",),
     ("devices",),
     ("models",),
+    ("run",),
     ("cluster", "show"),
     ("cluster", "check"),
 ]

@@ -19,6 +19,7 @@ from argosy.cli.models import models
 from argosy.cli.plan import plan
 from argosy.cli.probe import probe
 from argosy.cli.report import report
+from argosy.cli.run import run
 from argosy.cli.simulate import simulate
 from argosy.cli.trace import trace
 
@@ -60,6 +61,7 @@ COMMANDS = (
     compare,
     explain,
     simulate,
+    run,
     trace,
     calibrate,
     export,

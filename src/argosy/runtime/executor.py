@@ -20,8 +20,9 @@ from argosy.plan.plan import Plan
 from argosy.runtime.batch import portion
 from argosy.runtime.carry import Carry, CarryForm, TensorForm, describe, loads_form
 from argosy.runtime.defer import Debt, Deferral, settle
+from argosy.runtime.failure import in_contact
 from argosy.runtime.measure import Recorder
-from argosy.runtime.ranks import Link, Seat, links_between, seats_of, worker_of
+from argosy.runtime.ranks import Link, Seat, devices_by_rank, links_between, seats_of, worker_of
 from argosy.runtime.stage import StageProgram
 from argosy.runtime.transport import Arrival, Transport
 from argosy.schedule import Action, ActionKind, ScheduleKind, build_schedule, with_communication
@@ -87,6 +88,7 @@ class Executor:
     def follow(self, plan: Plan) -> None:
         """Take the schedule and the shares of a plan with the same stages on the same ranks, from the next step on."""
         self.plan = plan
+        self.devices = devices_by_rank(plan)
         seats = seats_of(plan)
         earlier = self.stages
         self.stages = {}
@@ -116,7 +118,8 @@ class Executor:
         self.losses = torch.zeros(self.plan.num_micro_batches, dtype=torch.float64, device=self.transport.device)
         for action in self.row if self._is_informed() else self.first_row:
             self._act(action, batch)
-        self.transport.finish()
+        with in_contact("while the last messages of the step were leaving"):
+            self.transport.finish()
         return self.losses
 
     def _is_informed(self) -> bool:
@@ -238,7 +241,8 @@ class Executor:
         links = stage.upstream if gradient else stage.downstream
         target = stage.seat.stage + (-1 if gradient else 1)
         key = (stage.seat.stage, index, gradient)
-        with self.recorder.sending(stage.seat.stage, index, gradient=gradient):
+        told = self._peers(f"sending micro-batch {index}", links)
+        with self.recorder.sending(stage.seat.stage, index, gradient=gradient), in_contact(told):
             for link in links:
                 for position, tensor in enumerate(tensors):
                     tag = self._tag(target, index, position, gradient=gradient)
@@ -250,12 +254,13 @@ class Executor:
         links = stage.downstream if gradient else stage.upstream
         buffers: list[Tensor] = []
         works = []
-        for position, form in enumerate(self._forms(stage, gradient=gradient)):
-            buffer = self.transport.buffer((stage.seat.samples, *form.shape), form.dtype)
-            buffers.append(buffer)
-            tag = self._tag(stage.seat.stage, index, position, gradient=gradient)
-            for link in links:
-                works.append(self.transport.post(buffer[link.begin : link.end], link.peer, tag, gradient=gradient))
+        with in_contact(self._peers(f"posting receives of micro-batch {index}", links)):
+            for position, form in enumerate(self._forms(stage, gradient=gradient)):
+                buffer = self.transport.buffer((stage.seat.samples, *form.shape), form.dtype)
+                buffers.append(buffer)
+                tag = self._tag(stage.seat.stage, index, position, gradient=gradient)
+                for link in links:
+                    works.append(self.transport.post(buffer[link.begin : link.end], link.peer, tag, gradient=gradient))
         stage.arriving[gradient, index] = Arrival(buffers, works, self.transport.device)
 
     def _forms(self, stage: Hosted, *, gradient: bool) -> tuple[TensorForm, ...]:
@@ -270,10 +275,16 @@ class Executor:
     def _arrived(self, stage: Hosted, action: Action, *, gradient: bool) -> list[Tensor]:
         key = (gradient, action.micro_batch)
         if key in stage.arriving:
-            with self.recorder.waiting(action):
+            links = stage.downstream if gradient else stage.upstream
+            with self.recorder.waiting(action), in_contact(self._peers(f"waiting for {action}'s input", links)):
                 return stage.arriving.pop(key).wait()
         neighbour = self.stages[stage.seat.stage + (1 if gradient else -1)]
         return neighbour.handed.pop(key)
+
+    def _peers(self, what: str, links: tuple[Link, ...]) -> str:
+        """``with rank 1 (v0.0) while ...``, for whoever reads that contact was lost."""
+        names = ", ".join(f"rank {link.peer} ({self.devices[link.peer]})" for link in links)
+        return f"with {names} while {what}"
 
     def _tag(self, target: int, index: int, position: int, *, gradient: bool) -> int:
         """Unique among the messages of a step from one rank to another."""

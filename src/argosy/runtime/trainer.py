@@ -23,6 +23,7 @@ from argosy.plan.plan import Plan
 from argosy.runtime.batch import check_batch
 from argosy.runtime.checkpoint import load, save, trainer_state
 from argosy.runtime.executor import Executor
+from argosy.runtime.failure import ElsewhereError, in_contact
 from argosy.runtime.gradients import Gradients
 from argosy.runtime.holding import Division, Proportions, keep_own, share_initial_values
 from argosy.runtime.initialise import Recording
@@ -142,11 +143,10 @@ class Trainer:
         self.recorder.step = self.steps
         self.executor.loss_scale = self.scale.value
         losses = self.executor.step(batch)
-        with self.recorder.reducing():
+        with self.recorder.reducing(), in_contact(f"while the gradients of step {self.steps} were summed"):
             self.gradients.reduce()
             loss, norm = self._agree(losses)
-        if not math.isfinite(loss):
-            raise RunError(self._not_finite(losses.tolist(), loss))
+        self._check_finite(loss, norm, losses)
         finite = math.isfinite(norm)
         if finite and self.optimizer is not None:
             with self.recorder.updating():
@@ -162,10 +162,7 @@ class Trainer:
         parts = torch.stack([losses.sum(), self.gradients.square_sum(self.device)])
         dist.all_reduce(parts)
         loss, squares = parts.tolist()
-        norm = math.sqrt(squares) / self.scale.value if squares >= 0 else math.nan
-        if not math.isfinite(norm) and not self.scale.active and math.isfinite(loss):
-            raise RunError(f"step {self.steps}: the gradient is not finite though the loss is {loss:g}")
-        return loss, norm
+        return loss, math.sqrt(squares) / self.scale.value if squares >= 0 else math.nan
 
     def _update(self, norm: float) -> None:
         factor = 1 / self.scale.value
@@ -177,10 +174,16 @@ class Trainer:
         self.optimizer.step()
         self.gradients.after_update()
 
-    def _not_finite(self, losses: list[float], loss: float) -> str:
-        mine = [index for index, value in enumerate(losses) if not math.isfinite(value)]
-        seen = f"in micro-batch {mine[0]} here" if mine else "on another rank"
-        return f"the loss of step {self.steps} is {loss}, {seen}; the weights are those of the step before"
+    def _check_finite(self, loss: float, norm: float, losses: torch.Tensor) -> None:
+        """Before the update, so that the weights are still good."""
+        if math.isfinite(loss):
+            if not math.isfinite(norm) and not self.scale.active:
+                raise RunError(f"the gradient of step {self.steps} is not finite, though the loss is {loss:g}")
+            return
+        mine = [index for index, value in enumerate(losses.tolist()) if not math.isfinite(value)]
+        if mine:
+            raise RunError(f"the loss of step {self.steps} is {loss}, first in micro-batch {mine[0]}")
+        raise ElsewhereError(f"the loss of step {self.steps} is {loss} on another rank")
 
     def held(self) -> Iterator[Held]:
         """What this rank updates, weight by weight."""

@@ -1,0 +1,230 @@
+"""``argosy run``: start a plan's processes, follow them, and say what came of it."""
+
+from __future__ import annotations
+
+import json as json_module
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from argosy.cli.options import Json, PlanSource, Quiet, Width
+
+if TYPE_CHECKING:
+    from argosy.plan.plan import Plan
+    from argosy.runtime.launch import Launch
+
+_POLL = 0.05
+_GRACE = 40.0
+"""Seconds that torchrun gets to end its workers when asked to."""
+_LOG = "torchrun.log"
+
+ProgramName = Annotated[
+    str, typer.Argument(metavar="FILE.py:build", help="A Python file and its function.", show_default=False)
+]
+
+
+def run(
+    plan: PlanSource,
+    program: ProgramName,
+    steps: Annotated[int, typer.Option("--steps", "-n", min=1, help="How many to train.")] = 10,
+    out: Annotated[Path, typer.Option("--out", help="Folder for progress, checkpoints and the timeline.")] = Path(
+        "run"
+    ),
+    save_every: Annotated[int, typer.Option("--save-every", min=0, help="Steps; always after the last one.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")] = False,
+    init: Annotated[Path | None, typer.Option("--init", help="Weights to begin with: a checkpoint or a file.")] = None,
+    clip: Annotated[float | None, typer.Option("--clip", min=0, help="Most that the gradient's norm may be.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the initial values.")] = 0,
+    node_rank: Annotated[int, typer.Option("--node-rank", min=0, help="Which of the plan's nodes this is.")] = 0,
+    address: Annotated[str | None, typer.Option("--address", help="Where node 0 is reached.")] = None,
+    port: Annotated[int | None, typer.Option("--port", help="On which port of it.")] = None,
+    patience: Annotated[float, typer.Option("--patience", min=1, help="Seconds to wait for a silent rank.")] = 600.0,
+    any_device: Annotated[
+        bool, typer.Option("--any-device", help="Run also where the hardware is not the plan's.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command of every node, and stop.")] = False,
+    slurm: Annotated[Path | None, typer.Option("--slurm", help="Write a batch script for SLURM, and stop.")] = None,
+    width: Width = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a program by a plan, and measure.
+
+    The file defines build() -> (model, loss_fn, batch), with loss_fn(model, batch) a mean over samples; it may define
+    optimizer(parameters) and data(step). With several nodes, run the same on each with its --node-rank.
+
+    \b
+    Examples:
+        argosy run plan.json train.py:build --steps 100
+        argosy run plan.json train.py --dry-run
+        argosy run plan.json train.py --slurm job.sh
+    """
+    from argosy.cli.terminal import print_json, stdout_console, write_file
+    from argosy.plan.file import load_plan
+    from argosy.runtime.launch import Launch, slurm_script
+    from argosy.runtime.launch import dry_run as commands
+    from argosy.runtime.program import split_name
+
+    split_name(program)
+    launch = Launch(
+        plan=load_plan(plan),
+        plan_file=plan,
+        program=program,
+        folder=out,
+        steps=steps,
+        save_every=save_every,
+        resume=resume,
+        init=None if init is None else str(init),
+        clip=clip,
+        seed=seed,
+        patience=patience,
+        any_device=any_device,
+        address=address,
+        port=port,
+    )
+    _check(launch, node_rank)
+    if slurm is not None:
+        write_file(slurm, slurm_script(launch).encode())
+        typer.echo(f"wrote {slurm}; submit it with: sbatch {slurm}")
+    elif dry_run:
+        typer.echo(commands(launch))
+    else:
+        figures = _figures(launch.plan, _follow(launch, node_rank, quiet=quiet), out)
+        if json:
+            print_json("run", figures)
+        else:
+            _show(stdout_console(width), launch.plan, figures)
+
+
+def _check(launch: Launch, node_rank: int) -> None:
+    """Everything that can be known before a process is started."""
+    from argosy.errors import InputError, Problem, bad_input
+    from argosy.plan.runnable import unsupported
+    from argosy.runtime.launch import check_port
+
+    sentences = unsupported(launch.plan)
+    if sentences:
+        hint = "argosy plan --runnable keeps to what runs"
+        raise InputError(
+            [
+                Problem(path="plan", found=text, expected="what the runtime executes", suggestion=hint)
+                for text in sentences
+            ]
+        )
+    if node_rank >= len(launch.nodes()):
+        raise bad_input(f"one of the plan's {len(launch.nodes())} nodes, from 0", node_rank, where="--node-rank")
+    check_port(launch, node_rank)
+
+
+def _follow(launch: Launch, node_rank: int, *, quiet: bool) -> list[dict[str, Any]]:
+    """Start torchrun, show progress, and return every step's figures; a ``RunError`` or ``InputError`` if it fails."""
+    from argosy.runtime.failure import clear_notes
+    from argosy.runtime.launch import command_line
+    from argosy.runtime.orphan import end_with_parent
+
+    launch.folder.mkdir(parents=True, exist_ok=True)
+    clear_notes(launch.folder)
+    progress, log = launch.folder / "progress.jsonl", launch.folder / _LOG
+    progress.unlink(missing_ok=True)
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command_line(launch, node_rank),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            preexec_fn=end_with_parent,  # noqa: PLW1509 (there is one thread)
+        )
+        asked = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        try:
+            lines = _watch(process, progress, launch.plan, launch.steps, quiet=quiet)
+        finally:
+            _end(process)
+            signal.signal(signal.SIGTERM, asked)
+    if process.returncode != 0:
+        _fail(launch, log.read_text(errors="replace"))
+    return lines
+
+
+def _watch(
+    process: subprocess.Popen[bytes], progress: Path, plan: Plan, steps: int, *, quiet: bool
+) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = []
+    while True:
+        ended = process.poll() is not None
+        text = progress.read_text().splitlines() if progress.exists() else []
+        for line in text[len(lines) :]:
+            lines.append(json_module.loads(line))
+            if not quiet:
+                sys.stderr.write(_progress_line(lines[-1], plan, steps) + "\n")
+        if ended:
+            return lines
+        time.sleep(_POLL)
+
+
+def _progress_line(line: dict[str, Any], plan: Plan, steps: int) -> str:
+    from argosy.units import TIME
+
+    rate = plan.global_batch / line["seconds"]
+    text = f"step {line['step']}  loss {line['loss']:.6g}  {rate:.4g} samples/s  {TIME.format(line['seconds'])}"
+    if plan.predicted is not None:
+        text += f" (predicted {TIME.format(plan.predicted.iteration_seconds)})"
+    return text
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """No worker stays behind: torchrun ends them when it is asked to end, and they end with it."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _fail(launch: Launch, log: str) -> None:
+    from argosy.errors import RunError
+    from argosy.runtime.failure import verdict
+    from argosy.runtime.ranks import devices_by_rank
+
+    sentence, exit_code = verdict(launch.folder, log, devices_by_rank(launch.plan))
+    error = RunError(f"{sentence}\nall output is in {launch.folder / _LOG}")
+    error.exit_code = exit_code
+    raise error
+
+
+def _figures(plan: Plan, lines: list[dict[str, Any]], out: Path) -> dict[str, Any]:
+    """What a run came to. The first step, which also prepares everything, counts only where it is the only one."""
+    seconds = sorted(line["seconds"] for line in lines[1:] or lines)
+    middle = seconds[len(seconds) // 2] if seconds else None
+    return {
+        "steps": len(lines),
+        "losses": [line["loss"] for line in lines],
+        "iteration_seconds": middle,
+        "samples_per_second": None if middle is None else plan.global_batch / middle,
+        "predicted_seconds": None if plan.predicted is None else plan.predicted.iteration_seconds,
+        "timeline": str(out / "timeline.json"),
+        "checkpoints": str(out / "checkpoints"),
+    }
+
+
+def _show(console: Any, plan: Plan, figures: dict[str, Any]) -> None:
+    from argosy.units import TIME
+
+    if not figures["losses"]:
+        console.print("this node's part of the run is done; node 0 shows the figures")
+        return
+    console.print(
+        f"{plan.model.name}: {figures['steps']} steps, loss {figures['losses'][0]:.6g} -> {figures['losses'][-1]:.6g}"
+    )
+    measured = TIME.format(figures["iteration_seconds"])
+    text = f"a step takes {measured} ({figures['samples_per_second']:.4g} samples/s)"
+    if figures["predicted_seconds"]:
+        change = 100 * (figures["iteration_seconds"] / figures["predicted_seconds"] - 1)
+        text += f"; predicted {TIME.format(figures['predicted_seconds'])} ({change:+.0f} %)"
+    console.print(text)
+    console.print(f"wrote {figures['timeline']} and {figures['checkpoints']}/", soft_wrap=True)

@@ -1,0 +1,84 @@
+"""What went wrong on a rank, written down so that whoever started the ranks can say who saw it first. Needs no torch.
+
+A rank that fails leaves a note in the run's folder and ends. The others lose contact and leave notes of their own,
+which are about somebody else and count only where nobody speaks for himself, as when a process is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from argosy.errors import RunError
+
+_TORCHRUN = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s*:\s*(-?\d+)")
+
+
+class ElsewhereError(RunError):
+    """Trouble on another rank: it went away, stopped answering, or says something worse."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """What a rank says about its end."""
+
+    rank: int
+    device: str
+    message: str
+    exit_code: int
+    first_hand: bool
+    """Whether it is about the rank itself."""
+    at: float
+    """Seconds since the epoch."""
+
+
+@contextlib.contextmanager
+def in_contact(what: str) -> Iterator[None]:
+    """Turn what torch.distributed raises when a peer goes away into a sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0].partition("] ")[2] or str(error).splitlines()[0]
+        raise ElsewhereError(f"lost contact {what}: {reason.partition('. This is typically')[0]}") from error
+
+
+def leave_note(folder: Path, *, rank: int, device: str, message: str, exit_code: int, first_hand: bool) -> None:
+    note = Note(rank=rank, device=device, message=message, exit_code=exit_code, first_hand=first_hand, at=time.time())
+    (folder / f"failure-{rank}.json").write_text(json.dumps(asdict(note)))
+
+
+def read_notes(folder: Path) -> list[Note]:
+    """First hand first, then by time."""
+    notes = [Note(**json.loads(path.read_text())) for path in sorted(folder.glob("failure-*.json"))]
+    return sorted(notes, key=lambda note: (not note.first_hand, note.at))
+
+
+def clear_notes(folder: Path) -> None:
+    for path in folder.glob("failure-*.json"):
+        path.unlink()
+
+
+def verdict(folder: Path, log: str, devices: Sequence[str]) -> tuple[str, int]:
+    """Who failed and why, and the exit code, from the notes and from what torchrun has said."""
+    notes = read_notes(folder)
+    told = {note.rank for note in notes if note.first_hand}
+    sentences = []
+    for rank, code in dict(_TORCHRUN.findall(log)).items():
+        if int(code) < 0 and int(code) != -signal.SIGTERM and int(rank) not in told:
+            name = signal.Signals(-int(code)).name
+            sentences.append(f"rank {rank} ({devices[int(rank)]}) was killed by {name}")
+    if notes and (notes[0].first_hand or not sentences):
+        sentences.append(f"rank {notes[0].rank} ({notes[0].device}): {notes[0].message}")
+    elif notes:
+        sentences.append(f"rank {notes[0].rank} ({notes[0].device}) saw it first: {notes[0].message}")
+    if not sentences:
+        last = [line for line in log.splitlines() if line.strip()][-1:]
+        sentences = [f"torchrun failed: {last[0].strip()}" if last else "torchrun failed and said nothing"]
+    exit_code = notes[0].exit_code if notes and notes[0].first_hand else RunError.exit_code
+    return "; ".join(sentences), exit_code

@@ -1,0 +1,121 @@
+"""From a plan to the processes that carry it out: command lines for torchrun, one per node. Needs no torch."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from argosy.errors import InputError, Problem
+from argosy.plan.plan import Plan
+from argosy.runtime.ranks import Node, nodes_of
+
+DEFAULT_PORT = 29500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A run to be."""
+
+    plan: Plan
+    plan_file: str
+    program: str
+    folder: Path
+    steps: int
+    save_every: int = 0
+    resume: bool = False
+    init: str | None = None
+    clip: float | None = None
+    seed: int = 0
+    patience: float = 600.0
+    any_device: bool = False
+    address: str | None = None
+    """Where rank 0 can be reached; its node's own name unless given."""
+    port: int | None = None
+
+    def nodes(self) -> tuple[Node, ...]:
+        return nodes_of(self.plan)
+
+
+def worker_arguments(launch: Launch) -> Iterator[str]:
+    """What every process is told."""
+    yield from (launch.plan_file, launch.program, "--out", str(launch.folder), "--steps", str(launch.steps))
+    yield from ("--seed", str(launch.seed), "--patience", f"{launch.patience:g}")
+    if launch.save_every:
+        yield from ("--save-every", str(launch.save_every))
+    if launch.resume:
+        yield "--resume"
+    if launch.init is not None:
+        yield from ("--init", launch.init)
+    if launch.clip is not None:
+        yield from ("--clip", f"{launch.clip:g}")
+    if launch.any_device:
+        yield "--any-device"
+
+
+def command_line(launch: Launch, node_rank: int, *, python: str = sys.executable) -> list[str]:
+    """torchrun for one node; on a single node it finds a free port by itself."""
+    nodes = launch.nodes()
+    command = [python, "-m", "torch.distributed.run", "--nproc-per-node", str(len(nodes[node_rank].devices))]
+    if len(nodes) == 1 and launch.port is None:
+        command += ["--standalone"]
+    else:
+        address = launch.address or ("127.0.0.1" if len(nodes) == 1 else nodes[0].name)
+        command += ["--nnodes", str(len(nodes)), "--node-rank", str(node_rank)]
+        command += ["--master-addr", address, "--master-port", str(launch.port or DEFAULT_PORT)]
+    return [*command, "-m", "argosy.runtime.worker", *worker_arguments(launch)]
+
+
+def dry_run(launch: Launch) -> str:
+    """The command of every node, under its name."""
+    lines = []
+    for rank, node in enumerate(launch.nodes()):
+        lines += [
+            f"# on {node.name}: {', '.join(node.devices)}",
+            shlex.join(command_line(launch, rank, python="python")),
+        ]
+    return "\n".join(lines)
+
+
+def slurm_script(launch: Launch) -> str:
+    """A batch script with one task per node; SLURM's own list of hosts stands in for the plan's names, in order."""
+    nodes = launch.nodes()
+    most = max(len(node.devices) for node in nodes)
+    counts = " ".join(str(len(node.devices)) for node in nodes)
+    arguments = shlex.join(worker_arguments(launch))
+    return f"""#!/bin/bash
+#SBATCH --job-name=argosy-{launch.plan.model.name}
+#SBATCH --nodes={len(nodes)}
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node={most}
+#SBATCH --output={launch.folder}/slurm-%j.out
+# The plan's nodes, in this order: {", ".join(node.name for node in nodes)}
+set -euo pipefail
+devices=({counts})
+export devices_text="${{devices[*]}}"
+address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+export address
+srun --kill-on-bad-exit=1 bash -c '
+devices=($devices_text)
+python -m torch.distributed.run --nproc-per-node "${{devices[$SLURM_NODEID]}}" \\
+  --nnodes {len(nodes)} --node-rank "$SLURM_NODEID" \\
+  --master-addr "$address" --master-port {launch.port or DEFAULT_PORT} \\
+  -m argosy.runtime.worker {arguments}
+'
+"""
+
+
+def check_port(launch: Launch, node_rank: int) -> None:
+    """Raise an ``InputError`` where rank 0's port is taken, before anything is started."""
+    if node_rank != 0 or launch.port is None:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", launch.port))
+        except OSError as error:
+            problem = Problem(path="--port", found=f"{launch.port} ({error.strerror})", expected="a free port")
+            raise InputError([problem]) from None

@@ -1,0 +1,146 @@
+"""One process of a run: ``python -m argosy.runtime.worker PLAN FILE.py:build ...``, started by torchrun.
+
+Rank 0 appends a line of JSON to ``progress.jsonl`` in the run's folder after every step and writes ``timeline.json`` at
+the end. A rank that fails leaves a note there (``failure``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from argosy.errors import ArgosyError, InputError, Problem
+from argosy.plan.file import load_plan
+from argosy.plan.plan import Plan
+from argosy.runtime import checkpoint
+from argosy.runtime.emulated import join_device, say_ready
+from argosy.runtime.failure import ElsewhereError, leave_note
+from argosy.runtime.hardware import check_hardware
+from argosy.runtime.initialise import Recording
+from argosy.runtime.orphan import end_with_parent
+from argosy.runtime.program import Program, load_program
+from argosy.runtime.ranks import devices_by_rank
+from argosy.runtime.trainer import Trainer, parallelize
+from argosy.runtime.world import check_supported, join
+from argosy.timeline.file import dumps_timeline
+
+PROGRESS, TIMELINE, CHECKPOINTS = "progress.jsonl", "timeline.json", "checkpoints"
+_RECORDED = 50
+"""Steps whose spans are kept."""
+
+
+def arguments(values: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="argosy.runtime.worker")
+    parser.add_argument("plan")
+    parser.add_argument("program")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--save-every", type=int, default=0)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--init", type=Path)
+    parser.add_argument("--clip", type=float)
+    parser.add_argument("--patience", type=float, default=600.0)
+    parser.add_argument("--any-device", action="store_true")
+    return parser.parse_args(values)
+
+
+def main(values: list[str]) -> int:
+    end_with_parent()
+    options = arguments(values)
+    rank = int(os.environ.get("RANK", "0"))
+    device = "?"
+    try:
+        plan = load_plan(options.plan)
+        devices = devices_by_rank(plan)
+        device = devices[rank] if rank < len(devices) else "no device of the plan"
+        work(options, plan, rank)
+    except ArgosyError as error:
+        first_hand = not isinstance(error, ElsewhereError)
+        _note(options, rank, device, str(error), error.exit_code, first_hand=first_hand)
+        return error.exit_code
+    except Exception as error:  # the user's own code: whatever it raises is told, with where
+        sys.stderr.write(traceback.format_exc())
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        message = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
+        _note(options, rank, device, message, 4, first_hand=True)
+        return 4
+    return 0
+
+
+def _note(options: Any, rank: int, device: str, message: str, exit_code: int, *, first_hand: bool) -> None:
+    options.out.mkdir(parents=True, exist_ok=True)
+    leave_note(options.out, rank=rank, device=device, message=message, exit_code=exit_code, first_hand=first_hand)
+
+
+def work(options: argparse.Namespace, plan: Plan, rank: int) -> None:
+    """Build, join, train, write down."""
+    join_device()
+    check_supported(plan)
+    if not options.any_device:
+        check_hardware(plan, rank)
+    program = load_program(options.program)
+    join(plan, patience=datetime.timedelta(seconds=options.patience))
+    trainer, data = prepare(program, plan, options)
+    say_ready()
+    train(trainer, data, options)
+    dist.destroy_process_group()
+
+
+def prepare(program: Program, plan: Plan, options: Any) -> tuple[Trainer, Callable[[int], Any]]:
+    """The trainer of this rank, and where its batches come from."""
+    torch.manual_seed(options.seed)
+    with Recording() as recording:
+        built = program.build()
+    if not isinstance(built, tuple) or len(built) != 3:
+        found = f"{len(built)} values" if isinstance(built, tuple) else type(built).__name__
+        raise InputError([Problem(path="build()", found=found, expected="(model, loss_fn, batch)")])
+    model, loss_fn, batch = built
+    batch = tree_map(lambda leaf: recording.materialise([leaf])[0] if isinstance(leaf, Tensor) else leaf, batch)
+    optimizer = program.optimizer or torch.optim.AdamW
+    trainer = parallelize(model, loss_fn, optimizer, batch, plan, clip_norm=options.clip, recording=recording)
+    if options.init is not None:
+        checkpoint.load_weights(trainer, options.init)
+    saved = checkpoint.checkpoints(options.out / CHECKPOINTS)
+    if options.resume and saved:
+        trainer.load(saved[-1])
+    return trainer, program.data or (lambda step: batch)
+
+
+def train(trainer: Trainer, data: Callable[[int], Any], options: Any) -> None:
+    progress = options.out / PROGRESS
+    if trainer.rank == 0:
+        options.out.mkdir(parents=True, exist_ok=True)
+        progress.unlink(missing_ok=True)
+    first, last = trainer.steps, trainer.steps + options.steps
+    while trainer.steps < last:
+        trainer.recorder.enabled = trainer.steps - first < _RECORDED
+        begin = time.perf_counter()
+        loss = trainer.step(data(trainer.steps))
+        seconds = time.perf_counter() - begin
+        if trainer.rank == 0:
+            line = {"step": trainer.steps - 1, "loss": loss, "seconds": seconds}
+            with progress.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        if trainer.steps == last or (options.save_every and trainer.steps % options.save_every == 0):
+            trainer.save(options.out / CHECKPOINTS)
+    timeline = trainer.timeline()
+    if timeline is not None:
+        (options.out / TIMELINE).write_text(dumps_timeline(timeline))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,43 @@
+"""A user's program for the tests of ``argosy run``: a small GPT, and on demand something that goes wrong in step 2."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from small_models import gpt
+
+SAMPLES = 8
+FAULT = os.environ.get("FAULT", "")
+
+
+def build() -> Any:
+    model, loss_fn, batch = gpt(SAMPLES)
+
+    def faulty(stand_in: Any, rows: Any) -> torch.Tensor:
+        loss = loss_fn(stand_in, rows)
+        return loss * float("nan") if FAULT == "nan" and faults["step"] == 2 else loss
+
+    return model, faulty, batch
+
+
+faults = {"step": -1}
+
+
+def data(step: int) -> Any:
+    faults["step"] = step
+    rows = SAMPLES + 1 if FAULT == "batch" and step == 2 else SAMPLES
+    if FAULT == "killed" and step == 2 and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if FAULT == "broken" and step == 2 and os.environ["RANK"] == "1":
+        raise KeyError("no such shard")
+    generator = torch.Generator().manual_seed(step)
+    tokens = torch.randint(19, (rows, 7), generator=generator)
+    return {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}

@@ -1,0 +1,187 @@
+"""``argosy run`` with real processes: what it writes, and what it says when something goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from programs.small_gpt import data
+from small_models import build
+from training_cases import Case, plan_of
+
+from argosy.cluster.topology import canonical
+from argosy.plan.file import dumps_plan
+from argosy.runtime.checkpoint import read_state_dict
+from argosy.timeline.file import load_timeline
+
+PROGRAM = Path(__file__).parent / "programs" / "small_gpt.py"
+SECONDS = 60
+CASE = Case(shares=((2,), (2,)), num_micro_batches=4)
+
+
+def written_plan(folder: Path, case: Case = CASE, *, kind: str = "CPU-core", nodes: int = 1) -> Path:
+    plan = plan_of(case)
+    each = len(plan.devices) // nodes
+    names = {f"n0.{index}": f"n{index // each}.{index % each}" for index in range(len(plan.devices))}
+    stages = tuple(
+        replace(
+            stage,
+            replicas=tuple(replace(r, devices=tuple(names[name] for name in r.devices)) for r in stage.replicas),
+        )
+        for stage in plan.stages
+    )
+    intra = [{"medium": "pcie", "bandwidth": "10 GB/s", "latency": "5 us"}]
+    devices = {"kind": kind, "count": each}
+    nic = {"bandwidth": "10 Gbit/s", "latency": "10 us"}
+    node = {"name": "n", "count": nodes, "devices": devices, "intra": intra, "nic": nic}
+    content = {"name": "local", "nodes": [node]}
+    path = folder / "plan.json"
+    plan = replace(plan, stages=stages, cluster=replace(plan.cluster, content=canonical(content)))
+    path.write_text(dumps_plan(plan))
+    return path
+
+
+def command(plan: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "argosy", "run", str(plan), f"{PROGRAM}:build", *options]
+
+
+def environment(fault: str = "") -> dict[str, str]:
+    return {**os.environ, "FAULT": fault, "OMP_NUM_THREADS": "1"}
+
+
+def run(plan: Path, *options: str, fault: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(plan, "--out", str(plan.parent / "run"), *options),
+        env=environment(fault),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Processes that were told to write into a folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                words = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if str(folder / "run").encode() in words:
+                found.append(int(entry.name))
+    return found
+
+
+def losses_alone(steps: int) -> list[float]:
+    """The reference: one process, the same micro-batches, the same initial values, AdamW."""
+    model, loss_fn, _ = build("gpt", 8, tied=False, dtype=torch.float32)
+    optimizer, losses = torch.optim.AdamW(model.parameters()), []
+    for step in range(steps):
+        batch: Any = data(step)
+        total = 0.0
+        for index in range(4):
+            loss = loss_fn(model, {key: rows[2 * index : 2 * index + 2] for key, rows in batch.items()}) / 4
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total)
+    return losses
+
+
+def test_a_run_trains_resumes_and_writes_what_it_measured(tmp_path: Path) -> None:
+    plan = written_plan(tmp_path)
+    first = run(plan, "--steps", "3", "--json")
+    assert first.returncode == 0, first.stderr
+    again = run(plan, "--steps", "2", "--resume")
+    assert again.returncode == 0, again.stderr
+    figures = json.loads(first.stdout)
+    resumed = [float(text) for text in re.findall(r"loss ([\d.]+)  ", again.stderr)]
+    assert [*figures["losses"], *resumed] == pytest.approx(losses_alone(5), rel=1e-4)
+    assert "step 4  loss" in again.stderr
+    assert load_timeline(tmp_path / "run" / "timeline.json").clock == "measured"
+    assert read_state_dict(tmp_path / "run" / "checkpoints" / "step-00000005")
+    assert not processes_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fault", "exit_code", "sentences"),
+    [
+        ("nan", 4, ["rank 1 (n0.1): the loss of step 2 is nan, first in micro-batch 0"]),
+        ("batch", 2, ["batch['tokens']: found a tensor of shape (9, 6), expected a first dim of 8"]),
+        ("killed", 4, ["rank 1 (n0.1) was killed by SIGKILL", "lost contact with rank 1 (n0.1)"]),
+        ("broken", 4, ["rank 1 (n0.1): KeyError: 'no such shard'", "small_gpt.py:"]),
+    ],
+    ids=["nan", "batch", "killed", "broken"],
+)
+def test_the_rank_that_saw_it_first_says_what_went_wrong(
+    tmp_path: Path, fault: str, exit_code: int, sentences: list[str]
+) -> None:
+    done = run(written_plan(tmp_path), "--steps", "5", fault=fault)
+    assert done.returncode == exit_code, done.stderr
+    for sentence in sentences:
+        assert sentence in done.stderr
+    assert not processes_of(tmp_path)
+
+
+def test_a_plan_for_other_hardware_is_refused(tmp_path: Path) -> None:
+    done = run(written_plan(tmp_path, kind="A100-80GB"))
+    assert done.returncode == 2
+    assert "n0." in done.stderr
+    assert "expected A100-80GB, which the plan was made for; --any-device runs it all the same" in done.stderr
+
+
+def test_a_port_in_use_is_refused_at_once(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = run(written_plan(tmp_path), "--port", str(port))
+    assert done.returncode == 2
+    assert f"--port: found {port} (Address already in use), expected a free port" in done.stderr
+
+
+def test_a_killed_command_leaves_no_process_behind(tmp_path: Path) -> None:
+    plan = written_plan(tmp_path)
+    started = subprocess.Popen(
+        command(plan, "--out", str(tmp_path / "run"), "--steps", "100000", "--quiet"), env=environment()
+    )
+    try:
+        deadline = time.monotonic() + SECONDS
+        while not (tmp_path / "run" / "progress.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert len(processes_of(tmp_path)) >= 4, "the command, torchrun and two workers"
+    finally:
+        started.send_signal(signal.SIGKILL)
+        started.wait()
+    deadline = time.monotonic() + 20
+    while processes_of(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not processes_of(tmp_path)
+
+
+def test_commands_for_several_nodes_are_printed(tmp_path: Path) -> None:
+    plan = written_plan(tmp_path, Case(shares=((3, 1), (2, 2))), nodes=2)
+    printed = run(plan, "--dry-run", "--port", "29601").stdout
+    lines = printed.splitlines()
+    assert lines[0] == "# on n0: n0.0, n0.1"
+    assert lines[2] == "# on n1: n1.0, n1.1"
+    for rank, line in enumerate((lines[1], lines[3])):
+        assert f"--nproc-per-node 2 --nnodes 2 --node-rank {rank} --master-addr n0 --master-port 29601" in line
+    script = tmp_path / "job.sh"
+    assert run(plan, "--slurm", str(script)).returncode == 0
+    assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
+    assert "#SBATCH --nodes=2" in script.read_text()
