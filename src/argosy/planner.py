@@ -15,11 +15,13 @@ Every plan carries a certificate: no plan in the stated scope is faster than its
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
 
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
@@ -28,11 +30,12 @@ from argosy.errors import InfeasibleError, NothingFitsError, bad_input
 from argosy.plan.plan import Plan, Recompute, Search
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.solve.bounds import Menu, Shape, group_size
-from argosy.solve.candidate import Candidate, neighbours, unlike
+from argosy.solve.candidate import Candidate, diverse, neighbours
 from argosy.solve.feasible import batch_shapes, find_fit, is_quick
 from argosy.solve.judge import Complete, Judge
 from argosy.solve.pipeline import PlanSearch
-from argosy.solve.verdict import certify, decide, why_infeasible
+from argosy.solve.uniform import uniform_candidates
+from argosy.solve.verdict import Verdict, certify, decide, why_infeasible
 from argosy.space.enumerate import Scope, only_runnable, stage_options, with_splits
 from argosy.space.granularity import granularities
 from argosy.space.option import Option, Vector
@@ -55,6 +58,8 @@ _FILL = 4
 _MOST_SAMPLES = 10_000_000
 _MOST_UNITS = 12
 """Units of a pool in a search for even plans."""
+_PLAIN = 6
+"""Uniform pipelines that the exact engine plays beside the finalists."""
 _TASKS = 2_000
 """That the exact engine may play on level 1."""
 
@@ -314,10 +319,14 @@ class _PlanSearch:
         """Let the exact engine decide between the best few, as many as it plays in a fraction of the search."""
         tasks = 4 * len(self.found[0].plan) * self.found[0].shape.num_micro_batches
         most = max(1, (_TASKS if self.settings.level == 1 else 20 * _TASKS) // tasks)
-        finalists = list(unlike(self.found))[: min(most, 8)]
+        finalists = diverse(self.found, min(most, 8))
         scope = _allowed(Scope(units=units), self.settings)
         scope = only_runnable(scope) if self.settings.runnable else scope
-        verdict = decide(finalists, self.prices, self.cluster, self.calm, self.model, scope, self.settings.executor)
+        play = partial(decide, prices=self.prices, cluster=self.cluster, calm=self.calm, model=self.model, scope=scope)
+        verdict = play(finalists, executor=self.settings.executor)
+        plain = self._plain(scope, verdict)
+        if plain:
+            verdict = play([verdict.winner, *plain], executor=self.settings.executor)
         plan = certify(verdict, self.found, bound, self.prices, self._scope(units), self.cluster)
         search = Search(
             cpu_seconds=time.process_time() - self.began,
@@ -325,6 +334,18 @@ class _PlanSearch:
             pruned=tuple(sorted(self.counters.removed.items())),
         )
         return replace(plan, search=search)
+
+    def _plain(self, scope: Scope, verdict: Verdict) -> list[Candidate]:
+        """Uniform pipelines that may be faster than what the search ended with; none where units were prescribed."""
+        if self.settings.units is not None and self.settings.replicas is None:
+            return []
+        assert verdict.plan.predicted is not None
+        shapes = [shape for _, shape in self._shapes()]
+        below = verdict.plan.predicted.iteration_seconds
+        plain = uniform_candidates(self.prices, self.judge, shapes, scope, below, _PLAIN)
+        tasks = itertools.accumulate(4 * len(one.plan) * one.shape.num_micro_batches for one in plain)
+        most = 10 * _TASKS * self.settings.level**3
+        return [one for one, played in zip(plain, tasks, strict=True) if played <= most]
 
 
 def able_pools(chain: Chain, cluster: Cluster, model: ComputeModel) -> tuple[Pool, ...]:

@@ -68,6 +68,20 @@ def unlike(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
             yield candidate
 
 
+def diverse(candidates: Sequence[Candidate], most: int) -> list[Candidate]:
+    """At most so many, and of as many sorts as there are among them: the judge errs in the same direction for all plans
+    of a sort (micro-batches, devices of the stages, whether weights are sharded), so the first of a sort speaks for
+    the others. A quarter is left to the best of what differs in layers only."""
+    sorts: dict[object, Candidate] = {}
+    for candidate in candidates:
+        sharded = any(choice.option.zero > 1 for choice in candidate.plan)
+        key = (candidate.shape, sharded, *(choice.option.vector for choice in candidate.plan))
+        sorts.setdefault(key, candidate)
+    first = list(sorts.values())[: max(1, most - most // 4)]
+    known = {id(candidate) for candidate in first}
+    return [*first, *(candidate for candidate in unlike(candidates) if id(candidate) not in known)][:most]
+
+
 def neighbours(plan: Complete, options: Mapping[Vector, Sequence[Option]]) -> Iterator[Complete]:
     """Plans one small step away: another option for a stage, a layer moved to another stage, two stages swapped."""
     alike = {id(option): group for group in options.values() for option in group}
