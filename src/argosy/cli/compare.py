@@ -21,6 +21,7 @@ from argosy.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from argosy.baselines import Job, NoPlan
     from argosy.cluster.topology import Cluster
     from argosy.cost.compute import ComputeModel
     from argosy.plan.plan import Plan
@@ -95,6 +96,17 @@ def _chosen(only: list[str] | None) -> tuple[str, ...]:
     return tuple(only or BASELINES)
 
 
+def _answer(name: str, job: Job) -> Plan | NoPlan:
+    """What a baseline says; where it needs times that a profile does not have, that is why it has no plan."""
+    from argosy.baselines import BASELINES, NoPlan
+    from argosy.errors import InputError
+
+    try:
+        return BASELINES[name](job)
+    except InputError as error:
+        return NoPlan(reason=str(error).splitlines()[0])
+
+
 def compared(
     chain: Chain,
     cluster: Cluster,
@@ -107,7 +119,7 @@ def compared(
     ours: Plan | None = None,
 ) -> list[Row]:
     """The rows of the table, telling on stderr who is planning; ``ours`` is searched for where it is not given."""
-    from argosy.baselines import BASELINES, Job, NoPlan
+    from argosy.baselines import Job, NoPlan
     from argosy.cli.terminal import progress
     from argosy.explain.contest import contest
     from argosy.planner import Settings, at_time_zero, find_plan
@@ -121,7 +133,7 @@ def compared(
     plans, refused = [(OURS, ours)], []
     for name in names:
         with progress(f"planning with {name}", quiet=quiet):
-            found = BASELINES[name](job)
+            found = _answer(name, job)
         if isinstance(found, NoPlan):
             refused.append((name, found.reason))
         else:

@@ -3,12 +3,13 @@
 The search takes devices in coarse units and ranks plans by a recurrence that knows little of contention, so a plain
 plan that the exact engine finds faster may be missing among its finalists. These are such plans: pools in a row, each
 cut into stages of one number of devices, all stages of one tensor width, layers cut exactly by the speed of the stages
-(``solve.chain``). With W the time of the whole model for a micro-batch on one stage,
+(``solve.chain``). With W_s the time of the whole model for a micro-batch on stage s alone, such a plan of M
+micro-batches and S stages takes about
 
-    (1)  seconds >= (M + S - 1) / sum over stages of 1 / W_s
+    (1)  (M + S - 1) / sum over stages of 1 / W_s
 
-of every such plan with M micro-batches and S stages, for a stage cannot do better than its share of perfectly divisible
-layers. Only plans that stay below the best time so far are looked at; pools may be left out.
+if layers could be divided perfectly. It ranks them; those whose M / sum alone exceeds the best time so far are not
+looked at. No certificate rests on this: a plan left out here is as covered by the bounds as any other.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class _Layout:
 class _Row:
     """Stages of a plan before its layers are cut."""
 
-    bound: float
+    estimate: float
     """(1)"""
     shape: Shape
     parts: tuple[Part, ...]
@@ -65,9 +66,9 @@ def uniform_candidates(
     prices: Prices, judge: Judge, shapes: Sequence[Shape], scope: Scope, below: float, most: int
 ) -> list[Candidate]:
     """Up to ``most`` of different sorts that the judge finds fastest, of those below a time."""
-    layouts = list(_layouts(prices))
+    layouts = list(_layouts(prices, scope))
     rows = [row for shape in shapes for row in _rows(prices, layouts, shape, below)]
-    rows.sort(key=lambda row: row.bound)
+    rows.sort(key=lambda row: row.estimate)
     found: list[Candidate] = []
     for row in rows[:_MOST_CUT]:
         plan = _cut(prices, row, scope)
@@ -84,27 +85,29 @@ def uniform_candidates(
 
 
 def _rows(prices: Prices, layouts: Sequence[_Layout], shape: Shape, below: float) -> Iterator[_Row]:
-    """Every layout as far as (1) stays below a time."""
+    """Every layout that has a sample for each replica, was measured so, and may stay below a time."""
     for layout in layouts:
         if any(taken // layout.width > shape.micro_batch_size for taken in layout.sizes):
             continue
         sides = zip(layout.pools, layout.sizes, strict=True)
         parts = [_part(pool, taken, layout.width, shape.micro_batch_size) for pool, taken in sides]
+        if not all(_is_measured(prices, part) for part in parts):
+            continue
         rate = sum(number / _whole(prices, part) for number, part in zip(layout.numbers, parts, strict=True))
-        bound = (shape.num_micro_batches + sum(layout.numbers) - 1) / rate
-        if bound < below:
+        if shape.num_micro_batches / rate < below:
+            estimate = (shape.num_micro_batches + sum(layout.numbers) - 1) / rate
             rows = zip(parts, layout.numbers, strict=True)
-            yield _Row(bound, shape, tuple(itertools.chain(*([part] * number for part, number in rows))))
+            yield _Row(estimate, shape, tuple(itertools.chain(*([part] * number for part, number in rows))))
 
 
-def _layouts(prices: Prices) -> Iterator[_Layout]:
+def _layouts(prices: Prices, scope: Scope) -> Iterator[_Layout]:
     """Every order of pools, number of devices to a stage, and width."""
     most = widest(prices.chain.layers)
     for pools in _orders(prices.pools):
         for sizes in _stage_sizes(pools):
             numbers = tuple(pool.count // taken for pool, taken in zip(pools, sizes, strict=True))
             if sum(numbers) <= min(_MOST_STAGES, prices.num_layers):
-                for width in _widths(pools, sizes, most):
+                for width in filter(scope.allows_width, _widths(pools, sizes, most)):
                     yield _Layout(pools, sizes, numbers, width)
 
 
@@ -144,6 +147,12 @@ def _widths(pools: Sequence[Pool], sizes: Vector, most: int) -> Iterator[int]:
 def _part(pool: Pool, taken: int, width: int, size: int) -> Part:
     samples, extra = divmod(size, taken // width)
     return Part(pool=pool.index, width=width, replicas=taken // width, samples=samples, extra=extra)
+
+
+def _is_measured(prices: Prices, part: Part) -> bool:
+    """Whether a profile, where there is one, knows this width with so many samples."""
+    known = prices.sample_range(part.pool, part.width)
+    return known is not None and known[0] <= part.samples and part.most <= known[1]
 
 
 def _whole(prices: Prices, part: Part) -> float:

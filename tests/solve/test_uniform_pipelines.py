@@ -1,0 +1,74 @@
+"""Uniform pipelines: they are what they say, they fit, and no finalist is lost for them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from argosy.cluster.file import load_cluster
+from argosy.cost.compute import ComputeModel
+from argosy.planner import SCHEDULES, able_pools, at_time_zero, find_plan
+from argosy.schedule import ScheduleSpec
+from argosy.sim.exact import simulate_exact
+from argosy.sim.fold import fold_plan
+from argosy.solve.candidate import Candidate, diverse
+from argosy.solve.feasible import batch_shapes
+from argosy.solve.judge import Judge
+from argosy.solve.uniform import _layouts, _rows, uniform_candidates
+from argosy.solve.verdict import placed
+from argosy.space.enumerate import Scope
+from argosy.space.price import Prices
+from argosy.workload.load import load_model
+
+CASES = [("two-cards", "gpt2", 16), ("mixed-8", "gpt2-medium", 16), ("one-per-node-16", "gpt2", 16)]
+
+
+def candidates_of(cluster_name: str, model: str, batch: int, most: int = 64) -> tuple[list[Candidate], Prices]:
+    chain = load_model(model, sequence_length=512, dtype="fp16")
+    cluster = at_time_zero(load_cluster(cluster_name))
+    prices = Prices(chain, able_pools(chain, cluster, ComputeModel()), ComputeModel())
+    shapes = list(batch_shapes(batch, SCHEDULES))
+    scope = Scope(units=tuple(1 for _ in prices.pools))
+    return uniform_candidates(prices, Judge(prices, cluster), shapes, scope, math.inf, most), prices
+
+
+@pytest.mark.parametrize(("cluster", "model", "batch"), CASES)
+def test_stages_are_uniform_and_fit_and_the_estimate_is_near(cluster: str, model: str, batch: int) -> None:
+    found, prices = candidates_of(cluster, model, batch)
+    assert found
+    layouts = list(_layouts(prices, Scope(units=tuple(1 for _ in prices.pools))))
+    for candidate in found:
+        parts = tuple(choice.option.parts[0] for choice in candidate.plan)
+        rows = _rows(prices, layouts, candidate.shape, math.inf)
+        estimate = next(row.estimate for row in rows if row.parts == parts)
+        assert estimate <= candidate.seconds * 1.1
+        assert len({part.width for part in parts}) == 1
+        assert candidate.fits(candidate.plan)
+
+
+def test_the_planner_is_no_slower_than_any_of_them() -> None:
+    found, prices = candidates_of("mixed-8", "gpt2-medium", 16)
+    cluster = at_time_zero(load_cluster("mixed-8"))
+    plan = find_plan(prices.chain, cluster, global_batch=16)
+
+    def seconds(which: object) -> float:
+        graph, folded = fold_plan(which, prices.chain, cluster)  # type: ignore[arg-type]
+        return simulate_exact(graph, folded, record=0).iteration_ends[0]
+
+    best = min(seconds(placed(candidate, prices, cluster)) for candidate in diverse(found, 12))
+    assert seconds(plan) <= best * (1 + 1e-9)
+
+
+def test_finalists_are_of_different_sorts() -> None:
+    found, _ = candidates_of("mixed-8", "gpt2-medium", 16)
+    chosen = diverse(sorted(found), 8)
+    assert len(chosen) == 8 and chosen[0] is sorted(found)[0]
+    sorts = {(one.shape, *(choice.option.vector for choice in one.plan)) for one in chosen[:6]}
+    assert len(sorts) == 6
+    assert len(diverse(found, 1)) == 1
+
+
+def test_schedules_are_those_of_the_shape() -> None:
+    found, _ = candidates_of("two-cards", "gpt2", 16)
+    assert all(isinstance(one.schedule, ScheduleSpec) and one.schedule in one.shape.schedules for one in found)
