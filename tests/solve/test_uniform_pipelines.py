@@ -37,10 +37,11 @@ def candidates_of(cluster_name: str, model: str, batch: int, most: int = 64) -> 
 def test_stages_are_uniform_and_fit_and_the_estimate_is_near(cluster: str, model: str, batch: int) -> None:
     found, prices = candidates_of(cluster, model, batch)
     assert found
-    layouts = list(_layouts(prices, Scope(units=tuple(1 for _ in prices.pools))))
+    scope = Scope(units=tuple(1 for _ in prices.pools))
+    layouts = list(_layouts(prices, scope))
     for candidate in found:
         parts = tuple(choice.option.parts[0] for choice in candidate.plan)
-        rows = _rows(prices, layouts, candidate.shape, math.inf)
+        rows = _rows(prices, layouts, candidate.shape, scope, math.inf)
         estimate = next(row.estimate for row in rows if row.parts == parts)
         assert estimate <= candidate.seconds * 1.1
         assert len({part.width for part in parts}) == 1

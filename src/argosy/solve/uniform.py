@@ -67,7 +67,7 @@ def uniform_candidates(
 ) -> list[Candidate]:
     """Up to ``most`` of different sorts that the judge finds fastest, of those below a time."""
     layouts = list(_layouts(prices, scope))
-    rows = [row for shape in shapes for row in _rows(prices, layouts, shape, below)]
+    rows = [row for shape in shapes for row in _rows(prices, layouts, shape, scope, below)]
     rows.sort(key=lambda row: row.estimate)
     found: list[Candidate] = []
     for row in rows[:_MOST_CUT]:
@@ -84,14 +84,14 @@ def uniform_candidates(
     return diverse(sorted(found), most)
 
 
-def _rows(prices: Prices, layouts: Sequence[_Layout], shape: Shape, below: float) -> Iterator[_Row]:
-    """Every layout that has a sample for each replica, was measured so, and may stay below a time."""
+def _rows(prices: Prices, layouts: Sequence[_Layout], shape: Shape, scope: Scope, below: float) -> Iterator[_Row]:
+    """Every layout that has a sample for each replica, is allowed, was measured so, and may stay below a time."""
     for layout in layouts:
         if any(taken // layout.width > shape.micro_batch_size for taken in layout.sizes):
             continue
         sides = zip(layout.pools, layout.sizes, strict=True)
         parts = [_part(pool, taken, layout.width, shape.micro_batch_size) for pool, taken in sides]
-        if not all(_is_measured(prices, part) for part in parts):
+        if not all(scope.allows_shares((part,)) and _is_measured(prices, part) for part in parts):
             continue
         rate = sum(number / _whole(prices, part) for number, part in zip(layout.numbers, parts, strict=True))
         if shape.num_micro_batches / rate < below:
