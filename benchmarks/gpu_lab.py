@@ -104,8 +104,8 @@ def measure_parts(num_layers: int, folder: Path) -> None:
     dist.barrier()
     name = f"card-{SHARES[os.environ['ARGOSY_DEVICE']]}"
     profile = profile_model(
-        model, loss_of, tokens(32), name="gpt", kind=name, samples=(1, 2, 4, 8, 16, 32), dtype=Dtype.FP32, device=device,
-        seconds=0.4, sequence_length=SEQUENCE,
+        model, loss_of, tokens(32), name="gpt", kind=name, samples=(1, 2, 4, 8, 16, 32), dtype=Dtype.FP32,
+        device=device, seconds=0.4, sequence_length=SEQUENCE,
     )  # fmt: skip
     (folder / f"profile-{rank}.json").write_text(dump_profile(profile), encoding="utf-8")
     links = list(probe_links(seconds=0.2))
