@@ -123,6 +123,15 @@ class Trace:
     def scaled(self, factor: float) -> Trace:
         return Trace(self.times, tuple(value * factor for value in self.values))
 
+    def after(self, time: float) -> Trace:
+        """The same from ``time`` on, which becomes 0.
+
+        >>> Trace.from_steps([(30, 4.0), (90, 25.0)], initial=25.0).after(40)
+        Trace(4 until 50 s, then 25)
+        """
+        steps = [(at - time, value) for at, value in zip(self.times, self.values, strict=True) if at > time]
+        return Trace.from_steps(steps, initial=self.at(time))
+
     @cached_property
     def knots(self) -> tuple[FloatArray, FloatArray]:
         """(T, C) of (1) as arrays with a far right end, for vectorised inversion."""

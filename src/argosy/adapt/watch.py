@@ -1,0 +1,121 @@
+"""What changed? Estimates of bandwidths and speeds from what a job measures of itself anyway.
+
+A ``Tracker`` follows one level through noisy samples:
+
+    (1)  level  = median of the last samples since the last change
+    (2)  change = the last ``CONFIRM`` samples lie beyond the tolerance on the same side of the level
+
+One odd sample never moves it (not nervous), and a change is believed after two steps (not blind). A level of 0
+(a link that is down, a device that is lost) is believed at once: nothing else looks like it.
+What is believed comes in steps of 2 %, so that worlds recur and what was predicted in them is remembered.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from argosy.cluster.topology import Cluster
+from argosy.cluster.trace import Trace
+
+TOLERANCE = 0.15
+GRAIN = 0.02
+CONFIRM = 2
+_WINDOW = 9
+
+
+@dataclass
+class Tracker:
+    """(1) and (2) for one quantity."""
+
+    level: float
+    recent: list[float] = field(default_factory=list)
+    suspects: list[float] = field(default_factory=list)
+
+    def observe(self, value: float) -> bool:
+        """Take a sample; whether a change was found."""
+        if value == 0 and self.level > 0:
+            return self._jump([0.0])
+        if self.level > 0 and abs(value / self.level - 1) <= TOLERANCE:
+            self.suspects.clear()
+            self.recent = [*self.recent, value][-_WINDOW:]
+            self.level = statistics.median(self.recent)
+            return False
+        if self.suspects and (self.suspects[-1] > self.level) != (value > self.level):
+            self.suspects.clear()
+        self.suspects.append(value)
+        return len(self.suspects) >= CONFIRM and self._jump(self.suspects)
+
+    def _jump(self, samples: list[float]) -> bool:
+        self.recent, self.suspects = [*samples], []
+        self.level = statistics.median(samples)
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """What a job believes of its cluster: only what differs from the cluster file need be there."""
+
+    bandwidths: tuple[tuple[str, float], ...] = ()
+    """Bytes/s by link."""
+    speeds: tuple[tuple[str, float], ...] = ()
+    """By device, relative to full speed; 0 = lost."""
+
+
+def in_world(cluster: Cluster, world: World) -> Cluster:
+    """The cluster as it is believed to be, for ever."""
+    rates, speeds = dict(world.bandwidths), dict(world.speeds)
+    links = tuple(
+        replace(
+            link,
+            bandwidth=Trace.constant(rates.get(link.name, link.bandwidth.at(0))),
+            latency=Trace.constant(link.latency.at(0)),
+        )
+        for link in cluster.links
+    )
+    devices = tuple(
+        replace(device, speed=Trace.constant(speeds.get(device.name, device.speed.at(0)))) for device in cluster.devices
+    )
+    return replace(cluster, links=links, devices=devices)
+
+
+class Watch:
+    """Trackers for every link and device that something was measured of."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.links = {link.name: Tracker(link.bandwidth.at(0)) for link in cluster.links}
+        self.devices = {device.name: Tracker(device.speed.at(0)) for device in cluster.devices}
+
+    def observe(self, bandwidths: Mapping[str, float], speeds: Mapping[str, float]) -> tuple[str, ...]:
+        """Take what a step measured; the names of what has changed."""
+        return (*_observed(self.links, bandwidths), *_observed(self.devices, speeds))
+
+    @property
+    def world(self) -> World:
+        return seen_world(
+            {name: tracker.level for name, tracker in self.links.items()},
+            {name: tracker.level for name, tracker in self.devices.items()},
+        )
+
+
+def seen_world(bandwidths: Mapping[str, float], speeds: Mapping[str, float]) -> World:
+    """Levels in steps of ``GRAIN``."""
+    return World(
+        bandwidths=tuple(sorted((name, in_grains(level)) for name, level in bandwidths.items())),
+        speeds=tuple(sorted((name, in_grains(level)) for name, level in speeds.items())),
+    )
+
+
+def in_grains(level: float) -> float:
+    """The nearest power of 1 + ``GRAIN``; 0 and 1 stay.
+
+    >>> in_grains(0.0), in_grains(1.0), round(in_grains(3.1e9) / 3.1e9, 2)
+    (0.0, 1.0, 1.0)
+    """
+    return math.exp(round(math.log(level) / math.log1p(GRAIN)) * math.log1p(GRAIN)) if level > 0 else 0.0
+
+
+def _observed(trackers: Mapping[str, Tracker], samples: Mapping[str, float]) -> Iterable[str]:
+    return [name for name, value in samples.items() if name in trackers and trackers[name].observe(value)]
