@@ -22,6 +22,7 @@ from argosy.dtype import Dtype
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Stage
 from argosy.planner import SCHEDULES
 from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.sim.choose import with_collectives
 from argosy.solve.bounds import Menu, Shape, group_size, in_flight
 from argosy.solve.judge import Complete, Judge
 from argosy.solve.pipeline import Choice, PlanSearch
@@ -99,7 +100,7 @@ class Case:
     def placed(self, shape: Shape, plan: Complete) -> Plan:
         """A complete plan on devices."""
         replicas = place_stages(self.pools, [choice.option for choice in plan])
-        return Plan(
+        placed = Plan(
             model=ModelRef(name=self.chain.name, sequence_length=self.chain.sequence_length, dtype=self.chain.dtype),
             cluster=ClusterRef(name=self.cluster.name, hash=self.cluster.hash, content=self.cluster.content),
             global_batch=self.global_batch,
@@ -111,6 +112,7 @@ class Case:
                 for choice, group in zip(plan, replicas, strict=True)
             ),
         )
+        return with_collectives(placed, self.chain, self.cluster)
 
     def judged(self, plan: Plan) -> float:
         """The judge's time of a plan on devices."""

@@ -350,7 +350,7 @@ policy = [{"edge": "a0.nik", "below": 1e9, "schedule": {"kind": "kfkb", "k": 2, 
 > plan.json:88: policy[0].schedule.depth: found 1 depths, expected one depth for each of the 2 stages
 
 ## collective of a stage that is not there
-collectives = [{"collective": "all-reduce", "stage": 2, "algorithm": "ring"}]
+collectives = [{"collective": "weights", "stage": 2, "algorithm": "ring"}]
 > plan.json:84: collectives[0].stage: found 2, expected a stage, below 2
 
 ## left out and yet used, or unknown

@@ -20,7 +20,9 @@ from argosy.errors import InputError
 from argosy.plan.check import RULES, check_plan
 from argosy.plan.file import dumps_plan, load_plan, loads_plan, plan_from_document, plan_to_dict
 from argosy.plan.plan import (
+    Algorithm,
     Certificate,
+    Collective,
     CollectiveChoice,
     LeftOut,
     Plan,
@@ -52,10 +54,16 @@ tallies = st.dictionaries(words, st.integers(0, 99), max_size=4).map(lambda tabl
 def full_plans(draw: st.DrawFn) -> Plan:
     """Plans with everything that a file may hold, whether or not it makes sense."""
     stages = st.integers(0, 9)
+    choices = st.builds(
+        CollectiveChoice,
+        collective=st.sampled_from(Collective),
+        stage=stages,
+        algorithm=st.sampled_from(Algorithm),
+    )
     return replace(
         draw(plans()).plan,
         schedule=draw(specs),
-        collectives=draw(few_of(st.builds(CollectiveChoice, collective=words, stage=stages, algorithm=words))),
+        collectives=draw(few_of(choices)),
         policy=draw(few_of(st.builds(PolicyRule, edge=words, below=amounts, schedule=specs))),
         predicted=draw(
             st.none()

@@ -12,7 +12,7 @@ from dataclasses import replace
 from argosy.cluster.topology import Cluster
 from argosy.document import Document, parse_path
 from argosy.errors import InputError, Problem, closest
-from argosy.plan.plan import Plan, Stage
+from argosy.plan.plan import Algorithm, Collective, Plan, Stage
 from argosy.schedule import ScheduleKind, ScheduleSpec, build_schedule, check_schedule
 from argosy.workload.chain import Chain
 
@@ -244,11 +244,34 @@ def _schedule_problems(plan: Plan, spec: ScheduleSpec, path: str) -> Iterator[Pr
                 yield replace(problem, path=path, found=f"{problem.path} with {problem.found}")
 
 
-def collectives_name_stages(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
+def collectives_fit(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
+    """Each is chosen once for a stage that there is, by a way to do it."""
+    chosen = set()
     for index, choice in enumerate(plan.collectives):
+        path = f"collectives[{index}]"
         if choice.stage >= len(plan.stages):
             expected = f"a stage, below {len(plan.stages)}"
-            yield Problem(path=f"collectives[{index}].stage", found=str(choice.stage), expected=expected)
+            yield Problem(path=f"{path}.stage", found=str(choice.stage), expected=expected)
+            continue
+        possible = algorithms(choice.collective, plan.stages[choice.stage])
+        if choice.algorithm not in possible:
+            expected = f"{' or '.join(possible)} for {choice.collective} of stage {choice.stage}"
+            yield Problem(path=f"{path}.algorithm", found=f'"{choice.algorithm}"', expected=expected)
+        if (choice.collective, choice.stage) in chosen:
+            expected = f"one choice for {choice.collective} of stage {choice.stage}"
+            yield Problem(path=path, found="another", expected=expected)
+        chosen.add((choice.collective, choice.stage))
+
+
+def algorithms(collective: Collective, stage: Stage) -> tuple[Algorithm, ...]:
+    """Ways to do a collective of a stage. Unequal shards are padded or grouped; a tree sums, and what ZeRO scatters and
+    gathers is half of a sum."""
+    if collective is Collective.TENSOR:
+        uneven = (Algorithm.PADDED, Algorithm.GROUPED)
+        return uneven if stage.is_uneven else (Algorithm.RING, Algorithm.TREE)
+    if stage.zero:
+        return Algorithm.RING, Algorithm.HIERARCHICAL
+    return Algorithm.RING, Algorithm.HIERARCHICAL, Algorithm.TREE
 
 
 def left_out_devices_are_idle(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
@@ -272,6 +295,6 @@ RULES: tuple[Rule, ...] = (
     experts_fit,
     schedule_fits,
     policy_fits,
-    collectives_name_stages,
+    collectives_fit,
     left_out_devices_are_idle,
 )

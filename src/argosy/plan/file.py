@@ -14,8 +14,10 @@ from argosy.cluster.topology import canonical
 from argosy.document import Document, Schema, parse_json, read_json, validate
 from argosy.errors import Mismatch, bad_input, closest
 from argosy.plan.plan import (
+    Algorithm,
     Certificate,
     ClusterRef,
+    Collective,
     CollectiveChoice,
     LeftOut,
     ModelRef,
@@ -94,9 +96,14 @@ class StageSchema(Schema):
 
 
 class CollectiveSchema(Schema):
-    collective: str
+    collective: Literal["tensor", "weights"]
     stage: Natural
-    algorithm: str
+    algorithm: Literal["ring", "tree", "hierarchical", "padded", "grouped"]
+
+    def value(self) -> CollectiveChoice:
+        return CollectiveChoice(
+            collective=Collective(self.collective), stage=self.stage, algorithm=Algorithm(self.algorithm)
+        )
 
 
 class PolicySchema(Schema):
@@ -194,7 +201,7 @@ def plan_from_document(document: Document) -> Plan:
         num_micro_batches=schema.num_micro_batches,
         schedule=schema.schedule.value(),
         stages=tuple(stage.value() for stage in schema.stages),
-        collectives=tuple(CollectiveChoice(**choice.model_dump()) for choice in schema.collectives),
+        collectives=tuple(choice.value() for choice in schema.collectives),
         policy=tuple(
             PolicyRule(edge=rule.edge, below=rule.below, schedule=rule.schedule.value()) for rule in schema.policy
         ),

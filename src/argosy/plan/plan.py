@@ -93,6 +93,11 @@ class Stage:
         return tuple(itertools.chain.from_iterable(replica.devices for replica in self.replicas))
 
     @property
+    def is_uneven(self) -> bool:
+        """Whether devices of some replica have unequal shares of its work."""
+        return any(len(set(replica.ratios)) > 1 for replica in self.replicas)
+
+    @property
     def num_holders(self) -> int:
         return len(self.replicas) * self.context
 
@@ -198,13 +203,34 @@ class PolicyRule:
     schedule: ScheduleSpec
 
 
+class Collective(StrEnum):
+    """What groups of devices of a stage do together."""
+
+    TENSOR = "tensor"
+    """The reductions of its tensor-parallel groups."""
+    WEIGHTS = "weights"
+    """Gradients summed, or under ZeRO scattered and weights gathered, over the holders that have them."""
+
+
+class Algorithm(StrEnum):
+    """How a collective is done; ``cost.collective`` says who sends what to whom."""
+
+    RING = "ring"
+    TREE = "tree"
+    HIERARCHICAL = "hierarchical"
+    PADDED = "padded"
+    """A ring of shards as large as the largest."""
+    GROUPED = "grouped"
+    """Every shard broadcast on its own."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CollectiveChoice:
-    """Which algorithm a group of devices uses for which collective."""
+    """Which algorithm the groups of a stage use for which collective."""
 
-    collective: str
+    collective: Collective
     stage: int
-    algorithm: str
+    algorithm: Algorithm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +257,14 @@ class Plan:
     def devices(self) -> tuple[str, ...]:
         """Every device in use, once, in stage order."""
         return tuple(dict.fromkeys(device for stage in self.stages for device in stage.devices))
+
+    def algorithm(self, collective: Collective, stage: int) -> Algorithm:
+        """As the plan says; else a ring, padded where the shards of a tensor-parallel group are unequal."""
+        for choice in self.collectives:
+            if choice.collective is collective and choice.stage == stage:
+                return choice.algorithm
+        uneven = collective is Collective.TENSOR and self.stages[stage].is_uneven
+        return Algorithm.PADDED if uneven else Algorithm.RING
 
     def __repr__(self) -> str:
         return (

@@ -16,21 +16,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from argosy.cluster.topology import Cluster
+from argosy.cost.collective import Pairs
 from argosy.cost.compute import ComputeModel, Portion, StageSeconds, split_stage_seconds, update_seconds
 from argosy.cost.memory import activation_bytes, exchanged_bytes, recomputed_bytes, state_bytes
-from argosy.plan.plan import Plan, Replica, Stage
+from argosy.plan.plan import Collective, Plan, Replica, Stage
 from argosy.schedule import Action, ActionKind, build_schedule
 from argosy.sim.blocking import with_blocking_transfers
 from argosy.sim.exchange import (
     Exchange,
-    Pairs,
-    ReplicaExchange,
     key_value_passes,
     key_values,
     reduction,
     routed,
     routed_passes,
-    weight_pairs,
+    weight_exchange,
 )
 from argosy.sim.graph import Flow, Task, TaskGraph
 from argosy.sim.order import SPAN_KIND, in_dependency_order
@@ -92,20 +91,23 @@ class Compiler:
         self.gradients_done: dict[tuple[int, int], int] = {}
         """Per stage and device, the last task that adds to its gradients."""
         self.num_holders = [stage.num_holders for stage in plan.stages]
+        self.placed = [[self.index[name] for name in stage.devices] for stage in plan.stages]
+        """Per stage, its devices."""
         self.members = {
             (stage_index, replica_index, member): self._member(stage_index, replica, member)
             for stage_index, stage in enumerate(plan.stages)
             for replica_index, replica in enumerate(stage.replicas)
             for member in range(replica.width)
         }
-        self.reductions = self._per_replica(reduction)
-        self.key_values = self._per_replica(key_values)
+        self.reductions = [self._reductions(index, stage) for index, stage in enumerate(plan.stages)]
+        self.key_values = [[key_values(chain, stage, replica) for replica in stage.replicas] for stage in plan.stages]
         self.routed = [routed(chain, stage) for stage in plan.stages]
-        self.weight_flows: dict[tuple[tuple[int, ...], int], tuple[Flow, ...]] = {}
-        """Per stages and weights that they share, the flows that pass these around once."""
+        self.weights: dict[tuple[tuple[int, ...], int], tuple[tuple[Flow, ...], int]] = {}
+        """Per stages and weights that they share, the flows that pass these around once, and their latencies."""
 
-    def _per_replica(self, exchange: ReplicaExchange) -> list[list[Exchange | None]]:
-        return [[exchange(self.chain, stage, replica) for replica in stage.replicas] for stage in self.plan.stages]
+    def _reductions(self, index: int, stage: Stage) -> list[Exchange | None]:
+        algorithm = self.plan.algorithm(Collective.TENSOR, index)
+        return [reduction(self.chain, stage, replica, self.cluster, algorithm) for replica in stage.replicas]
 
     def run(self) -> TaskGraph:
         schedule = build_schedule(self.plan.schedule, len(self.plan.stages), self.plan.num_micro_batches)
@@ -135,7 +137,7 @@ class Compiler:
 
     def add_action(self, action: Action) -> None:
         stage = self.plan.stages[action.stage]
-        devices = [self.index[name] for name in stage.devices]
+        devices = self.placed[action.stage]
         gathered = self._gather_weights(stage, action) if stage.zero == 3 else None
         self.before_action.update({device: self.last[device] for device in devices if device in self.last})
         for position in range(len(stage.replicas)):
@@ -263,7 +265,7 @@ class Compiler:
         """ZeRO 3: collect the stage's weights while the action before is still computing."""
         if self.num_holders[action.stage] == 1 or action.kind is ActionKind.WEIGHT_GRADIENT:
             return None
-        devices = [self.index[name] for name in stage.devices]
+        devices = self.placed[action.stage]
         before = {self.before_action[device] for device in devices if device in self.before_action}
         gathered = self._pass_weights(action, before)
         if not self.tasks[gathered].after:
@@ -273,7 +275,7 @@ class Compiler:
     def _scatter_gradients(self, stage: Stage, action: Action) -> None:
         """ZeRO 2 and 3: every holder keeps the sum of its own part of the gradients, while the next action
         computes."""
-        devices = [self.index[name] for name in stage.devices]
+        devices = self.placed[action.stage]
         scattered = self._pass_weights(action, {self.last[device] for device in devices})
         self.gradients_done.update({(action.stage, device): scattered for device in devices})
 
@@ -281,11 +283,12 @@ class Compiler:
         """As many bytes as the weights have go around the holders once, behind what the stage exchanged before."""
         if action.stage in self.exchanged:
             after = after | {self.exchanged[action.stage]}
+        flows, rounds = self._weights_around((action.stage,), 1)
         self.exchanged[action.stage] = self._add(
             Task(
                 kind=SpanKind.COLLECTIVE,
-                flows=self._weight_flows((action.stage,), 1),
-                rounds=self.num_holders[action.stage] - 1,
+                flows=flows,
+                rounds=rounds,
                 after=tuple(sorted(after)),
                 stage=action.stage,
                 micro_batch=action.micro_batch,
@@ -297,15 +300,15 @@ class Compiler:
         """Sum the gradients of every stage's holders and of tied layers, then update."""
         waits: dict[int, list[int]] = defaultdict(list)
         for stages, parameters, times in self._gradient_groups():
-            devices = [self.index[name] for stage in stages for name in self.plan.stages[stage].devices]
+            devices = [device for stage in stages for device in self.placed[stage]]
             places = [(stage, device) for stage in stages for device in devices]
             ready = {self.gradients_done[place] for place in places if place in self.gradients_done}
-            num_holders = sum(self.num_holders[stage] for stage in stages)
+            flows, rounds = self._weights_around(stages, times, parameters)
             task = self._add(
                 Task(
                     kind=SpanKind.COLLECTIVE,
-                    flows=self._weight_flows(stages, times, parameters),
-                    rounds=times * (num_holders - 1),
+                    flows=flows,
+                    rounds=rounds,
                     after=tuple(sorted(ready)),
                     stage=stages[0],
                 )
@@ -332,16 +335,18 @@ class Compiler:
     def _stage_of(self, layer: int) -> int:
         return next(index for index, stage in enumerate(self.plan.stages) if stage.first <= layer < stage.end)
 
-    def _weight_flows(self, stages: tuple[int, ...], times: int, parameters: int = 0) -> tuple[Flow, ...]:
-        """All the bytes of the weights of a stage, or of ``parameters`` that several share, so many times around."""
+    def _weights_around(self, stages: tuple[int, ...], times: int, parameters: int = 0) -> tuple[tuple[Flow, ...], int]:
+        """All the bytes of the weights of a stage, or of ``parameters`` that several share, so many times around; and
+        its latencies."""
         key = (stages, parameters)
-        width = self.chain.dtype.bytes / self.model.reduction
-        if key not in self.weight_flows:
-            self.weight_flows[key] = self._flows_of(self._weight_pairs(stages, parameters), width)
-        return tuple(replace(flow, bytes=flow.bytes * times) for flow in self.weight_flows[key])
+        if key not in self.weights:
+            exchange = self._weight_exchange(stages, parameters)
+            self.weights[key] = self._flows_of(exchange.pairs, 1 / self.model.reduction), exchange.rounds
+        flows, rounds = self.weights[key]
+        return tuple(replace(flow, bytes=flow.bytes * times) for flow in flows), times * rounds
 
-    def _weight_pairs(self, stages: tuple[int, ...], parameters: int) -> Pairs:
-        return weight_pairs(self.chain, [self.plan.stages[at] for at in stages], self.index.__getitem__, parameters)
+    def _weight_exchange(self, stages: tuple[int, ...], parameters: int) -> Exchange:
+        return weight_exchange(self.plan, self.chain, self.cluster, stages, parameters)
 
     def _flows_of(self, pairs: Pairs, factor: float) -> tuple[Flow, ...]:
         """One for each pair of devices."""

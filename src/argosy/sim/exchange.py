@@ -3,12 +3,14 @@
 For a replica of n samples, device m with share r_m of its work, sequence in c parts, experts over e holders; per pass
 and layer:
 
-    (1)  tensor-parallel group    ring all-reduce of n / c of the layer's reduced bytes in every part
+    (1)  tensor-parallel group    all-reduce of n / c of the layer's reduced bytes in every part
     (2)  parts of the sequence    a ring of the devices that hold the same heads: each sends the n r_m of the layer's
                                   key and value bytes that it began with, and c - 2 others that it received
     (3)  holders of experts       all-to-all: each device sends 1 / e of its n r_m routed bytes to every other holder
-    (4)  weights and gradients    a ring of all holders for what they all hold; for experts a ring of the holders of
+    (4)  weights and gradients    once around all holders for what they all hold; for experts, around the holders of
                                   the same ones
+
+How (1) and (4) go around is the plan's choice of algorithm (``cost.collective``).
 
 A forward does (2) once and (3) twice, there and back; a backward (2) twice, for keys and values again and for their
 gradients, and (3) twice; full recomputation adds a forward's.
@@ -18,18 +20,16 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from argosy.cluster.topology import Cluster
+from argosy.cost.collective import Pairs, once_around, sliced, uneven_once
 from argosy.cost.communicate import num_reductions
 from argosy.cost.memory import shared_parameters
-from argosy.plan.plan import Recompute, Replica, Stage
+from argosy.plan.plan import Algorithm, Collective, Plan, Recompute, Replica, Stage
 from argosy.schedule import ActionKind
-from argosy.sim.split import ring_pairs
 from argosy.workload.chain import Chain
-
-Pairs = Mapping[tuple[str, str], float]
-"""Bytes from a device to another."""
 
 
 @dataclass(frozen=True)
@@ -42,20 +42,24 @@ class Exchange:
     """Latencies that it takes after the last byte has left."""
 
 
-ReplicaExchange = Callable[[Chain, Stage, Replica], Exchange | None]
-
-
-def reduction(chain: Chain, stage: Stage, replica: Replica) -> Exchange | None:
+def reduction(chain: Chain, stage: Stage, replica: Replica, cluster: Cluster, algorithm: Algorithm) -> Exchange | None:
     """(1), summed over the layers of a stage."""
     parts = replica.parts(stage.context)
     width = len(parts[0])
-    layers = chain.layers[stage.first : stage.end]
-    payload = 2 * replica.samples * sum(layer.reduced_bytes for layer in layers) / stage.context
     if width < 2:
         return None
-    each = payload * (width - 1) / width
-    pairs = {(part[at], part[(at + 1) % width]): each for part in parts for at in range(width)}
-    return Exchange(replica.devices, pairs, 2 * (width - 1) * sum(map(num_reductions, layers)))
+    layers = chain.layers[stage.first : stage.end]
+    payload = 2 * replica.samples * sum(layer.reduced_bytes for layer in layers) / stage.context
+    pairs: dict[tuple[str, str], float] = {}
+    rounds = 0
+    for part in parts:
+        if algorithm in (Algorithm.PADDED, Algorithm.GROUPED):
+            shares = [share * stage.context for share in replica.shares[:width]]
+            once, rounds = uneven_once(algorithm, part, shares)
+        else:
+            once, rounds = once_around(algorithm, part, lambda name: cluster.device(name).node)
+        pairs |= {pair: share * payload for pair, share in once.items()}
+    return Exchange(replica.devices, pairs, 2 * rounds * sum(map(num_reductions, layers)))
 
 
 def key_values(chain: Chain, stage: Stage, replica: Replica) -> Exchange | None:
@@ -95,19 +99,31 @@ def routed(chain: Chain, stage: Stage) -> list[Exchange]:
     return found
 
 
-def weight_pairs(chain: Chain, stages: Sequence[Stage], order: Callable[[str], int], parameters: int = 0) -> Pairs:
-    """(4): elements from device to device when all weights of a stage go around once, or so many ``parameters`` that
-    several stages share."""
-    pairs: dict[tuple[str, str], float] = defaultdict(float)
+def weights(
+    chain: Chain, stages: Sequence[Stage], cluster: Cluster, algorithm: Algorithm, parameters: int = 0
+) -> Exchange:
+    """(4): all weights of a stage once around, or so many ``parameters`` that several stages share."""
     split = 0
     if not parameters:
         parameters, split = shared_parameters(chain, stages[0])
-    for pair, share in ring_pairs([holder for stage in stages for holder in stage.holders], order).items():
-        pairs[pair] += share * parameters
-    for copies in stages[0].expert_copies if split else ():
-        for pair, share in ring_pairs(copies, order).items():
-            pairs[pair] += share * split / stages[0].expert
-    return pairs
+    pairs: dict[tuple[str, str], float] = defaultdict(float)
+    most = 0
+    groups = [([holder for stage in stages for holder in stage.holders], float(parameters))]
+    groups += [(list(copies), split / stages[0].expert) for copies in stages[0].expert_copies if split]
+    for holders, elements in groups:
+        once, rounds = sliced(algorithm, holders, cluster.device_index, lambda name: cluster.device(name).node)
+        most = max(most, rounds)
+        for pair, share in once.items():
+            pairs[pair] += share * elements * chain.dtype.bytes
+    return Exchange(tuple(name for stage in stages for name in stage.devices), pairs, most)
+
+
+def weight_exchange(
+    plan: Plan, chain: Chain, cluster: Cluster, stages: tuple[int, ...], parameters: int = 0
+) -> Exchange:
+    """(4) as a plan has it; what several stages share goes around a ring."""
+    algorithm = plan.algorithm(Collective.WEIGHTS, stages[0]) if len(stages) == 1 else Algorithm.RING
+    return weights(chain, [plan.stages[at] for at in stages], cluster, algorithm, parameters)
 
 
 def key_value_passes(kind: ActionKind, recompute: Recompute) -> int:

@@ -7,8 +7,9 @@ device that computes as long as any of them, and what they send becomes one flow
     (2)  bytes between devices of one node cross a link with the capacity of all the bundle's devices together
     (3)  links in between (uplinks, wires, shared capacities) stay as they are
     (4)  reductions inside a tensor-parallel group take their closed form, as part of the compute
+    (5)  of a collective, all devices and all NICs of a bundle pass as much as the busiest of them
 
-Exact where the replicas of a bundle are equally loaded and neighbours in the ring; otherwise the mean over its nodes.
+Exact where the replicas of a bundle are equally loaded; transfers between stages take the mean over the nodes.
 Not modelled: conflicts, more than one route between two nodes, memory, chunks of interleaved schedules.
 """
 
@@ -17,20 +18,22 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from argosy.cluster.topology import Cluster, Link, Node, Route
 from argosy.cluster.trace import total
-from argosy.cost.communicate import num_reductions, ring_seconds
+from argosy.cost.collective import Pairs, seconds_alone
 from argosy.cost.compute import ComputeModel, Portion, StageSeconds, split_stage_seconds, update_seconds
-from argosy.plan.plan import Plan, Replica, Stage
+from argosy.plan.plan import Collective, Plan, Replica, Stage
 from argosy.sim.blocking import with_blocking_transfers
 from argosy.sim.compile import Compiler, Member
-from argosy.sim.exchange import Exchange, Pairs, ReplicaExchange, reduction, routed, weight_pairs
+from argosy.sim.exchange import Exchange, key_values, reduction, routed, weight_exchange
 from argosy.sim.graph import Flow, TaskGraph
 from argosy.sim.split import overlaps, share_overlaps
 from argosy.workload.chain import Chain
+
+NOWHERE = -1
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,13 @@ class _Folder(Compiler):
         self.real = cluster
         self.bundles = find_bundles(plan, cluster)
         self.home = {name: at for at, bundle in enumerate(self.bundles) for name in bundle.devices}
+        self.sites = _sites(self.bundles)
+        links = _Links(cluster)
+        self.outward = {name: links.outward(name) for name in self.home}
+        self.num_outward = [len({self.outward[name] for name in bundle.devices}) for bundle in self.bundles]
         super().__init__(_one_device_each(plan, self.bundles), chain, cluster, model)
         self.num_holders = [stage.num_holders for stage in plan.stages]
+        self.key_values = self._key_values()
         self.routed = [self._merged(routed(chain, stage)) for stage in plan.stages]
         self.inside = self._inside_shares()
 
@@ -95,20 +103,22 @@ class _Folder(Compiler):
         each = [
             split_stage_seconds(self.model, self.chain, stage, self._real_portion(one, at)) for at in range(one.width)
         ]
-        reduce = self._reduce_seconds(stage, one, bundle.devices)
+        reduce = self._reduce_seconds(stage_index, bundle)
         forward, backward, hidden_forward, hidden_backward = (
             max(values) for values in zip(*map(dataclasses.astuple, each), strict=True)
         )
         return Member(seconds=StageSeconds(forward + reduce, backward + reduce, hidden_forward, hidden_backward))
 
-    def _per_replica(self, exchange: ReplicaExchange) -> list[list[Exchange | None]]:
-        """What the replicas of a bundle do side by side; reductions are part of the compute."""
+    def _reductions(self, index: int, stage: Stage) -> list[Exchange | None]:
+        """They are part of the compute."""
+        return [None for _ in stage.replicas]
+
+    def _key_values(self) -> list[list[Exchange | None]]:
+        """What the replicas of a bundle do side by side."""
         found: list[list[Exchange | None]] = [[] for _ in self.plan.stages]
         for bundle in self.bundles:
             stage = self.whole.stages[bundle.stage]
-            each = (
-                [] if exchange is reduction else [exchange(self.chain, stage, replica) for replica in bundle.replicas]
-            )
+            each = [key_values(self.chain, stage, replica) for replica in bundle.replicas]
             merged = self._merged([one for one in each if one is not None])
             found[bundle.stage].append(merged[0] if merged else None)
         return found
@@ -126,24 +136,20 @@ class _Folder(Compiler):
         device, share = self.real.device(replica.devices[member]), replica.shares[member]
         return Portion(device=device, samples=replica.samples, share=share, width=replica.width)
 
-    def _reduce_seconds(self, stage: Stage, replica: Replica, devices: Sequence[str]) -> float:
-        """(4); a medium with one capacity for the node is shared by all of ``devices`` in it."""
-        width = replica.width // stage.context
-        if width < 2:
+    def _reduce_seconds(self, index: int, bundle: Bundle) -> float:
+        """(4), with all the groups in the node of the first one, which may share a medium."""
+        stage, algorithm = self.whole.stages[index], self.whole.algorithm(Collective.TENSOR, index)
+        home = self.real.device(bundle.devices[0]).node
+        near = [replica for replica in bundle.replicas if self.real.device(replica.devices[0]).node == home]
+        found = [reduction(self.chain, stage, replica, self.real, algorithm) for replica in near]
+        exchanges = [one for one in found if one is not None]
+        if not exchanges:
             return 0.0
-        layers = self.chain.layers[stage.first : stage.end]
-        payload = 2 * replica.samples * sum(layer.reduced_bytes for layer in layers) / stage.context
-        route = self.real.fastest(replica.devices[0], replica.devices[1], 1e6)
-        latency = 2 * (width - 1) * sum(map(num_reductions, layers)) * self.real.latency(route)
-        bandwidth = self.real.bandwidth(route).at(0)
-        if len(route.links) == 1:
-            node = self.real.device(replica.devices[0]).node
-            bandwidth /= sum(self.real.device(name).node == node for name in devices)
-        return ring_seconds(payload, width, bandwidth, 0.0) + latency
+        pairs = {pair: size for one in exchanges for pair, size in one.pairs.items()}
+        return seconds_alone(self.real, pairs, exchanges[0].rounds)
 
-    def _weight_pairs(self, stages: tuple[int, ...], parameters: int) -> Pairs:
-        whole = [self.whole.stages[at] for at in stages]
-        return weight_pairs(self.chain, whole, self.real.device_index.__getitem__, parameters)
+    def _weight_exchange(self, stages: tuple[int, ...], parameters: int) -> Exchange:
+        return weight_exchange(self.whole, self.chain, self.real, stages, parameters)
 
     def _flows(self, source: int, target: int, num_bytes: float) -> tuple[Flow, ...]:
         inside = self.inside.get((source, target), 0.0)
@@ -167,12 +173,33 @@ class _Folder(Compiler):
         return {pair: stayed / whole for pair, (whole, stayed) in moved.items() if stayed}
 
     def _flows_of(self, pairs: Pairs, factor: float) -> tuple[Flow, ...]:
-        """All the bytes that pass, bundle by bundle."""
-        flows: dict[tuple[int, int], float] = defaultdict(float)
+        """(5): as if every device and NIC had to pass as much as the busiest."""
+        inside: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        between: dict[tuple[int, int], float] = defaultdict(float)
+        leaving: dict[str, float] = defaultdict(float)
+        entering: dict[str, float] = defaultdict(float)
         for (start, end), num_bytes in pairs.items():
-            stays = self.real.device(start).node == self.real.device(end).node
-            flows[self.home[start], self._twin(self.home[start]) if stays else self.home[end]] += num_bytes
-        return tuple(Flow(source, target, num_bytes * factor) for (source, target), num_bytes in flows.items())
+            one, other = self.real.device(start).node, self.real.device(end).node
+            if one == other:
+                inside[self.home[start]][self.outward[start]] += num_bytes
+            else:
+                between[self.home[start], self.home[end]] += num_bytes
+                leaving[one] += num_bytes
+                entering[other] += num_bytes
+        flows = [
+            Flow(home, self._twin(home), factor * max(spots.values()) * self.num_outward[home])
+            for home, spots in inside.items()
+        ]
+        for (home, target), num_bytes in between.items():
+            crowd = max(self._crowd(home, leaving), self._crowd(target, entering))
+            flows.append(Flow(home, target, factor * num_bytes * crowd))
+        return tuple(flows)
+
+    def _crowd(self, bundle: int, passing: Mapping[str, float]) -> float:
+        """The busiest NIC around a bundle over the mean of them."""
+        nodes = self.sites[self.bundles[bundle].name]
+        loads = [passing.get(node, 0.0) for node in nodes]
+        return max(loads) * len(loads) / sum(loads)
 
     def _add_update(self, device: int, waits: list[int]) -> None:
         bundle = self.bundles[device]
@@ -256,16 +283,14 @@ class _Links:
 
     def inside(self, bundle: Bundle) -> Route | None:
         """(2)."""
-        members = []
-        for name in bundle.devices:
-            node, at = self.cluster.node_of[name]
-            if node.media:
-                best = max(node.media, key=lambda medium: self.cluster.links[medium.outward[at]].bandwidth.at(0))
-                members.append(best.outward[at])
-        if not members:
-            return None
-        link = self._link(("inside", bundle.name), list(dict.fromkeys(members)))
-        return Route("inside", (link,))
+        members = sorted({self.outward(name) for name in bundle.devices} - {NOWHERE})
+        return Route("inside", (self._link(("inside", *members), members),)) if members else None
+
+    def outward(self, device: str) -> int:
+        """The link over which a device talks to others in its node; ``NOWHERE`` where there is none."""
+        node, at = self.cluster.node_of[device]
+        links = [medium.outward[at] for medium in node.media]
+        return max(links, key=lambda link: self.cluster.links[link].bandwidth.at(0), default=NOWHERE)
 
     def _link(self, key: tuple[object, ...], members: Iterable[int]) -> int:
         """One link with the capacity of several."""

@@ -1,32 +1,10 @@
-"""Who sends what to whom: rings of replicas, and stages with different replica counts and widths."""
+"""Who sends what to whom between stages with different replica counts and widths."""
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
 from argosy.plan.plan import Replica
-
-Name = TypeVar("Name", int, str)
-
-
-def ring_pairs(groups: Sequence[Sequence[Name]], order: Callable[[Name], int]) -> dict[tuple[Name, Name], float]:
-    """(source, target): share of a payload that passes from one device to the next when groups of devices, each of
-    which holds all of it in equal slices, pass it around once. Groups of width w hold w slices; each slice has its
-    own ring.
-
-    >>> ring_pairs([["a", "b"], ["c"]], ord)
-    {('a', 'c'): 0.25, ('c', 'a'): 0.25, ('b', 'c'): 0.25, ('c', 'b'): 0.25}
-    """
-    slices = math.lcm(*(len(group) for group in groups))
-    pairs: dict[tuple[Name, Name], float] = defaultdict(float)
-    for piece in range(slices):
-        ring = sorted({group[piece * len(group) // slices] for group in groups}, key=order)
-        for at in range(len(ring) if len(ring) > 1 else 0):
-            pairs[ring[at], ring[(at + 1) % len(ring)]] += (len(ring) - 1) / len(ring) / slices
-    return dict(pairs)
 
 
 def overlaps(sources: Sequence[Replica], targets: Sequence[Replica]) -> Iterator[tuple[Replica, Replica, int]]:

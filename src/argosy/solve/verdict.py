@@ -13,6 +13,7 @@ from argosy.cluster.device import Device
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.plan.plan import Certificate, ClusterRef, LeftOut, ModelRef, Plan, Predicted, RunnerUp
+from argosy.sim.choose import with_collectives
 from argosy.sim.compile import compile_plan
 from argosy.sim.exact import simulate_exact
 from argosy.sim.fold import fold_plan
@@ -145,10 +146,10 @@ def _why_unable(plan: Plan, device: Device) -> str:
 
 
 def placed(candidate: Candidate, prices: Prices, cluster: Cluster) -> Plan:
-    """The candidate on devices."""
+    """The candidate on devices, with algorithms for its collectives."""
     chain, shape = prices.chain, candidate.shape
     replicas = place_stages(prices.pools, [choice.option for choice in candidate.plan])
-    return Plan(
+    plan = Plan(
         model=ModelRef(
             name=chain.name, sequence_length=chain.sequence_length, dtype=chain.dtype, optimizer=chain.optimizer
         ),
@@ -162,6 +163,7 @@ def placed(candidate: Candidate, prices: Prices, cluster: Cluster) -> Plan:
             for choice, group in zip(candidate.plan, replicas, strict=True)
         ),
     )
+    return with_collectives(plan, chain, cluster)
 
 
 def why_infeasible(prices: Prices, cluster: Cluster) -> str:

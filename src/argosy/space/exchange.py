@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from argosy.cost.collective import tree_depth
 from argosy.cost.communicate import num_reductions
 from argosy.space.pool import Pool
 from argosy.workload.chain import Layer
@@ -47,7 +48,7 @@ def reduction_seconds(pool: Pool, layer: Layer, split: Split, samples: int) -> f
     payload = 2 * layer.reduced_bytes * samples / split.context
     bandwidth = pool.intra_bandwidth / (min(split.width, pool.per_node) if pool.intra_is_shared else 1)
     latency = pool.intra_latency * num_reductions(layer) * 2
-    return payload * (width - 1) / width / bandwidth + (width - 1) * latency
+    return payload * (width - 1) / width / bandwidth + tree_depth(width) * latency
 
 
 def key_value_seconds(pool: Pool, layer: Layer, split: Split, samples: int) -> float:

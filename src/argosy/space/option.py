@@ -18,11 +18,13 @@ first, which minimises (1) over integer shares.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from argosy.cost.collective import tree_depth
 from argosy.plan.plan import Recompute, Replica, Stage
 from argosy.space.exchange import Split, routed_crowding
 from argosy.space.pool import Pool
@@ -168,23 +170,35 @@ class Option:
         return len(self.parts) > 1 and not frozenset.intersection(*(pool.homes for pool in self.pools))
 
     @cached_property
+    def least_nodes(self) -> int:
+        """In how many nodes its replicas sit at the least."""
+        both = list(zip(self.parts, self.pools, strict=True))
+        counts = [math.ceil(part.devices / pool.per_node) for part, pool in both]
+        apart = all(one.homes.isdisjoint(other.homes) for one, other in itertools.combinations(self.pools, 2))
+        return max(sum(counts) if apart else max(counts), 2 if self.spans_nodes else 1)
+
+    @cached_property
     def ring(self) -> Rates:
         """Seconds per byte of weights that all holders have, per byte of weights of experts, and of latency, to pass
-        those of the stage around the holders that have them once."""
+        those of the stage around the holders that have them once, by whatever algorithm. Of experts with several
+        holders at least one copy goes from node to node where the stage spans nodes."""
         if self.holders < 2:
             return 0.0, 0.0, 0.0
         around = (self.holders - 1) / self.holders
-        copies = self.holders / self.expert
+        copies = self.holders // self.expert
         split = (copies - 1) / copies / self.expert
-        if self.spans_nodes:
-            latency = max(pool.nic_latency for pool in self.pools)
-            bandwidth = min(pool.nic_bandwidth for pool in self.pools)
-            return around / bandwidth, split / bandwidth, (self.holders - 1) * latency
+        if self.spans_nodes:  # hierarchical: no algorithm sends less out of a node
+            rates = [pool.nic_bandwidth for pool in self.pools]
+            around = (self.least_nodes - 1) / self.least_nodes / min(rates)
+            if not self.zero and min(rates) < max(rates):  # a tree may spare the slower NICs, down to a half
+                around = max(0.5 / min(rates), around * min(rates) / max(rates))
+            split = around if self.expert == 1 else min(split, 0.5 / self.expert) / max(rates)
+            return around, split, tree_depth(self.least_nodes) * max(pool.nic_latency for pool in self.pools)
         bandwidth = min(pool.intra_bandwidth for pool in self.pools) * min(part.tensor_width for part in self.parts)
         if any(pool.intra_is_shared for pool in self.pools):
             bandwidth = min(pool.intra_bandwidth for pool in self.pools) / self.holders
         latency = max(pool.intra_latency for pool in self.pools)
-        return around / bandwidth, split / bandwidth, (self.holders - 1) * latency
+        return around / bandwidth, split / bandwidth, tree_depth(self.holders) * latency
 
     @cached_property
     def exchange(self) -> Rates:

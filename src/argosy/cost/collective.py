@@ -1,0 +1,131 @@
+"""Collectives as bytes from device to device: who sends how much to whom under each algorithm, and how long it takes.
+
+*Once* means one half of an all-reduce of B bytes over n devices: a reduce-scatter or an all-gather.
+
+    (1)  ring           in the order of the devices: each sends (n-1)/n B to the next;  n - 1 latencies
+    (2)  hierarchical   B along a chain through the devices of each node, to or from its first; a ring (1) of the first
+                        ones over N nodes, (N-1)/N B each;  N - 1 latencies
+    (3)  tree           the same chains, and between the first ones two binary trees, each of half the bytes: leaves of
+                        one are inner in the other;  log2 N latencies;  inside one node the trees are of all devices
+    (4)  padded         (1) of n times the largest shard, where shards are unequal
+    (5)  grouped        every shard goes around to all others on its own: each device passes on all but the shard of the
+                        one behind it;  n latencies
+
+Chunks follow one another, so the phases of (2) and (3) overlap, and all flows of a collective begin together. A tree
+has no halves, so it only does whole all-reduces. Devices that hold all of B in unequal numbers of slices have a
+collective for each slice (``sliced``). On the routes of a cluster a collective that has them to itself takes
+
+    (6)  max over routes ( max over its links (all bytes that cross it / its bandwidth) + the latencies of the route ).
+
+The latencies of the chains of (2) and (3), inside a node, are not counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from argosy.cluster.topology import Cluster
+from argosy.plan.plan import Algorithm
+
+Pairs = Mapping[tuple[str, str], float]
+"""From a device to another: bytes, or a share of them."""
+
+
+def once_around(algorithm: Algorithm, devices: Sequence[str], node_of: Callable[[str], str]) -> tuple[Pairs, int]:
+    """(1) to (3) for one byte over devices in their order, and its latencies.
+
+    >>> once_around(Algorithm.RING, ["a0.0", "a0.1"], lambda name: name[:2])
+    ({('a0.0', 'a0.1'): 0.5, ('a0.1', 'a0.0'): 0.5}, 1)
+    """
+    count = len(devices)
+    if count < 2:
+        return {}, 0
+    if algorithm is Algorithm.RING:
+        return _ring(devices), count - 1
+    nodes: dict[str, list[str]] = defaultdict(list)
+    for name in devices:
+        nodes[node_of(name)].append(name)
+    if len(nodes) == 1:
+        return (_trees(devices), tree_depth(count)) if algorithm is Algorithm.TREE else (_ring(devices), count - 1)
+    pairs: dict[tuple[str, str], float] = defaultdict(float)
+    for members in nodes.values():
+        for one, other in itertools.pairwise(members):
+            pairs[one, other] += 0.5
+            pairs[other, one] += 0.5
+    first = [members[0] for members in nodes.values()]
+    is_tree = algorithm is Algorithm.TREE
+    for pair, share in (_trees(first) if is_tree else _ring(first)).items():
+        pairs[pair] += share
+    return pairs, tree_depth(len(first)) if is_tree else len(first) - 1
+
+
+def _ring(devices: Sequence[str]) -> Pairs:
+    count = len(devices)
+    return {(devices[at], devices[(at + 1) % count]): (count - 1) / count for at in range(count)}
+
+
+def _trees(devices: Sequence[str]) -> Pairs:
+    """Half of an all-reduce is a quarter of the bytes over each edge of each tree, both ways."""
+    pairs: dict[tuple[str, str], float] = defaultdict(float)
+    for order in (list(devices), list(reversed(devices))):
+        for child in range(1, len(order)):
+            parent = (child - 1) // 2
+            pairs[order[child], order[parent]] += 0.25
+            pairs[order[parent], order[child]] += 0.25
+    return pairs
+
+
+def tree_depth(count: int) -> int:
+    """Latencies from the leaves of a binary tree to its root.
+
+    >>> [tree_depth(count) for count in (2, 3, 4, 8)]
+    [1, 1, 2, 3]
+    """
+    return count.bit_length() - 1
+
+
+def sliced(
+    algorithm: Algorithm, groups: Sequence[Sequence[str]], order: Mapping[str, int], node_of: Callable[[str], str]
+) -> tuple[Pairs, int]:
+    """Once around groups of devices, each of which holds all of one byte in equal slices: a group of width w holds w
+    of them, and each slice goes its own way.
+
+    >>> order = {name: at for at, name in enumerate(("a0.0", "a0.1", "b0.0"))}
+    >>> sliced(Algorithm.RING, [["a0.0", "a0.1"], ["b0.0"]], order, lambda name: name[:2])[0]
+    {('a0.0', 'b0.0'): 0.25, ('b0.0', 'a0.0'): 0.25, ('a0.1', 'b0.0'): 0.25, ('b0.0', 'a0.1'): 0.25}
+    """
+    slices = math.lcm(*(len(group) for group in groups))
+    pairs: dict[tuple[str, str], float] = defaultdict(float)
+    rounds = 0
+    for piece in range(slices):
+        members = sorted({group[piece * len(group) // slices] for group in groups}, key=order.__getitem__)
+        once, latencies = once_around(algorithm, members, node_of)
+        rounds = max(rounds, latencies)
+        for pair, share in once.items():
+            pairs[pair] += share / slices
+    return dict(pairs), rounds
+
+
+def uneven_once(algorithm: Algorithm, devices: Sequence[str], shares: Sequence[float]) -> tuple[Pairs, int]:
+    """(4) and (5) for one byte of which each device holds a share; equal shares are a ring."""
+    count = len(devices)
+    if algorithm is Algorithm.GROUPED:
+        passed = [(devices[at], devices[(at + 1) % count], 1 - shares[(at + 1) % count]) for at in range(count)]
+        return {(one, other): share for one, other, share in passed}, count
+    larger = count * max(shares)
+    return {pair: share * larger for pair, share in _ring(devices).items()}, count - 1
+
+
+def seconds_alone(cluster: Cluster, pairs: Pairs, rounds: int) -> float:
+    """(6)"""
+    loads: dict[int, float] = defaultdict(float)
+    routes = [cluster.fastest(*pair, num_bytes) for pair, num_bytes in pairs.items()]
+    for route, num_bytes in zip(routes, pairs.values(), strict=True):
+        for link in route.links:
+            loads[link] += num_bytes
+    seconds = {link: load / cluster.links[link].bandwidth.at(0) for link, load in loads.items()}
+    ends = (max(seconds[link] for link in route.links) + rounds * cluster.latency(route) for route in set(routes))
+    return max(ends, default=0.0)
