@@ -26,6 +26,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 from argosy.cluster.topology import Cluster
 from argosy.plan.plan import Algorithm
@@ -85,6 +86,27 @@ def tree_depth(count: int) -> int:
     [1, 1, 2, 3]
     """
     return count.bit_length() - 1
+
+
+@cache
+def tree_load(count: int) -> float:
+    """Share of the bytes that the busiest of so many devices sends, half an all-reduce by trees.
+
+    >>> [tree_load(count) for count in (2, 3, 4, 8)]
+    [0.5, 0.75, 0.75, 1.0]
+    """
+    sent: dict[str, float] = defaultdict(float)
+    for (source, _), share in _trees([str(number) for number in range(count)]).items():
+        sent[source] += share
+    return max(sent.values())
+
+
+def in_ring_order(devices: Sequence[str], node_of: Callable[[str], str]) -> dict[str, int]:
+    """A place for every device so that those of a node follow one another, else in the order given."""
+    nodes: dict[str, list[str]] = defaultdict(list)
+    for name in devices:
+        nodes[node_of(name)].append(name)
+    return {name: at for at, name in enumerate(itertools.chain.from_iterable(nodes.values()))}
 
 
 def sliced(

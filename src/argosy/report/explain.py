@@ -12,7 +12,7 @@ from rich.text import Text
 from argosy.cluster.topology import Cluster
 from argosy.explain import DeviceMemory, Explanation, WhatIf
 from argosy.report.marks import percent
-from argosy.report.plan import devices_in_short, throughput
+from argosy.report.plan import collectives_in_short, devices_in_short, throughput
 from argosy.report.summary import critical_parts
 from argosy.report.tables import plain_table
 from argosy.units import SIZE, TIME
@@ -66,6 +66,8 @@ def _reasons(explanation: Explanation) -> Iterator[tuple[str, str]]:
     shares = {"computes": load.computing, "exchanges tensors": load.exchanging, "waits": 1 - load.busy}
     spent = [f"{what} for {percent(share)}" for what, share in shares.items() if share >= _HALF_A_PERCENT]
     yield "bottleneck", f"stage {load.stage}: it {', '.join(spent)} of the time"
+    if plan.collectives:
+        yield "collectives", collectives_in_short(plan)
     if explanation.edges:
         busiest = explanation.edges[0]
         yield "busiest link", f"{busiest.edge}, {percent(busiest.utilisation)} of what it could carry"

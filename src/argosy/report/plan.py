@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from rich.table import Table
@@ -25,7 +25,7 @@ def plan_title(plan: Plan) -> str:
 
 
 def stage_table(plan: Plan, cluster: Cluster) -> Table:
-    """A line per stage; ``2 x 4`` are two replicas, each of four devices that share a layer's tensors."""
+    """A line per stage; ``2 x 4`` are two replicas, each of four devices that share its work."""
     columns = ("stage", "layers", "on", "devices", "replicas", "samples", "recompute", "zero")
     table = plain_table(*columns, right=("stage", "replicas", "zero"))
     for name in ("devices", "samples"):
@@ -37,7 +37,7 @@ def stage_table(plan: Plan, cluster: Cluster) -> Table:
             f"{stage.first}..{stage.end - 1}",
             "\n".join(_kinds(stage, cluster)),
             devices_in_short(stage.devices, cluster),
-            "\n".join(_groups(stage.replicas)),
+            "\n".join(_groups(stage)),
             samples_in_short(stage.replicas),
             "-" if stage.recompute is Recompute.NONE else str(stage.recompute),
             str(stage.zero) if stage.zero else "-",
@@ -53,9 +53,35 @@ def _kinds(stage: Stage, cluster: Cluster) -> Iterator[str]:
     yield from (f"{count}x {kind}" for kind, count in counts.items())
 
 
-def _groups(replicas: Iterable[Replica]) -> Iterator[str]:
-    for width, group in groupby(replicas, key=lambda replica: replica.width):
+def _groups(stage: Stage) -> Iterator[str]:
+    for width, group in groupby(stage.replicas, key=lambda replica: replica.width):
         yield f"{len(list(group))} x {width}"
+    if stage.context > 1:
+        yield f"context {stage.context}"
+    if stage.expert > 1:
+        yield f"experts / {stage.expert}"
+
+
+def collectives_in_short(plan: Plan) -> str:
+    """
+    >>> from dataclasses import replace
+    >>> from argosy.plan.file import load_plan
+    >>> from argosy.plan.plan import Algorithm, Collective, CollectiveChoice
+    >>> choices = [CollectiveChoice(collective=Collective.WEIGHTS, stage=at, algorithm=algorithm)
+    ...            for at, algorithm in enumerate((Algorithm.RING, Algorithm.TREE, Algorithm.RING))]
+    >>> collectives_in_short(replace(load_plan("gpt2-xl-on-two-cards"), collectives=tuple(choices)))
+    'weights ring (stages 0, 2) and tree (stage 1)'
+    """
+    stages: dict[str, dict[str, list[int]]] = {}
+    for choice in plan.collectives:
+        stages.setdefault(choice.collective, {}).setdefault(choice.algorithm, []).append(choice.stage)
+    return "; ".join(f"{name} {' and '.join(_where(by_algorithm))}" for name, by_algorithm in sorted(stages.items()))
+
+
+def _where(stages: Mapping[str, Sequence[int]]) -> Iterator[str]:
+    for algorithm, numbers in stages.items():
+        listed = f"stage{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+        yield f"{algorithm} ({listed})" if len(stages) > 1 else algorithm
 
 
 def samples_in_short(replicas: Iterable[Replica]) -> str:
@@ -106,6 +132,8 @@ def _figures(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, str]]:
             yield "memory", _fullest(plan.predicted, cluster)
         if plan.predicted.bottleneck:
             yield "bottleneck", plan.predicted.bottleneck
+    if plan.collectives:
+        yield "collectives", collectives_in_short(plan)
     if plan.certificate is not None:
         yield "certificate", certificate_in_a_sentence(plan.certificate)
     if plan.search is not None:

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from argosy.cluster.topology import Cluster
-from argosy.cost.collective import Pairs, once_around, sliced, uneven_once
+from argosy.cost.collective import Pairs, in_ring_order, once_around, sliced, uneven_once
 from argosy.cost.communicate import num_reductions
 from argosy.cost.memory import shared_parameters
 from argosy.plan.plan import Algorithm, Collective, Plan, Recompute, Replica, Stage
@@ -110,12 +110,18 @@ def weights(
     most = 0
     groups = [([holder for stage in stages for holder in stage.holders], float(parameters))]
     groups += [(list(copies), split / stages[0].expert) for copies in stages[0].expert_copies if split]
+    devices = tuple(name for stage in stages for name in stage.devices)
+
+    def node_of(name: str) -> str:
+        return cluster.device(name).node
+
+    order = in_ring_order(devices, node_of)
     for holders, elements in groups:
-        once, rounds = sliced(algorithm, holders, cluster.device_index, lambda name: cluster.device(name).node)
+        once, rounds = sliced(algorithm, holders, order, node_of)
         most = max(most, rounds)
         for pair, share in once.items():
             pairs[pair] += share * elements * chain.dtype.bytes
-    return Exchange(tuple(name for stage in stages for name in stage.devices), pairs, most)
+    return Exchange(devices, pairs, most)
 
 
 def weight_exchange(

@@ -4,7 +4,7 @@ For a replica of W devices of a pool with n samples, tensor width t, the sequenc
 a node has k of the pool's devices and so at most h = k / t holders. Bandwidth i inside a node (of a device, or of all
 together where they share it), b out of a node; per layer and pass:
 
-    (1)  reductions       2 (t-1)/t n/c reduced bytes / i                          shared: all W send over i
+    (1)  reductions       2 (t-1)/t n/c reduced bytes / i, or by a tree            shared: all W send over i
     (2)  keys and values  (c-1) n/W of their bytes / i, where parts share a node;  shared: all of a node's send over i
                           (c-1) n/c of their bytes / (c b / nodes), where W is several nodes: t devices leave each
     (3)  routed inputs    x = (e-1)/e n/c routed bytes of a holder
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from argosy.cost.collective import tree_depth
+from argosy.cost.collective import tree_depth, tree_load
 from argosy.cost.communicate import num_reductions
 from argosy.space.pool import Pool
 from argosy.workload.chain import Layer
@@ -48,7 +48,8 @@ def reduction_seconds(pool: Pool, layer: Layer, split: Split, samples: int) -> f
     payload = 2 * layer.reduced_bytes * samples / split.context
     bandwidth = pool.intra_bandwidth / (min(split.width, pool.per_node) if pool.intra_is_shared else 1)
     latency = pool.intra_latency * num_reductions(layer) * 2
-    return payload * (width - 1) / width / bandwidth + tree_depth(width) * latency
+    ring = payload * (width - 1) / width / bandwidth + (width - 1) * latency
+    return min(ring, payload * tree_load(width) / bandwidth + tree_depth(width) * latency)
 
 
 def key_value_seconds(pool: Pool, layer: Layer, split: Split, samples: int) -> float:

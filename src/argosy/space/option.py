@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from argosy.cost.collective import tree_depth
+from argosy.cost.collective import tree_depth, tree_load
 from argosy.plan.plan import Recompute, Replica, Stage
 from argosy.space.exchange import Split, routed_crowding
 from argosy.space.pool import Pool
@@ -146,8 +146,11 @@ class Option:
         return seconds + others * payload * (width - 1) / pool.intra_bandwidth
 
     def tail(self, first: int, end: int) -> float:
-        """(4) and the update."""
-        return self.prices.weigh_range(self.exchange, first, end) + self.prices.weigh_range(self.update, first, end)
+        """(4), by the best algorithm, and the update."""
+        times = self._exchanges_at_the_end
+        ways = (self._times_around(times, way) for way in self._ways_around)
+        exchange = min(self.prices.weigh_range(way, first, end) for way in ways)
+        return exchange + self.prices.weigh_range(self.update, first, end)
 
     @cached_property
     def width(self) -> int:
@@ -180,39 +183,57 @@ class Option:
     @cached_property
     def ring(self) -> Rates:
         """Seconds per byte of weights that all holders have, per byte of weights of experts, and of latency, to pass
-        those of the stage around the holders that have them once, by whatever algorithm. Of experts with several
-        holders at least one copy goes from node to node where the stage spans nodes."""
+        those of the stage around the holders that have them once: no algorithm is better in any of the three. Of
+        experts with several holders at least one copy goes from node to node where the stage spans nodes."""
+        ways = self._ways_around
+        return min(way[0] for way in ways), min(way[1] for way in ways), min(way[2] for way in ways)
+
+    @cached_property
+    def _ways_around(self) -> list[Rates]:
+        """The same for a ring (of one device per node, where there are several) and, if nothing is scattered or
+        gathered apart, for trees."""
         if self.holders < 2:
-            return 0.0, 0.0, 0.0
-        around = (self.holders - 1) / self.holders
+            return [(0.0, 0.0, 0.0)]
         copies = self.holders // self.expert
         split = (copies - 1) / copies / self.expert
-        if self.spans_nodes:  # hierarchical: no algorithm sends less out of a node
-            rates = [pool.nic_bandwidth for pool in self.pools]
-            around = (self.least_nodes - 1) / self.least_nodes / min(rates)
-            if not self.zero and min(rates) < max(rates):  # a tree may spare the slower NICs, down to a half
-                around = max(0.5 / min(rates), around * min(rates) / max(rates))
-            split = around if self.expert == 1 else min(split, 0.5 / self.expert) / max(rates)
-            return around, split, tree_depth(self.least_nodes) * max(pool.nic_latency for pool in self.pools)
-        bandwidth = min(pool.intra_bandwidth for pool in self.pools) * min(part.tensor_width for part in self.parts)
-        if any(pool.intra_is_shared for pool in self.pools):
-            bandwidth = min(pool.intra_bandwidth for pool in self.pools) / self.holders
-        latency = max(pool.intra_latency for pool in self.pools)
-        return around / bandwidth, split / bandwidth, tree_depth(self.holders) * latency
+        if self.spans_nodes:
+            count, latency = self.least_nodes, max(pool.nic_latency for pool in self.pools)
+            slow, fast = (end(pool.nic_bandwidth for pool in self.pools) for end in (min, max))
+            ring = (count - 1) / count / slow
+            tree = max(0.5 / slow, tree_load(count) / fast)  # leaves need not be where NICs are fast
+            split = min(split, 0.5 / self.expert) / fast
+        else:
+            count, latency = self.holders, max(pool.intra_latency for pool in self.pools)
+            bandwidth = min(pool.intra_bandwidth for pool in self.pools) * min(p.tensor_width for p in self.parts)
+            shared = any(pool.intra_is_shared for pool in self.pools)
+            if shared:
+                bandwidth = min(pool.intra_bandwidth for pool in self.pools) / self.holders
+            ring, split = (count - 1) / count / bandwidth, split / bandwidth
+            tree = ring if shared else tree_load(count) / bandwidth
+        alone = self.expert == 1
+        ways = [(ring, ring if alone else split, (count - 1) * latency)]
+        return ways if self.zero else [*ways, (tree, tree if alone else split, tree_depth(count) * latency)]
 
     @cached_property
     def exchange(self) -> Rates:
-        """(4), apart from (5): a sum is twice around; under ZeRO 2 the gather is left, under ZeRO 3 nothing."""
-        return self._times_around({2: 1, 3: 0}.get(self.zero, 2))
+        """(4), apart from (5), at the least."""
+        return self._times_around(self._exchanges_at_the_end)
+
+    @property
+    def _exchanges_at_the_end(self) -> int:
+        """A sum is twice around; under ZeRO 2 the gather is left, under ZeRO 3 nothing."""
+        return {2: 1, 3: 0}.get(self.zero, 2)
 
     @cached_property
     def load(self) -> Rates:
         """(5) alike: ZeRO 2 scatters gradients after every backward; ZeRO 3 also gathers weights twice."""
         return self._times_around({2: 1, 3: 3}.get(self.zero, 0))
 
-    def _times_around(self, times: int) -> Rates:
+    def _times_around(self, times: int, way: Rates | None = None) -> Rates:
+        """By default at the least."""
+        way = way or self.ring
         width = self.prices.chain.dtype.bytes / self.prices.model.reduction
-        return times * self.ring[0] * width, times * self.ring[1] * width, times * self.ring[2]
+        return times * way[0] * width, times * way[1] * width, times * way[2]
 
     @cached_property
     def update(self) -> Rates:
