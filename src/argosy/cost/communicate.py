@@ -1,12 +1,16 @@
 """Seconds of communication in closed form before devices are known: one bandwidth, one latency, alone on the network.
 
-    (1)  ring gather or scatter   = (n-1)/n bytes / bandwidth + (n-1) latency      of ``bytes`` in all;  a sum: twice
+    (1)  ring gather or scatter   = (n-1)/n bytes / bandwidth + (n-1) latency      of ``bytes`` in all
+    (2)  all-reduce               = twice (1), or a tree: 2 bytes / bandwidth + 2 ceil(log2 n) latency
+    (3)  hierarchical all-reduce  = twice (1) inside nodes + (2) between them
 
 ``cost.collective`` does the same on the routes of a cluster, for every algorithm; the simulator adds what contention
 costs.
 """
 
 from __future__ import annotations
+
+import math
 
 from argosy.workload.chain import Layer
 
@@ -20,6 +24,30 @@ def ring_seconds(num_bytes: float, count: int, bandwidth: float, latency: float)
     if count < 2 or num_bytes <= 0:
         return 0.0
     return num_bytes * (count - 1) / count / bandwidth + (count - 1) * latency
+
+
+def all_reduce_seconds(num_bytes: float, count: int, bandwidth: float, latency: float) -> float:
+    """(2), the better of both.
+
+    >>> all_reduce_seconds(8e6, 4, 1e9, 0.0)
+    0.012
+    """
+    if count < 2:
+        return 0.0
+    tree = 2 * num_bytes / bandwidth + 2 * math.ceil(math.log2(count)) * latency
+    return min(2 * ring_seconds(num_bytes, count, bandwidth, latency), tree)
+
+
+def hierarchical_seconds(
+    num_bytes: float, nodes: int, per_node: int, *, inside: tuple[float, float], between: tuple[float, float]
+) -> float:
+    """(3); ``inside`` and ``between`` are (bandwidth of one device, or of one node; latency).
+
+    >>> hierarchical_seconds(8e9, 2, 4, inside=(1e11, 0.0), between=(1e10, 0.0))
+    0.92
+    """
+    local = 2 * ring_seconds(num_bytes, per_node, *inside)
+    return local + all_reduce_seconds(num_bytes, nodes, *between)
 
 
 def num_reductions(layer: Layer) -> int:
