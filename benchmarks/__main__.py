@@ -5,9 +5,9 @@ from __future__ import annotations
 import platform
 import sys
 
-from benchmarks import fit_compute, imports, planning, simulator
+from benchmarks import fit_compute, imports, planning, simulator, spmd
 
-BENCHMARKS = {module.BENCHMARK.name: module.BENCHMARK for module in (simulator, planning, fit_compute, imports)}
+BENCHMARKS = {module.BENCHMARK.name: module.BENCHMARK for module in (simulator, planning, fit_compute, imports, spmd)}
 
 
 def main(names: list[str]) -> int:

@@ -5,7 +5,7 @@ For n devices, S bytes in all, a largest share m of them (1/n when even), ring b
     (1)  all-gather, reduce-scatter   padded:  m S (n-1) / B + (n-1) L       every shard grown to the largest
                                       grouped: S (1 - smallest share) / B + n L   each shard broadcast or reduced alone
     (2)  all-reduce                   even pieces whatever the shares: 2 S (n-1)/n / B + 2 (n-1) L, or hierarchical
-    (3)  all-to-all                   m S (n-1)/n / B + (n-1) L
+    (3)  all-to-all                   m S p (n-p)/n / B + (n-1) L         p devices behind one NIC (1 inside a node)
     (4)  compute                      FLOP x share / speed + bytes x share / memory bandwidth + launch
 
 The cheapest way is taken per tensor and its name kept. Where collectives were measured, their rates replace (1)-(3):
@@ -81,6 +81,8 @@ class DeviceGroup:
     nodes: int = 1
     inside: tuple[float, float] = (0.0, 0.0)
     """Bandwidth and latency inside a node, where several nodes take part evenly; else zeros."""
+    per_node: int = 1
+    """Most devices of one node, which share its NIC."""
     launch: float = LAUNCH
     rates: Rates | None = None
 
@@ -121,7 +123,9 @@ class DeviceGroup:
                 ways.append((seconds, Way.HIERARCHICAL))
             return min(ways)
         if kind is Collective.ALL_TO_ALL:
-            return largest * num_bytes * (count - 1) / count / self.bandwidth + (count - 1) * self.latency, Way.RING
+            together = self.per_node if self.per_node < count else 1
+            sent = largest * num_bytes * together * (count - together) / count
+            return sent / self.bandwidth + (count - 1) * self.latency, Way.RING
         padded = ring_seconds(count * largest * num_bytes, count, self.bandwidth, self.latency)
         grouped = num_bytes * (1 - min(shares)) / self.bandwidth + count * self.latency
         return min((padded, Way.PADDED), (grouped, Way.GROUPED))
@@ -163,4 +167,5 @@ def device_group(cluster: Cluster, names: Sequence[str], dtype: Dtype) -> Device
         latency=max((cluster.latency(route) for route in routes), default=0.0),
         nodes=count if regular else 1,
         inside=inside if regular else (0.0, 0.0),
+        per_node=max(homes.count(home) for home in homes),
     )

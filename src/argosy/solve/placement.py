@@ -28,7 +28,7 @@ from argosy.cost.group import Collective, DeviceGroup, Way
 from argosy.solve.elimination import Problem, Table
 from argosy.space.delivery import Conversion, Delivery, conversions, deliveries
 from argosy.space.families import Call
-from argosy.space.rules import Choices, Row, flop_of
+from argosy.space.rules import Choices, Kind, Row, flop_of
 from argosy.space.sharding import REPLICATED, State, sharded, unit_counts
 from argosy.workload.graph import Graph, Role
 
@@ -42,6 +42,8 @@ class Pricing:
 
     group: DeviceGroup
     flop: Callable[[Call], float] = flop_of
+    rounded: bool = True
+    """Whether shares are whole units of a dim; without, they are the ratios themselves."""
     count_moves: bool = True
     """Whether memory traffic counts as compute time."""
     element_bytes: float | None = None
@@ -57,6 +59,7 @@ class Placement:
         """For graphs that are too tangled otherwise, ``pinned`` values are whole, and none is had in two states."""
         self.graph, self.choices, self.pricing, self.pinned = graph, choices, pricing, pinned
         self.ratios = tuple(ratios)
+        self._full = (1.0,) * len(self.ratios)
         self._shares: dict[int, tuple[float, ...]] = {}
         self._interned: dict[object, Table] = {}
         self._seconds: dict[object, float] = {}
@@ -66,20 +69,22 @@ class Placement:
 
     def _all_rows(self) -> list[tuple[Row, ...]]:
         """Rows per node; equal nodes share one tuple, so that their tables are shared too."""
-        known: dict[tuple[Row, ...], tuple[Row, ...]] = {}
-        found = [self.choices.rows(index) for index in range(len(self.graph.nodes))]
-        return [known.setdefault(rows, rows) for rows in found]
+        return [self.choices.rows(index) for index in range(len(self.graph.nodes))]
 
     def _deliveries(self, value: int) -> tuple[Delivery, ...]:
         options = deliveries(self.graph, value, tuple(self.choices.cuts[value]))
         if value in self._hubs or value == self.graph.loss or any(value == after for _, after in self.graph.updates):
             options = tuple(option for option in options if REPLICATED in option.states)
+        if self.choices.kind is Kind.STORED and len(options) > 1 and options[0].stored is not None:
+            options = tuple(option for option in options if option.stored != option.states[0])
         return tuple(option for option in options if len(option.states) == 1) if self.pinned else options
 
     def shares(self, state: State) -> tuple[float, ...]:
         """Per device, how much of a tensor in this state it holds."""
         if not state.is_sharded:
-            return (1.0,) * len(self.ratios)
+            return self._full
+        if not self.pricing.rounded:
+            return self.ratios
         if state.units not in self._shares:
             counts = unit_counts(state.units, self.ratios)
             self._shares[state.units] = tuple(count / state.units for count in counts)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -38,7 +37,7 @@ from argosy.space.sharding import (
     from_flat_cut,
     sharded,
 )
-from argosy.workload.graph import Graph, Node, Role
+from argosy.workload.graph import Graph, Node, Ref, Role
 
 Cut = tuple[int, int]
 """(outer, units)."""
@@ -51,7 +50,7 @@ class Kind(StrEnum):
 
     ANY = "any"
     SAMPLES = "samples"
-    """The first dim of inputs alone: data parallelism."""
+    """The first dim of inputs alone, wherever it can be cut: data parallelism."""
     STORED = "stored"
     """Data parallelism, and parameters stored in shards of their first dim: ZeRO."""
 
@@ -166,6 +165,8 @@ class Occurrence:
     value: int | None
     dim: int
     factor: int
+    size: int
+    """Of the dim."""
 
 
 class Choices:
@@ -175,12 +176,13 @@ class Choices:
         self.graph, self.num_devices, self.kind = graph, num_devices, kind
         self.calls = [call_of(graph, node) for node in graph.nodes]
         self.patterns = [pattern_of(call) for call in self.calls]
-        self.labels = [_occurrences(node, p) for node, p in zip(graph.nodes, self.patterns, strict=True)]
+        self.labels = [_occurrences(call, p) for call, p in zip(self.calls, self.patterns, strict=True)]
         self.cuts: list[dict[State, None]] = [{} for _ in graph.values]
         self._around: list[list[int]] = [list(nodes) for nodes in graph.consumers]
         for value, node in graph.producer.items():
             self._around[value].append(node)
-        self._todo: deque[int] = deque()
+        self._todo: dict[int, None] = {}
+        self._rows: dict[object, tuple[Row, ...]] = {}
         self._seed()
         self._flow()
         self._work_units = frozenset(state.units for cuts in self.cuts for state in cuts)
@@ -197,7 +199,7 @@ class Choices:
             return
         if fits(self.graph.values[value].shape, state):
             self.cuts[value][state] = None
-            self._todo.extend(self._around[value])
+            self._todo.update(dict.fromkeys(self._around[value]))
 
     def _store_in_shards(self) -> None:
         """The first dim of every parameter and of its gradient, for storage only."""
@@ -232,11 +234,9 @@ class Choices:
             self._offer(node.outputs[0], sharded(common, after[common]))
 
     def _flow(self) -> None:
-        self._todo.extend(range(len(self.graph.nodes)))
-        waiting = set(self._todo)
         while self._todo:
-            index = self._todo.popleft()
-            waiting.discard(index)
+            index = next(iter(self._todo))
+            del self._todo[index]
             if is_reshape(self.graph.nodes[index]):
                 self._flow_reshape(index)
             else:
@@ -258,19 +258,16 @@ class Choices:
             for place in places:
                 self._offer(place.value, sharded(place.dim, units, outer=outer * place.factor))
 
-    def _label_cuts(self, places: tuple[Occurrence, ...]) -> Iterator[Cut]:
+    def _label_cuts(self, places: tuple[Occurrence, ...]) -> list[Cut]:
         """Cuts of an index that any tensor has and every tensor can have."""
         found: dict[Cut, None] = {}
         for place in places:
-            if place.value is None:
-                continue
-            for state in self.cuts[place.value]:
-                if state.dim == place.dim and state.outer % place.factor == 0:
-                    found[state.outer // place.factor, state.units] = None
-        shapes = [(self.graph.values[p.value].shape, p) for p in places if p.value is not None]
-        for outer, units in found:
-            if all(fits(shape, sharded(p.dim, units, outer=outer * p.factor)) for shape, p in shapes):
-                yield outer, units
+            if place.value is not None:
+                for state in self.cuts[place.value]:
+                    if state.dim == place.dim and state.outer % place.factor == 0:
+                        found[state.outer // place.factor, state.units] = None
+        sizes = {place.size // place.factor for place in places}  # 0 for a result that nobody reads
+        return [(o, u) for o, u in found if all(size % (o * u) == 0 for size in sizes)]
 
     @staticmethod
     def only_whole(graph: Graph, node: Node) -> Row:
@@ -278,7 +275,18 @@ class Choices:
         return Row(inputs=(REPLICATED,) * len(node.inputs), outputs=(REPLICATED,) * len(node.outputs))
 
     def rows(self, index: int) -> tuple[Row, ...]:
-        """Every way to do a node."""
+        """Every way to do a node; equal nodes get the same tuple."""
+        node, call = self.graph.nodes[index], self.calls[index]
+        ends = (*node.inputs, *node.outputs)
+        cuts = tuple(() if v is None else tuple(self.cuts[v]) for v in ends)
+        numbers = tuple(False if v is None else self.graph.values[v].is_floating for v in ends)
+        literal = tuple(part for part in node.arguments if not isinstance(part, Ref))
+        key = (node.op, call.inputs, call.outputs, literal, cuts, numbers)
+        if key not in self._rows:
+            self._rows[key] = self._find_rows(index)
+        return self._rows[key]
+
+    def _find_rows(self, index: int) -> tuple[Row, ...]:
         node, call, pattern = self.graph.nodes[index], self.calls[index], self.patterns[index]
         num_in, num_out = len(call.inputs), len(call.outputs)
         found = [self.only_whole(self.graph, node)]
@@ -292,7 +300,10 @@ class Choices:
             if all(self.graph.values[value].is_floating for value in summed):
                 inputs = tuple(PARTIAL if place in chosen else REPLICATED for place in range(num_in))
                 found.append(Row(inputs=inputs, outputs=(PARTIAL,) * num_out))
-        return tuple(row for row in found if not row.units or row.units in self._work_units)
+        allowed = [row for row in found if not row.units or row.units in self._work_units]
+        split = [row for row in allowed if row.units or PARTIAL in row.inputs]
+        forced = self.kind is not Kind.ANY and any(row.units for row in allowed)
+        return tuple(split if forced else allowed)
 
     def _sums_are_numbers(self, node: Node, row: Row) -> bool:
         """A count or a mask is never left as a partial sum."""
@@ -332,15 +343,20 @@ class Choices:
         )
 
 
-def _occurrences(node: Node, pattern: Pattern) -> dict[str, tuple[Occurrence, ...]]:
+def _occurrences(call: Call, pattern: Pattern) -> dict[str, tuple[Occurrence, ...]]:
     """Per label, where it stands."""
     found: dict[str, list[Occurrence]] = {}
     stretched = pattern.stretched or {}
-    for place, (value, labels) in enumerate(
-        zip((*node.inputs, *node.outputs), (*pattern.inputs, *pattern.outputs), strict=True)
-    ):
+    ends = zip(
+        (*call.node.inputs, *call.node.outputs),
+        (*call.inputs, *call.outputs),
+        (*pattern.inputs, *pattern.outputs),
+        strict=True,
+    )
+    for place, (value, shape, labels) in enumerate(ends):
         for dim, label in enumerate(labels):
             if label:
-                spot = Occurrence(value=value, dim=dim, factor=stretched.get((place, label), 1))
-                found.setdefault(label, []).append(spot)
+                factor = stretched.get((place, label), 1)
+                size = shape[dim] if value is not None else 0
+                found.setdefault(label, []).append(Occurrence(value=value, dim=dim, factor=factor, size=size))
     return {label: tuple(places) for label, places in found.items()}

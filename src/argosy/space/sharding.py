@@ -24,6 +24,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 
 Shape = tuple[int, ...]
 
@@ -63,6 +64,7 @@ REPLICATED = State(Layout.REPLICATED)
 PARTIAL = State(Layout.PARTIAL)
 
 
+@cache
 def sharded(dim: int, units: int, *, outer: int = 1) -> State:
     return State(Layout.SHARDED, dim, units, outer)
 
