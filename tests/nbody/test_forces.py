@@ -30,7 +30,7 @@ def short_range(positions: Array, box: float, settings: GravitySettings) -> tupl
     tree = build_tree(keys[order], along, leaf_size=settings.leaf_size)
     with ThreadPoolExecutor(2) as pool:
         cells = target_cells(tree, settings.cell_size)
-        force, _ = tree_force(tree, cells, along, box, settings.split(box), settings, pool)
+        force = tree_force(tree, cells, along, box, settings.split(box), settings, pool).force
     return force, along
 
 

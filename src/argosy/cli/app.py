@@ -16,6 +16,7 @@ from argosy.cli.explain import explain
 from argosy.cli.export import export
 from argosy.cli.lab import lab_app
 from argosy.cli.models import models
+from argosy.cli.nbody import nbody_app
 from argosy.cli.plan import plan
 from argosy.cli.probe import probe
 from argosy.cli.report import report
@@ -73,4 +74,5 @@ COMMANDS = (
 for command in COMMANDS:
     app.command()(command)
 app.add_typer(cluster_app, name="cluster")
+app.add_typer(nbody_app, name="nbody")
 app.add_typer(lab_app, name="lab")

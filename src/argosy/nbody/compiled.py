@@ -24,3 +24,9 @@ def compiled(function: Callable[Arguments, Result]) -> Callable[Arguments, Resul
     """The function as machine code, translated at its first call and kept on disk."""
     build = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=_REORDER)
     return cast("Callable[Arguments, Result]", build(function))
+
+
+def compiled_exactly(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """The same, with every sum in the order it is written in and every product rounded."""
+    build = numba.njit(nogil=True, cache=True, error_model="numpy")
+    return cast("Callable[Arguments, Result]", build(function))

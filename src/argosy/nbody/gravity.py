@@ -10,7 +10,8 @@ depend on the number of threads.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -27,6 +28,8 @@ from argosy.nbody.tree import Floats, Integers, Tree, build_tree
 
 _BUFFER = 1 << 16
 """Tasks listed at a time, to begin with."""
+NODE_PAIRS = 3.0
+"""What the interaction with a node costs, in pairs."""
 _CHUNKS = 4
 """Pieces of a buffer per thread."""
 
@@ -52,11 +55,11 @@ def compute_forces(positions: Positions, box: float, mass: float, settings: Grav
         smooth = pool.submit(_smooth_force, along, box, settings)
         tree = build_tree(keys[order], along, leaf_size=settings.leaf_size)
         cells = target_cells(tree, settings.cell_size)
-        force, leaf_work = tree_force(tree, cells, along, box, split, settings, pool)
-        force += smooth.result()
+        found = tree_force(tree, cells, along, box, split, settings, pool)
+        force = found.force + smooth.result()
     total, work = np.empty_like(force), np.empty(len(force))
     total[order] = mass * force
-    work[order] = spread_work(tree, leaf_work)
+    work[order] = spread_work(tree, found.work)
     return Forces(total=total, work=work)
 
 
@@ -75,7 +78,7 @@ def short_force(positions: Positions, box: float, mass: float, settings: Gravity
     cells = target_cells(tree, settings.cell_size)
     cells = cells[np.logical_or.reduceat(wanted, tree.first_leaf[cells])]
     with ThreadPoolExecutor(settings.threads + 1) as pool:
-        force, _ = tree_force(tree, cells, along, box, settings.split(box), settings, pool, wanted)
+        force = tree_force(tree, cells, along, box, settings.split(box), settings, pool, wanted).force
     total = np.empty_like(force)
     total[order] = mass * force
     return total
@@ -92,6 +95,25 @@ def spread_work(tree: Tree, leaf_work: Floats) -> Floats:
     return np.repeat(leaf_work.sum(axis=1) / np.maximum(counts, 1), counts)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TreeForce:
+    """The short-range force, and what it took."""
+
+    force: Floats
+    """Per particle, along the curve."""
+    work: Floats
+    """Per leaf: node interactions, pairs."""
+    walk_seconds: float
+    """Listing and sorting tasks, in one thread."""
+    pair_seconds: float
+    """Computing them, over all threads together."""
+
+    @property
+    def pair_equivalents(self) -> float:
+        nodes, pairs = self.work.sum(axis=0)
+        return float(pairs + NODE_PAIRS * nodes)
+
+
 def tree_force(
     tree: Tree,
     cells: Integers,
@@ -101,29 +123,37 @@ def tree_force(
     settings: GravitySettings,
     pool: ThreadPoolExecutor,
     wanted: Flags | None = None,
-) -> tuple[Floats, Floats]:
-    """The short-range force on the particles of ``cells``, and per leaf (node interactions, pairs) computed.
-
-    With ``wanted``, only on the particles of those leaves.
-    """
+) -> TreeForce:
+    """The short-range force on the particles of ``cells``; with ``wanted``, only on those of these leaves."""
     wanted = np.ones(len(tree.leaves), bool) if wanted is None else wanted
     force = np.zeros((len(positions), 3))
     work = np.zeros((len(tree.leaves), 2))
-    softened = SPLINE * split.softening
-    lengths = np.array([box, split.cutoff, max(softened, 1e-6 * split.cutoff)])
-    running: list[Future[None]] = []
-    for package in _packages(tree, cells, wanted, lengths, settings.theta):
-        for begin, end in _even_parts(package, settings.threads * _CHUNKS):
-            arguments = (package.first, begin, end, package.starts, package.order, lengths, split.coefficients)
-            running.append(pool.submit(compute_leaves, tree, positions, *arguments, force, work))
+    lengths = np.array([box, split.cutoff, max(SPLINE * split.softening, 1e-6 * split.cutoff)])
+    parts = settings.threads * _CHUNKS
+    walking = computing = 0.0
+    running: list[Future[float]] = []
+    packages = _packages(tree, cells, wanted, lengths, settings.theta)
+    while True:
+        begin = time.perf_counter()
+        package = next(packages, None)
+        walking += time.perf_counter() - begin
+        if package is None:
+            break
+        for first, last in _even_parts(package, parts):
+            arguments = (package.first, first, last, package.starts, package.order, lengths, split.coefficients)
+            running.append(pool.submit(_timed, compute_leaves, tree, positions, *arguments, force, work))
         # Two buffers: this one is computed while the walk fills the next.
-        pending = len(running) - settings.threads * _CHUNKS
-        for done in running[: max(pending, 0)]:
-            done.result()
-        running = running[max(pending, 0) :]
-    for done in running:
-        done.result()
-    return force, work
+        ready = max(len(running) - parts, 0)
+        computing += sum(done.result() for done in running[:ready])
+        running = running[ready:]
+    computing += sum(done.result() for done in running)
+    return TreeForce(force=force, work=work, walk_seconds=walking, pair_seconds=computing)
+
+
+def _timed(function: Callable[..., None], *arguments: object) -> float:
+    begin = time.perf_counter()
+    function(*arguments)
+    return time.perf_counter() - begin
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ import numpy as np
 import scipy.fft
 
 from argosy.errors import bad_input
-from argosy.nbody.hilbert import Positions
-from argosy.nbody.mesh import Modes, deposit, frequencies
+from argosy.nbody.mesh import Modes, Slab, frequencies
+from argosy.nbody.particles import Floats, wrapped
+from argosy.nbody.ranks import Alone
 from argosy.nbody.settings import Cloud
-from argosy.nbody.tree import Floats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class PowerSpectrum:
     shot_noise: float
 
 
-def power_spectrum(positions: Positions, box: float, cells: int, *, subtract_shot_noise: bool = True) -> PowerSpectrum:
+def power_spectrum(positions: Floats, box: float, cells: int, *, subtract_shot_noise: bool = True) -> PowerSpectrum:
     """(1) up to the Nyquist frequency of a mesh of so many cells per dimension."""
     if cells < 4:
         raise bad_input("at least 4 mesh cells", cells, where="cells")
@@ -53,14 +53,14 @@ def power_spectrum(positions: Positions, box: float, cells: int, *, subtract_sho
     )
 
 
-def _contrast_modes(positions: Positions, box: float, cells: int) -> Modes:
+def _contrast_modes(positions: Floats, box: float, cells: int) -> Modes:
     """delta(k) for a real transform, interlaced and freed of the cloud's own transform."""
     full, last = frequencies(cells, box)
     half = box / cells / 2
     total = np.zeros((cells, cells, cells // 2 + 1), np.complex128)
     for shift in (0.0, half):
-        density = np.zeros((cells, cells, cells))
-        deposit(np.mod(positions + shift, box), cells / box, Cloud.PCS.order, density)
+        slab = Slab(box, cells, Cloud.PCS, Alone(), np.array((0, cells)))
+        density = slab.density(wrapped(positions + shift, box))
         waves, wave = np.exp(1j * full * shift), np.exp(1j * last * shift)
         total += scipy.fft.rfftn(density) * waves[:, None, None] * waves[None, :, None] * wave[None, None, :] / 2
     spread, spread_last = (np.sinc(k * half / np.pi) ** Cloud.PCS.order for k in (full, last))

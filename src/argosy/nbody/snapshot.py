@@ -41,8 +41,7 @@ def writing(path: Path) -> Iterator[Any]:
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         try:
-            if not path.parent.exists():
-                path.parent.mkdir(parents=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             with h5py.File(partial, "w") as file:
                 yield file
             descriptor = os.open(partial, os.O_RDONLY)
@@ -87,8 +86,11 @@ def _write_header(file: Any, box: Box) -> None:
         file.create_group(name).attrs.update(values)
 
 
-def read_snapshot(path: Path) -> Box:
-    """The dark matter of a one-file GADGET HDF5 snapshot, in whatever length unit of Mpc/h or kpc/h it was written."""
+def read_snapshot(path: Path, *, rank: int = 0, processes: int = 1) -> Box:
+    """The dark matter of a one-file GADGET HDF5 snapshot, in whatever length unit of Mpc/h or kpc/h it was written.
+
+    Of several processes each reads its own part.
+    """
     with reading(path) as file:
         header = file["Header"].attrs
         if int(header["NumFilesPerSnapshot"]) != 1:
@@ -101,9 +103,11 @@ def read_snapshot(path: Path) -> Box:
         # Without a unit in the file, GADGET's habit decides: boxes in kpc/h are thousands of units wide.
         factor = unit / _CM_PER_MPC if unit else (1e-3 if size > 5000 else 1.0)
         group = file["PartType1"]
-        positions = np.asarray(group["Coordinates"], np.float64) * factor
-        momenta = np.asarray(group["Velocities"], np.float64) * a**1.5
-        ids = np.asarray(group["ParticleIDs"], np.int64)
+        count = len(group["ParticleIDs"])
+        part = slice(count * rank // processes, count * (rank + 1) // processes)
+        positions = np.asarray(group["Coordinates"][part], np.float64) * factor
+        momenta = np.asarray(group["Velocities"][part], np.float64) * a**1.5
+        ids = np.asarray(group["ParticleIDs"][part], np.int64)
         extra = dict(file["Parameters"].attrs) if "Parameters" in file else {}
         cosmology = Cosmology(
             matter=float(header.get("Omega0", extra.get("Omega0", 0.308))),
@@ -123,6 +127,12 @@ def read_snapshot(path: Path) -> Box:
         raise InputError([Problem(file=str(path), path="PartType1/Coordinates", found=found, expected=expected)])
     inside = Particles(positions=wrapped(positions, size * factor), momenta=momenta, ids=ids)
     return Box(size=size * factor, expansion=a, cosmology=cosmology, particles=inside)
+
+
+def num_particles(path: Path) -> int:
+    """How many a snapshot has."""
+    with reading(path) as file:
+        return len(file["PartType1/ParticleIDs"])
 
 
 @contextlib.contextmanager

@@ -65,7 +65,7 @@ def build_tree(keys: Keys, positions: Positions, *, leaf_size: int = 32, least_b
     of the box in every dimension, so that a target and a source within the cut-off have one nearest image.
     """
     structure = np.empty((6, 2 * len(keys)), np.int32)
-    num_nodes = _grow(keys, 0, len(keys), KEY_BITS - 1, leaf_size, least_bits, structure, 0)
+    num_nodes = grow(keys, 0, len(keys), KEY_BITS - 1, leaf_size, least_bits, structure, 0)
     structure = structure[:, :num_nodes]
     leaves = np.flatnonzero(structure[2] == NOTHING).astype(np.int32)
     tree = empty_tree(structure, leaves)
@@ -99,7 +99,7 @@ def empty_tree(structure: Integers, leaves: Integers) -> Tree:
 
 
 @compiled
-def _grow(
+def grow(
     keys: Keys, first: int, last: int, top_bit: int, leaf_size: int, least_bits: int, nodes: Integers, count: int
 ) -> int:
     """Append the nodes over ``keys[first:last]`` to (start, end, left, right, parent, bit); how many there are then."""
@@ -153,6 +153,7 @@ def fill_leaves(tree: Tree, positions: Positions) -> None:
             tree.middle[leaf, d], tree.half[leaf, d] = (low + high) / 2, (high - low) / 2
             tree.centre[leaf, d] = total / count
         tree.mass[leaf] = count
+        tree.moments[leaf] = 0.0
         for i in range(start, end):
             x = positions[i, 0] - tree.centre[leaf, 0]
             y = positions[i, 1] - tree.centre[leaf, 1]

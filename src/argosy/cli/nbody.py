@@ -1,0 +1,199 @@
+"""``argosy nbody``: boxes of gravitating matter, made, evolved, planned and looked at."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from argosy.cli.nbody_run import run
+from argosy.cli.options import Json, Quiet, Width
+
+if TYPE_CHECKING:
+    from argosy.nbody.particles import Box
+
+nbody_app = typer.Typer(
+    help="Gravity in a periodic box: a second workload on the same clusters.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+SnapshotFile = Annotated[Path, typer.Argument(metavar="SNAPSHOT", help="A GADGET HDF5 file.", show_default=False)]
+Output = Annotated[Path, typer.Option("--output", "-o", help="The file to write; none that exists is overwritten.")]
+
+
+@contextlib.contextmanager
+def needs_extra() -> Iterator[None]:
+    """Say what to install where numba, scipy or h5py is missing."""
+    from argosy.errors import RunError
+
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise RunError(f"gravity needs more packages ({error}); pip install 'argosy[nbody]'") from None
+
+
+def ic(
+    output: Output,
+    box: Annotated[float, typer.Option("--box", help="Side of the box, Mpc/h.")] = 100.0,
+    per_side: Annotated[int, typer.Option("--per-side", help="Particles per side of the lattice.")] = 64,
+    redshift: Annotated[float, typer.Option("--redshift", "-z", help="Where to start.")] = 49.0,
+    seed: Annotated[int, typer.Option("--seed", help="Of the random field.")] = 1,
+    order: Annotated[str, typer.Option("--order", help="zeldovich or 2lpt.")] = "2lpt",
+    matter: Annotated[float, typer.Option("--matter", help="Density of matter; the vacuum has the rest.")] = 0.308,
+    baryons: Annotated[float, typer.Option("--baryons", help="Density of baryons.")] = 0.0482,
+    hubble: Annotated[float, typer.Option("--hubble", help="h.")] = 0.678,
+    sigma8: Annotated[float, typer.Option("--sigma8", help="Today's amplitude in spheres of 8 Mpc/h.")] = 0.83,
+    index: Annotated[float, typer.Option("--index", help="Of the primordial spectrum.")] = 0.96,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make initial conditions: a lattice displaced after Eisenstein and Hu's spectrum.
+
+    \b
+    Example:
+        argosy nbody ic --box 100 --per-side 64 -o ic.hdf5
+    """
+    from argosy.cli.terminal import print_json, progress, stdout_console
+    from argosy.errors import bad_input, closest
+
+    with needs_extra():
+        from argosy.nbody.cosmology import Cosmology
+        from argosy.nbody.initial import Order, initial_conditions
+        from argosy.nbody.snapshot import write_snapshot
+    known = [str(name) for name in Order]
+    if order not in known:
+        raise bad_input(f"one of {', '.join(known)}", order, where="--order", suggestion=closest(order, known))
+    cosmology = Cosmology(matter=matter, vacuum=1 - matter, hubble=hubble, baryons=baryons, sigma8=sigma8, index=index)
+    with progress(f"displacing {per_side}^3 particles", quiet=quiet):
+        made = initial_conditions(
+            box=box, per_side=per_side, redshift=redshift, seed=seed, cosmology=cosmology, order=Order(order)
+        )
+        write_snapshot(output, made)
+    if json:
+        print_json("nbody ic", {"file": str(output), "particles": per_side**3, "box": box, "redshift": redshift})
+        return
+    stdout_console().print(f"{output}: {made!r}")
+
+
+def power(
+    snapshot: SnapshotFile,
+    mesh: Annotated[int | None, typer.Option("--mesh", help="Cells per side; by default twice the particles.")] = None,
+    keep_shot_noise: Annotated[
+        bool, typer.Option("--keep-shot-noise", help="For a lattice that has hardly moved: it has none.")
+    ] = False,
+    json: Json = False,
+    width: Width = None,
+    quiet: Quiet = False,
+) -> None:
+    """The power spectrum of a snapshot, beside linear theory.
+
+    \b
+    Example:
+        argosy nbody power run/snapshot_000.hdf5
+    """
+    from argosy.cli.terminal import print_json, progress, stdout_console
+    from argosy.report.tables import plain_table
+
+    box = _read(snapshot)
+    from argosy.nbody.power import power_spectrum
+    from argosy.nbody.spectrum import linear_power
+
+    cells = mesh or 2 * round(len(box.particles) ** (1 / 3))
+    with progress(f"measuring {box!r}", quiet=quiet):
+        found = power_spectrum(box.particles.positions, box.size, cells, subtract_shot_noise=not keep_shot_noise)
+    linear = linear_power(box.cosmology, found.k) * box.cosmology.growth(box.expansion) ** 2
+    if json:
+        figures = {"k": found.k, "power": found.power, "modes": found.modes, "linear": linear}
+        rows = {name: values.tolist() for name, values in figures.items()}
+        print_json("nbody power", {"redshift": box.redshift, "shot_noise": found.shot_noise, **rows})
+        return
+    table = plain_table(
+        "k, h/Mpc", "P, (Mpc/h)^3", "linear", "modes", right=("k, h/Mpc", "P, (Mpc/h)^3", "linear", "modes")
+    )
+    for k, value, line, modes in zip(found.k, found.power, linear, found.modes, strict=True):
+        table.add_row(f"{k:.4f}", f"{value:.4g}", f"{line:.4g}", f"{modes:.0f}")
+    stdout_console(width).print(table)
+
+
+def halos(
+    snapshot: SnapshotFile,
+    linking: Annotated[float, typer.Option("--linking", help="Length, in mean separations.")] = 0.2,
+    least: Annotated[int, typer.Option("--least", help="Particles of the smallest halo.")] = 32,
+    most_shown: Annotated[int, typer.Option("--show", help="Rows of the table.")] = 20,
+    json: Json = False,
+    width: Width = None,
+    quiet: Quiet = False,
+) -> None:
+    """The halos of a snapshot, by friends of friends.
+
+    \b
+    Example:
+        argosy nbody halos run/snapshot_000.hdf5 --show 5
+    """
+    from argosy.cli.terminal import print_json, progress, stdout_console
+    from argosy.report.tables import plain_table
+
+    box = _read(snapshot)
+    from argosy.nbody.halos import find_halos
+
+    with progress(f"linking {box!r}", quiet=quiet):
+        found = find_halos(box.particles.positions, box.size, linking=linking, least=least)
+    mass = box.cosmology.particle_mass(box.size, len(box.particles))
+    if json:
+        rows = {"sizes": found.sizes.tolist(), "centres": found.centres.tolist()}
+        print_json("nbody halos", {"redshift": box.redshift, "particle_mass_1e10": mass, **rows})
+        return
+    console = stdout_console(width)
+    console.print(f"{len(found)} halos of at least {least} particles at z = {box.redshift:.3g}")
+    table = plain_table("particles", "mass, Msun/h", "centre, Mpc/h", right=("particles", "mass, Msun/h"))
+    for size, centre in list(zip(found.sizes, found.centres, strict=True))[:most_shown]:
+        table.add_row(str(size), f"{size * mass * 1e10:.3g}", " ".join(f"{value:8.3f}" for value in centre))
+    console.print(table)
+
+
+def picture(
+    snapshot: SnapshotFile,
+    output: Output,
+    pixels: Annotated[int, typer.Option("--pixels", help="Per side.")] = 1000,
+    axis: Annotated[int, typer.Option("--axis", min=0, max=2, help="Along which to look: 0, 1 or 2.")] = 2,
+    begin: Annotated[float, typer.Option("--begin", help="Where the slice begins, as a part of the box.")] = 0.0,
+    depth: Annotated[float, typer.Option("--depth", help="How deep it is, as a part of the box.")] = 0.2,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """A PNG of the density in a slice of a snapshot.
+
+    \b
+    Example:
+        argosy nbody picture run/snapshot_000.hdf5 -o web.png
+    """
+    from argosy.cli.terminal import print_json, progress, stdout_console, write_file
+    from argosy.errors import InputError, Problem
+
+    if output.exists():
+        raise InputError([Problem(file=str(output), expected="no file of this name", found="one that exists")])
+    box = _read(snapshot)
+    from argosy.nbody.picture import Slice, density_picture, png
+
+    with progress(f"drawing {box!r}", quiet=quiet):
+        part = Slice(axis=axis, begin=begin, depth=depth)
+        image = density_picture(box.particles.positions, box.size, pixels=pixels, part=part)
+        write_file(output, png(image))
+    if json:
+        print_json("nbody picture", {"file": str(output), "pixels": pixels, "redshift": box.redshift})
+        return
+    stdout_console().print(f"{output}: {pixels} x {pixels} pixels, z = {box.redshift:.3g}")
+
+
+def _read(path: Path) -> Box:
+    with needs_extra():
+        from argosy.nbody.snapshot import read_snapshot
+    return read_snapshot(path)
+
+
+for command in (ic, run, power, halos, picture):
+    nbody_app.command()(command)

@@ -1,0 +1,230 @@
+"""``argosy nbody run``: evolve a box, on this process or on several."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from argosy.cli.options import Json, Quiet
+
+if TYPE_CHECKING:
+    from argosy.nbody.run import Processes, Progress, RunSettings
+    from argosy.nbody.settings import GravitySettings
+
+_SECONDS_BETWEEN_LINES = 5.0
+
+
+def run(
+    snapshot: Annotated[Path, typer.Argument(metavar="SNAPSHOT", help="Where to start.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the run.")],
+    steps: Annotated[int, typer.Option("--steps", help="Uniform in the root of the expansion factor.")] = 128,
+    until: Annotated[float, typer.Option("--until", help="Redshift of the end.")] = 0.0,
+    snapshots: Annotated[
+        list[float] | None, typer.Option("--snapshot", help="Redshift of one more snapshot. Repeatable.", metavar="Z")
+    ] = None,
+    mesh: Annotated[int | None, typer.Option("--mesh", help="Cells per side; by default twice the particles.")] = None,
+    softening: Annotated[
+        float | None, typer.Option("--softening", help="Mpc/h; by default 1/30 of the mean separation.")
+    ] = None,
+    theta: Annotated[float, typer.Option("--theta", help="Opening angle of the tree.")] = 0.5,
+    cloud: Annotated[str, typer.Option("--cloud", help="A particle on the mesh: cic, tsc or pcs.")] = "pcs",
+    block_levels: Annotated[
+        int, typer.Option("--block-levels", min=0, max=10, help="How often a particle's step may be halved.")
+    ] = 0,
+    restart_every: Annotated[int, typer.Option("--restart-every", min=1, help="Steps between restart files.")] = 16,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Per process; by default all cores.")] = None,
+    processes: Annotated[int, typer.Option("--processes", min=1, help="Start so many on this machine.")] = 1,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Evolve a box of particles to a later time.
+
+    Runs on one process, on several of this machine (--processes), or on many machines under torchrun. A run that was
+    killed goes on with --resume, to the same bits.
+
+    \b
+    Example:
+        argosy nbody run ic.hdf5 -o run --steps 128 --snapshot 2 --snapshot 1
+    """
+    from argosy.errors import InputError, Problem
+
+    if (output / "run.json").exists() and not resume:
+        suggestion = "--resume goes on with it"
+        problem = Problem(file=str(output), found="a run", expected="a folder without one", suggestion=suggestion)
+        raise InputError([problem])
+    choice = _Choice(
+        steps=steps,
+        until=until,
+        snapshots=tuple(snapshots or ()),
+        mesh=mesh,
+        softening=softening,
+        theta=theta,
+        cloud=cloud,
+        block_levels=block_levels,
+        restart_every=restart_every,
+        threads=threads,
+    )
+    if processes > 1 and "RANK" not in os.environ:
+        _start_processes(processes, snapshot, output, choice, json=json, quiet=quiet)
+    else:
+        _evolve(snapshot, output, choice, json=json, quiet=quiet)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Choice:
+    """What the options ask for, as far as it shapes the run."""
+
+    steps: int
+    until: float
+    snapshots: tuple[float, ...]
+    mesh: int | None
+    softening: float | None
+    theta: float
+    cloud: str
+    block_levels: int
+    restart_every: int
+    threads: int | None
+
+    def arguments(self) -> list[str]:
+        """As a command line."""
+        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "snapshots"}
+        options = [(f"--{name.replace('_', '-')}", value) for name, value in given.items() if value is not None]
+        options += [("--snapshot", redshift) for redshift in self.snapshots]
+        return [text for name, value in options for text in (name, str(value))]
+
+    def gravity(self, box: float, count: int, processes: int) -> GravitySettings:
+        from argosy.errors import bad_input, closest
+        from argosy.nbody.settings import Cloud, GravitySettings
+
+        known = [str(name) for name in Cloud]
+        if self.cloud not in known:
+            suggestion = closest(self.cloud, known)
+            raise bad_input(f"one of {', '.join(known)}", self.cloud, where="--cloud", suggestion=suggestion)
+        side = count ** (1 / 3)
+        return GravitySettings(
+            mesh_cells=max(2 * round(side), 32) if self.mesh is None else self.mesh,
+            softening=box / side / 30 if self.softening is None else self.softening,
+            theta=self.theta,
+            cloud=Cloud(self.cloud),
+            threads=self.threads or max((os.cpu_count() or 1) // processes, 1),
+        )
+
+
+def _evolve(snapshot: Path, output: Path, choice: _Choice, *, json: bool, quiet: bool) -> None:
+    """On this process, or as one of those that torchrun started."""
+    from argosy.cli.nbody import needs_extra
+
+    with needs_extra():
+        from argosy.nbody.run import run_box
+        from argosy.nbody.snapshot import num_particles, read_snapshot
+    count = num_particles(snapshot)
+    together = _processes()
+    rank, size = (together.ranks.rank, together.ranks.size) if together else (0, 1)
+    try:
+        box = read_snapshot(snapshot, rank=rank, processes=size)
+        settings = _settings(choice, choice.gravity(box.size, count, size))
+        begin = time.monotonic()
+        final = run_box(box, output, settings, processes=together, report=_reporter(quiet=quiet or rank > 0))
+        seconds = time.monotonic() - begin
+    finally:
+        if together is not None:
+            import torch.distributed
+
+            torch.distributed.destroy_process_group()
+    if rank == 0:
+        _conclude(output, final.redshift, choice.steps, seconds, json=json)
+
+
+def _settings(choice: _Choice, gravity: GravitySettings) -> RunSettings:
+    from argosy.errors import bad_input
+    from argosy.nbody.evolve import BlockSteps
+    from argosy.nbody.run import RunSettings
+
+    for redshift in (choice.until, *choice.snapshots):
+        if redshift < 0:
+            raise bad_input("a redshift of at least 0", redshift, where="--until or --snapshot")
+    return RunSettings(
+        gravity=gravity,
+        steps=choice.steps,
+        end=1 / (1 + choice.until),
+        snapshots=tuple(1 / (1 + redshift) for redshift in choice.snapshots),
+        restart_every=choice.restart_every,
+        blocks=BlockSteps(most_levels=choice.block_levels) if choice.block_levels else None,
+    )
+
+
+def _conclude(output: Path, redshift: float, steps: int, seconds: float, *, json: bool) -> None:
+    from argosy.cli.terminal import print_json, stdout_console
+
+    files = sorted(str(path) for path in output.glob("snapshot_*.hdf5"))
+    if json:
+        print_json("nbody run", {"files": files, "redshift": redshift, "steps": steps, "seconds": seconds})
+        return
+    stdout_console().print(f"{steps} steps to z = {redshift:.3g} in {seconds:.1f} s: {', '.join(files)}")
+
+
+def _start_processes(count: int, snapshot: Path, output: Path, choice: _Choice, *, json: bool, quiet: bool) -> None:
+    """The same command under torchrun, on this machine."""
+    from argosy.errors import RunError, bad_input
+
+    if choice.block_levels:
+        raise bad_input("no --block-levels with --processes", choice.block_levels, where="--block-levels")
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), "-m", "argosy"]
+    flags = ["--resume", *(["--json"] if json else []), *(["--quiet"] if quiet else [])]
+    command = ["nbody", "run", str(snapshot), "--output", str(output), *choice.arguments(), *flags]
+    done = subprocess.run([sys.executable, *launch, *command], check=False)
+    if done.returncode:
+        raise RunError(f"one of {count} processes failed; their messages are above")
+
+
+def _processes() -> Processes | None:
+    """The processes that torchrun started, this one among them."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return None
+    import torch.distributed
+
+    from argosy.nbody.ranks import TorchRanks
+    from argosy.nbody.run import Processes
+
+    torch.distributed.init_process_group("gloo")
+    return Processes(ranks=TorchRanks(), mesh_ranks=TorchRanks())
+
+
+def _reporter(*, quiet: bool) -> Callable[[Progress], None] | None:
+    """A bar on a terminal, a line every few seconds elsewhere; with the time left."""
+    from argosy.units import TIME
+
+    if quiet:
+        return None
+    last = [0.0]
+    terminal = sys.stderr.isatty()
+
+    def show(now: Progress) -> None:
+        over = now.step == now.steps
+        if not over and not terminal and now.seconds - last[0] < _SECONDS_BETWEEN_LINES:
+            return
+        last[0] = now.seconds
+        text = (
+            f"step {now.step} of {now.steps}, z = {1 / now.expansion - 1:.2f}, {TIME.format(now.left, digits=2)} left"
+        )
+        if len(now.rank_seconds) > 1:
+            mean = sum(now.rank_seconds) / len(now.rank_seconds)
+            text += f", slowest process {max(now.rank_seconds) / mean:.2f} of the mean"
+        if terminal:
+            done = round(30 * now.step / now.steps)
+            text = f"\r{'█' * done}{'░' * (30 - done)} {text}\x1b[K" + ("\n" if over else "")
+        else:
+            text += "\n"
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+    return show

@@ -1,0 +1,268 @@
+"""Who holds which part of the Hilbert curve, and the tree that several processes grow together.
+
+A rank owns the particles whose keys lie in its run of the curve; runs may end anywhere. The curve's *cells* are the
+largest nodes of the one tree over all particles that have at most ``cell_size`` of them. They follow from counts alone,
+so every rank finds the same cells; each is grown whole on one rank, its home. With the boxes and moments of all cells,
+every rank knows the tree above them. Walking its own cells against that tree, it learns which cells it will open, and
+asks their homes for the particles: its local essential tree. Nothing in it depends on where the runs end, so neither do
+the forces, to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from argosy.nbody.hilbert import KEY_BITS, Keys, hilbert_keys
+from argosy.nbody.particles import Floats, Names, Particles
+from argosy.nbody.ranks import Ranks, gather, total
+from argosy.nbody.tasks import NODE, Flags, empty_buffer, list_tasks
+from argosy.nbody.tree import Integers, Tree, empty_tree, fill_leaves, grow, merge_upwards
+
+END_OF_CURVE = np.int64((1 << KEY_BITS) - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cells:
+    """Runs of the curve, in its order, the same on every rank."""
+
+    low: Keys
+    high: Keys
+    """The last key, inclusive."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EssentialTree:
+    """What a rank needs to compute the forces on its own particles."""
+
+    tree: Tree
+    positions: Floats
+    """Own particles and those of others, in the order of the curve."""
+    targets: Integers
+    """Nodes of the cells in which the rank owns particles."""
+    wanted: Flags
+    """Leaves in which it owns particles."""
+    own: Integers
+    """Where its own particles stand in ``positions``, in the order they came in."""
+    received: int
+    """Particles that came from other ranks."""
+
+
+def to_owners(particles: Particles, box: float, starts: Keys, ranks: Ranks) -> Particles:
+    """Send every particle to the rank whose run it is in now; rank r's begins at ``starts[r]``."""
+    keys = hilbert_keys(particles.positions, box)
+    owner = np.searchsorted(starts[1:], keys, side="right")
+    state = np.concatenate([particles.positions, particles.momenta], axis=1)
+    parts, names = [], []
+    for rank in range(ranks.size):
+        parts.append(state[owner == rank])
+        names.append(particles.ids[owner == rank])
+    rows, ids = np.concatenate(ranks.exchange(parts)), np.concatenate(ranks.exchange(names))
+    order = np.lexsort((ids, hilbert_keys(rows[:, :3], box)))
+    rows = rows[order]
+    return Particles(
+        positions=np.ascontiguousarray(rows[:, :3]), momenta=np.ascontiguousarray(rows[:, 3:]), ids=ids[order]
+    )
+
+
+def common_cells(keys: Keys, most_particles: int, ranks: Ranks) -> Cells:
+    """The cells of all ranks' sorted keys; three bits of the key with every round of counting."""
+    found: list[tuple[Keys, Keys]] = []
+    low, bits = np.zeros(1, np.int64), KEY_BITS
+    while len(low):
+        bits -= 3
+        step = np.int64(1) << bits
+        edges = low[:, None] + step * np.arange(9)
+        edges[:, 8] -= 1  # the end of the curve itself does not fit into 64 bits with a sign
+        places = np.searchsorted(keys, edges)
+        places[:, 8] = np.searchsorted(keys, edges[:, 8], side="right")
+        counts = total(ranks, np.diff(places, axis=1))
+        for width in (4, 2, 1):  # halves, quarters, eighths
+            low = np.concatenate([low, low + width * step])
+            counts = np.concatenate([counts[:, :width], counts[:, width:]])
+            whole = counts.sum(axis=1)
+            small = (whole > 0) & (whole <= most_particles)
+            if width == 1 and bits == 0:
+                small = whole > 0
+            found.append((low[small], low[small] + (width * step - 1)))
+            low, counts = low[whole > most_particles], counts[whole > most_particles]
+        if bits == 0:
+            break
+    lows, highs = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    order = np.argsort(lows)
+    return Cells(low=lows[order], high=highs[order])
+
+
+def essential_tree(
+    particles: Particles,
+    box: float,
+    *,
+    ranks: Ranks,
+    cell_size: int,
+    leaf_size: int,
+    cutoff: float,
+    softened: float,
+    theta: float,
+) -> EssentialTree:
+    """The part of the common tree that this rank's particles, sorted along the curve, will look at."""
+    keys = hilbert_keys(particles.positions, box)
+    cells = common_cells(keys, cell_size, ranks)
+    mine = np.unique(np.searchsorted(cells.high, keys))
+    home = _homes(mine, len(cells.low), ranks)
+    kept = _Rows.of(particles, keys).completed(cells, home, ranks)
+    top = _top_tree(cells, kept, leaf_size, ranks)
+    opened = _opened(top, top.leaves[mine], box, cutoff, softened, theta)
+    away = opened[home[opened] != ranks.rank]
+    present = kept.joined(kept.fetched(cells, away, home, ranks))
+    tree = _assemble(top, cells, present.keys, leaf_size)
+    fill_leaves(tree, present.positions)
+    merge_upwards(tree)
+    place = np.argsort(present.ids)
+    own = place[np.searchsorted(present.ids, particles.ids, sorter=place)].astype(np.int32)
+    holds = np.zeros(len(present.ids) + 1, np.int64)
+    np.add.at(holds, own + 1, 1)
+    before = np.cumsum(holds)
+    first, last = tree.start[tree.leaves], tree.end[tree.leaves]
+    return EssentialTree(
+        tree=tree,
+        positions=present.positions,
+        targets=top.leaves[mine],
+        wanted=before[last] > before[first],
+        own=own,
+        received=len(present.ids) - len(particles),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    """Particles without momenta, sorted by key and then id."""
+
+    keys: Keys
+    ids: Names
+    positions: Floats
+
+    @classmethod
+    def of(cls, particles: Particles, keys: Keys) -> _Rows:
+        return cls(keys=keys, ids=particles.ids, positions=particles.positions)
+
+    def completed(self, cells: Cells, home: Names, ranks: Ranks) -> _Rows:
+        """The whole of every cell whose home this is."""
+        target = home[np.searchsorted(cells.high, self.keys)]
+        return _sorted([self._sent([target == rank for rank in range(ranks.size)], ranks)])
+
+    def fetched(self, cells: Cells, wanted: Names, home: Names, ranks: Ranks) -> _Rows:
+        """The particles of the cells wanted here, from their homes, while others fetch theirs."""
+        asked = ranks.exchange([wanted[home[wanted] == rank] for rank in range(ranks.size)])
+        chosen = []
+        for ask in asked:
+            begin = np.searchsorted(self.keys, cells.low[ask])
+            end = np.searchsorted(self.keys, cells.high[ask], side="right")
+            mask = np.zeros(len(self.keys) + 1, np.int64)
+            np.add.at(mask, begin, 1)
+            np.add.at(mask, end, -1)
+            chosen.append(np.cumsum(mask)[:-1] > 0)
+        return self._sent(chosen, ranks)
+
+    def joined(self, others: _Rows) -> _Rows:
+        return _sorted([self, others])
+
+    def _sent(self, chosen: list[Flags], ranks: Ranks) -> _Rows:
+        keys, ids, positions = (
+            np.concatenate(ranks.exchange([values[mask] for mask in chosen]))
+            for values in (self.keys, self.ids, self.positions)
+        )
+        return _Rows(keys=keys, ids=ids, positions=positions)
+
+
+def _sorted(parts: list[_Rows]) -> _Rows:
+    keys, ids = (np.concatenate([getattr(part, name) for part in parts]) for name in ("keys", "ids"))
+    positions = np.concatenate([part.positions for part in parts])
+    order = np.lexsort((ids, keys))
+    return _Rows(keys=keys[order], ids=ids[order], positions=positions[order])
+
+
+def _homes(mine: Names, num_cells: int, ranks: Ranks) -> Names:
+    """Per cell, the first rank that owns particles of it."""
+    home = np.full(num_cells, ranks.size, np.int64)
+    for rank, cells in reversed(list(enumerate(gather(ranks, mine)))):
+        home[cells] = rank
+    return home
+
+
+def _top_tree(cells: Cells, kept: _Rows, leaf_size: int, ranks: Ranks) -> Tree:
+    """The common tree down to its cells, whose boxes and moments their homes have measured."""
+    structure = np.empty((6, max(2 * len(kept.keys), 1)), np.int32)
+    begins = np.searchsorted(kept.keys, cells.low)
+    ends = np.searchsorted(kept.keys, cells.high, side="right")
+    roots, count = [], 0
+    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        if end > begin:
+            roots.append(count)
+            count = grow(kept.keys, begin, end, KEY_BITS - 1, leaf_size, 6, structure, count)
+    grown = structure[:, :count]
+    forest = empty_tree(grown, np.flatnonzero(grown[2] < 0).astype(np.int32))
+    fill_leaves(forest, kept.positions)
+    merge_upwards(forest)
+    fields = ("middle", "half", "mass", "centre", "moments", "width")
+    columns = [getattr(forest, name)[roots] for name in fields]
+    known = np.concatenate([column.reshape(len(roots), math.prod(column.shape[1:])) for column in columns], axis=1)
+    known = np.concatenate(gather(ranks, known))
+    top = np.empty((6, 2 * len(cells.low)), np.int32)
+    num_nodes = grow(cells.low, 0, len(cells.low), KEY_BITS - 1, 1, 0, top, 0)
+    top = top[:, :num_nodes]
+    tree = empty_tree(top, np.flatnonzero(top[2] < 0).astype(np.int32))
+    at = 0
+    for name in fields:
+        values = getattr(tree, name)
+        width = values[0].size
+        values[tree.leaves] = known[:, at : at + width].reshape(len(known), *values.shape[1:])
+        at += width
+    tree.start[:], tree.end[:] = 0, 0
+    merge_upwards(tree)
+    return tree
+
+
+def _opened(top: Tree, targets: Integers, box: float, cutoff: float, softened: float, theta: float) -> Names:
+    """Cells that a walk from these targets does not accept as a whole."""
+    wanted, opened, at = np.ones(len(top.leaves), bool), np.zeros(top.num_nodes, bool), 0
+    buffer = empty_buffer(1 << 16)
+    while at < len(targets):
+        done, count = list_tasks(top, targets, wanted, at, box, cutoff, softened, theta, buffer)
+        if done == at:
+            buffer = empty_buffer(2 * len(buffer.leaf))
+        opened[buffer.source[:count][buffer.kind[:count] != NODE]] = True
+        at = done
+    return np.flatnonzero(opened[top.leaves])
+
+
+def _assemble(top: Tree, cells: Cells, keys: Keys, leaf_size: int) -> Tree:
+    """The top tree, with what is below those cells whose particles are here."""
+    structure = np.full((6, top.num_nodes + 2 * len(keys)), -1, np.int32)
+    count = top.num_nodes
+    structure[:4, :count] = top.start, top.end, top.left, top.right
+    begins = np.searchsorted(keys, cells.low)
+    ends = np.searchsorted(keys, cells.high, side="right")
+    for node, begin, end in zip(top.leaves.tolist(), begins.tolist(), ends.tolist(), strict=True):
+        if end > begin:
+            root, count = count, grow(keys, begin, end, KEY_BITS - 1, leaf_size, 6, structure, count)
+            structure[:4, node] = structure[:4, root]  # the cell's node takes the root's place
+    structure = structure[:, :count]
+    tree = empty_tree(structure, _leaves_in_order(structure))
+    for name in ("middle", "half", "mass", "centre", "moments", "width"):
+        getattr(tree, name)[: top.num_nodes] = getattr(top, name)
+    return tree
+
+
+def _leaves_in_order(structure: Integers) -> Integers:
+    """Leaves that can be reached from the root, along the curve."""
+    left, right = structure[2].tolist(), structure[3].tolist()
+    waiting, leaves = [0], []
+    while waiting:
+        node = waiting.pop()
+        if left[node] < 0:
+            leaves.append(node)
+        else:
+            waiting += [right[node], left[node]]
+    return np.array(leaves, np.int32)

@@ -1,0 +1,102 @@
+"""Processes that share a box: what they say to each other, in arrays.
+
+``Alone`` is one process, and needs no torch. ``TorchRanks`` are the processes of a torch.distributed group; unequal
+parts travel as bytes through ``all_to_all_single`` with split sizes, the one collective that every backend offers for
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class Ranks(Protocol):
+    """All members call the same methods in the same order, with arrays of the same dtype and trailing shape."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def exchange(self, parts: Sequence[Array]) -> list[Array]:
+        """Send ``parts[r]`` to rank r; what every rank sent here, in their order."""
+        ...
+
+    def barrier(self) -> None: ...
+
+
+class Alone:
+    """One process."""
+
+    rank = 0
+    size = 1
+
+    def exchange(self, parts: Sequence[Array]) -> list[Array]:
+        return [parts[0]]
+
+    def barrier(self) -> None:
+        return None
+
+
+class TorchRanks:
+    """The processes of torch.distributed, on CPU tensors, over a group of their own."""
+
+    def __init__(self) -> None:
+        import torch.distributed
+
+        self.rank: int = torch.distributed.get_rank()
+        self.size: int = torch.distributed.get_world_size()
+        self._group = torch.distributed.new_group(backend="gloo")
+
+    def exchange(self, parts: Sequence[Array]) -> list[Array]:
+        import torch
+        import torch.distributed
+
+        assert len(parts) == self.size
+        shape, dtype = parts[0].shape[1:], parts[0].dtype
+        row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        sends = [len(part) * row for part in parts]
+        sizes = torch.tensor(sends)
+        received = torch.empty_like(sizes)
+        torch.distributed.all_to_all_single(received, sizes, group=self._group)
+        receives = received.tolist()
+        flat = np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts])
+        inbox = torch.empty(sum(receives), dtype=torch.uint8)
+        torch.distributed.all_to_all_single(inbox, torch.from_numpy(flat), receives, sends, group=self._group)
+        edges = np.cumsum([0, *receives])
+        whole = inbox.numpy()
+        return [
+            whole[begin:end].view(dtype).reshape(-1, *shape)
+            for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+        ]
+
+    def barrier(self) -> None:
+        import torch.distributed
+
+        torch.distributed.barrier(group=self._group)
+
+
+def gather(ranks: Ranks, part: Array) -> list[Array]:
+    """Every rank's part, on every rank."""
+    return ranks.exchange([part] * ranks.size)
+
+
+def total(ranks: Ranks, values: Array) -> Array:
+    """The sum over ranks, in their order: the same bits everywhere."""
+    parts = gather(ranks, values)
+    result = parts[0].copy()
+    for part in parts[1:]:
+        result += part
+    return result
+
+
+def send_rows(ranks: Ranks, rows: Array, target: Array) -> list[Array]:
+    """Send each row to the rank that ``target`` names; rows keep their order."""
+    return ranks.exchange([rows[target == rank] for rank in range(ranks.size)])

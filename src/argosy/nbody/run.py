@@ -1,0 +1,180 @@
+"""A whole run: from initial conditions to snapshots, with restarts, on one process or several.
+
+A run's folder holds ``run.json`` (what was asked for), ``snapshot_000.hdf5``, ... (one per redshift asked for, the last
+at the end) and ``restart/``. Going on from it gives the bits that the run would have given without the interruption.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from argosy.errors import InputError, Problem, bad_input
+from argosy.nbody.balance import Balancer
+from argosy.nbody.evolve import BlockSteps, LocalGravity, evolve, evolve_in_blocks, expansion_steps
+from argosy.nbody.particles import Box, Particles
+from argosy.nbody.ranks import Alone, Ranks, total
+from argosy.nbody.restart import last_restart, read_restart, write_restart
+from argosy.nbody.settings import GravitySettings
+from argosy.nbody.shared import Clock, SharedGravity, measured
+from argosy.nbody.snapshot import write_snapshot
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """What a run computes; where it runs is not part of it."""
+
+    gravity: GravitySettings
+    steps: int
+    end: float = 1.0
+    """Expansion factor."""
+    snapshots: tuple[float, ...] = ()
+    """Expansion factors between start and end at which to write one, too."""
+    restart_every: int = 16
+    """Steps."""
+    blocks: BlockSteps | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where a run is."""
+
+    step: int
+    steps: int
+    expansion: float
+    seconds: float
+    """Since this start."""
+    left: float
+    """Seconds, at the pace so far."""
+    rank_seconds: tuple[float, ...]
+    """Of the last force, per rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processes:
+    """Who takes part; ``Alone`` by default."""
+
+    ranks: Ranks
+    mesh_ranks: Ranks
+    balance: bool = True
+    clock: Clock = measured
+
+
+Report = Callable[[Progress], None]
+
+
+def run_box(
+    box: Box, folder: Path, settings: RunSettings, *, processes: Processes | None = None, report: Report | None = None
+) -> Box:
+    """Evolve this process's part of a box, beginning in an empty folder or going on in one that was begun."""
+    ranks: Ranks = processes.ranks if processes else Alone()
+    count = int(total(ranks, np.array([len(box.particles)]))[0])
+    strength = box.cosmology.particle_gravity(box.size, count)
+    steps = expansion_steps(box.expansion, settings.end, settings.steps, also=settings.snapshots)
+    first = _begin(folder, box, settings, count, ranks)
+    if first:
+        particles = read_restart(folder / "restart", ranks.rank, ranks.size)
+        box = replace(box, expansion=steps[first], particles=particles)
+    wanted = {*(a for a in settings.snapshots if a in steps), steps[-1]}
+    numbers = {a: number for number, a in enumerate(sorted(wanted))}
+    begin = time.monotonic()
+    shared = None if processes is None else _shared(processes, box.size, strength, settings.gravity)
+
+    def after_step(done: int, now: Box) -> None:
+        if now.expansion in numbers:
+            path = folder / f"snapshot_{numbers[now.expansion]:03d}.hdf5"
+            _write_together(path, now, ranks)
+        if done % settings.restart_every == 0 or done == len(steps) - 1:
+            restart, size = folder / "restart", ranks.size
+            write_restart(
+                restart, now.particles, step=done, rank=ranks.rank, processes=size, wait_for_all=ranks.barrier
+            )
+        if report is not None:
+            seconds = time.monotonic() - begin
+            left = seconds / (done - first) * (len(steps) - 1 - done)
+            spent = () if shared is None else tuple(shared.seconds.sum(axis=1).tolist())
+            where = Progress(
+                step=done, steps=len(steps) - 1, expansion=now.expansion, seconds=seconds, left=left, rank_seconds=spent
+            )
+            report(where)
+
+    if shared is not None:
+        return evolve(box, steps, shared, first=first, after_step=after_step)
+    local = LocalGravity(size=box.size, strength=strength, settings=settings.gravity)
+    if settings.blocks is not None:
+        return evolve_in_blocks(box, steps, local, settings.blocks, first=first, after_step=after_step)
+    return evolve(box, steps, local, first=first, after_step=after_step)
+
+
+def _shared(processes: Processes, size: float, strength: float, gravity: GravitySettings) -> SharedGravity:
+    unlimited = (float("inf"),) * processes.ranks.size
+    return SharedGravity(
+        size=size,
+        strength=strength,
+        settings=gravity,
+        ranks=processes.ranks,
+        mesh_ranks=processes.mesh_ranks,
+        balancer=Balancer(capacity=unlimited) if processes.balance else None,
+        clock=processes.clock,
+    )
+
+
+def _begin(folder: Path, box: Box, settings: RunSettings, count: int, ranks: Ranks) -> int:
+    """The step to go on from; the folder is checked by every rank before rank 0 writes into it."""
+    if ranks.size > 1 and settings.blocks is not None:
+        raise bad_input("no block steps on several processes", "--block-levels", where="run")
+    asked = _what_is_asked(box, settings, count)
+    mark = folder / "run.json"
+    known = json.loads(mark.read_text(encoding="utf-8")) if mark.exists() else None
+    if known is not None and known != asked:
+        differs = ", ".join(sorted(key for key in {*known, *asked} if known.get(key) != asked.get(key)))
+        problem = Problem(
+            file=str(mark), found=f"a run with another {differs}", expected="the same run, or a new folder"
+        )
+        raise InputError([problem])
+    ranks.barrier()
+    if known is None and ranks.rank == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        mark.write_text(json.dumps(asked, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    ranks.barrier()
+    state = last_restart(folder / "restart")
+    return 0 if state is None else state[0]
+
+
+def _what_is_asked(box: Box, settings: RunSettings, count: int) -> dict[str, object]:
+    """Whatever changes the particles of a run; threads and processes do not."""
+    gravity = {name: value for name, value in asdict(settings.gravity).items() if name != "threads"}
+    content = {
+        "version": 1,
+        "box": box.size,
+        "start": box.expansion,
+        "particles": count,
+        "cosmology": asdict(box.cosmology),
+        "gravity": gravity,
+        "steps": settings.steps,
+        "end": settings.end,
+        "snapshots": sorted(settings.snapshots),
+        "blocks": None if settings.blocks is None else asdict(settings.blocks),
+    }
+    known: dict[str, object] = json.loads(json.dumps(content))
+    return known
+
+
+def _write_together(path: Path, box: Box, ranks: Ranks) -> None:
+    """One file, written by rank 0, particles in the order of their ids."""
+    mine = box.particles
+    to_first = [slice(None)] + [slice(0)] * (ranks.size - 1)
+    positions, momenta, ids = (
+        np.concatenate(ranks.exchange([values[part] for part in to_first]))
+        for values in (mine.positions, mine.momenta, mine.ids)
+    )
+    if ranks.rank == 0:
+        order = np.argsort(ids, kind="stable")
+        whole = Particles(positions=positions[order], momenta=momenta[order], ids=ids[order])
+        write_snapshot(path, replace(box, particles=whole), overwrite=True)
+    ranks.barrier()

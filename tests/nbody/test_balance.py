@@ -1,0 +1,110 @@
+"""Re-balancing by measured work and speed: how fast it evens out, when it stays still, and that memory binds."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from balance_worker import balance_series
+from thread_ranks import on_threads
+
+from argosy.errors import InfeasibleError
+from argosy.nbody.balance import Balancer, Leaves, Look, Rules, run_totals
+
+HERE = Path(__file__).parent
+
+
+def check(found: dict[str, list[float]]) -> None:
+    assert found["start"][0] > 2.0, "equal counts on unequal devices are far from even"
+    assert min(found["start"][:6]) <= 1.1
+    assert found["slowed"][0] > 1.3
+    assert min(found["slowed"][:6]) <= 1.15
+    assert found["difference"][0] <= 1e-5
+
+
+def test_four_unequal_ranks_even_out() -> None:
+    results = on_threads(4, lambda ranks, mesh: balance_series(ranks, mesh, count=6000, steps=6))
+    assert all(result["start"] == results[0]["start"] for result in results)
+    check(results[0])
+
+
+def test_four_unequal_processes_even_out() -> None:
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(HERE)]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *launch, str(HERE / "balance_worker.py"), "6000", "6"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    check(json.loads(done.stdout.splitlines()[-1]))
+
+
+def look(work: list[float], ends: tuple[int, ...], seconds: list[float], mesh: list[float] | None = None) -> Look:
+    leaves = Leaves(work=np.array(work), bytes=np.full(len(work), 100.0))
+    still = np.zeros(len(seconds)) if mesh is None else np.array(mesh)
+    return Look(leaves=leaves, ends=ends, tree_seconds=np.array(seconds), mesh_seconds=still)
+
+
+def test_a_cut_follows_the_measured_speed() -> None:
+    balancer = Balancer(capacity=(math.inf, math.inf))
+    assert balancer.decide(look([1.0] * 12, (6, 12), [2.0, 6.0])) == (9, 12)
+    assert balancer.decide(look([1.0] * 12, (9, 12), [3.0, 3.0])) is None
+    assert balancer.moves == 1
+
+
+def test_time_on_the_mesh_is_time_not_on_the_tree() -> None:
+    balancer = Balancer(capacity=(math.inf, math.inf))
+    ends = balancer.decide(look([1.0] * 100, (50, 100), [50.0, 50.0], [20.0, 0.0]))
+    assert ends is not None
+    totals = run_totals(np.ones(100), ends) + np.array([20.0, 0.0])
+    assert totals.max() == 60.0
+
+
+def test_small_gains_and_dear_moves_are_left_alone() -> None:
+    slightly = look([1.0] * 100, (51, 100), [51.0, 49.0])
+    assert Balancer(capacity=(math.inf, math.inf)).decide(slightly) is None
+    clearly = look([1.0] * 100, (60, 100), [60.0, 40.0])
+    assert Balancer(capacity=(math.inf, math.inf)).decide(clearly) == (50, 100)
+    dear = Balancer(capacity=(math.inf, math.inf), rules=Rules(bandwidth=10.0))
+    assert dear.decide(clearly) is None  # 1,000 bytes take 100 s, and gain 10 s
+    patient = Balancer(capacity=(math.inf, math.inf), rules=Rules(bandwidth=10.0, steps_between=20))
+    assert patient.decide(clearly) == (50, 100)
+
+
+def test_noise_does_not_make_it_swing() -> None:
+    """Speeds measured with 5 % noise: after the first moves there are hardly any more."""
+    random = np.random.default_rng(3)
+    balancer, ends, speeds = Balancer(capacity=(math.inf,) * 4), (25, 50, 75, 100), np.array([4.0, 3.0, 2.0, 1.0])
+    work = random.uniform(0.5, 1.5, 100)
+    moved_at = []
+    for step in range(60):
+        seconds = run_totals(work, ends) / speeds * random.normal(1, 0.02, 4)
+        fresh = balancer.decide(look(work.tolist(), ends, seconds.tolist()))
+        if fresh is not None:
+            moved_at.append(step)
+            ends = fresh
+    assert (run_totals(work, ends) / speeds).max() <= 1.1 * work.sum() / speeds.sum()
+    assert len([step for step in moved_at if step > 5]) <= 20
+
+
+def test_memory_binds() -> None:
+    balancer = Balancer(capacity=(400.0, math.inf))
+    assert balancer.decide(look([1.0] * 12, (4, 12), [0.1, 8.0])) is None  # the fast one is full
+    with pytest.raises(InfeasibleError):
+        Balancer(capacity=(400.0, 400.0)).decide(look([1.0] * 12, (6, 12), [6.0, 6.0]))
+
+
+def test_slabs_follow_the_mesh_speed() -> None:
+    balancer = Balancer(capacity=(math.inf,) * 3)
+    assert balancer.slabs((0, 16, 32, 32), np.array([1.0, 3.0, 0.0])) == (0, 24, 32, 32)
+    assert balancer.slabs((0, 24, 32, 32), np.array([1.5, 1.5, 0.0])) == (0, 24, 32, 32)
