@@ -28,7 +28,7 @@ def balance_series(ranks: Ranks, mesh_ranks: Ranks, *, count: int, steps: int) -
     mine = np.arange(count) % ranks.size == ranks.rank
     particles = Particles(positions=positions[mine], momenta=np.zeros((mine.sum(), 3)), ids=np.flatnonzero(mine))
     clock = EmulatedClock([8.0, 4.0, 2.0, 1.0])
-    balancer = Balancer(capacity=(math.inf,) * ranks.size, rules=Rules(steps_between=5, bandwidth=1e10))
+    balancer = Balancer(capacity=(math.inf,) * ranks.size, rules=Rules(bandwidth=1e10))
     engine = SharedGravity(
         size=10.0, strength=1.0, settings=SETTINGS, ranks=ranks, mesh_ranks=mesh_ranks, balancer=balancer, clock=clock
     )

@@ -50,7 +50,7 @@ def test_four_unequal_processes_even_out() -> None:
 
 
 def look(work: list[float], ends: tuple[int, ...], seconds: list[float], mesh: list[float] | None = None) -> Look:
-    leaves = Leaves(work=np.array(work), bytes=np.full(len(work), 100.0))
+    leaves = Leaves(work=np.array(work), bytes=np.full(len(work), 100.0), sent=np.full(len(work), 100.0))
     still = np.zeros(len(seconds)) if mesh is None else np.array(mesh)
     return Look(leaves=leaves, ends=ends, tree_seconds=np.array(seconds), mesh_seconds=still)
 
@@ -75,9 +75,9 @@ def test_small_gains_and_dear_moves_are_left_alone() -> None:
     assert Balancer(capacity=(math.inf, math.inf)).decide(slightly) is None
     clearly = look([1.0] * 100, (60, 100), [60.0, 40.0])
     assert Balancer(capacity=(math.inf, math.inf)).decide(clearly) == (50, 100)
-    dear = Balancer(capacity=(math.inf, math.inf), rules=Rules(bandwidth=10.0))
+    dear = Balancer(capacity=(math.inf, math.inf), rules=Rules(bandwidth=10.0, horizon=1))
     assert dear.decide(clearly) is None  # 1,000 bytes take 100 s, and gain 10 s
-    patient = Balancer(capacity=(math.inf, math.inf), rules=Rules(bandwidth=10.0, steps_between=20))
+    patient = Balancer(capacity=(math.inf, math.inf), rules=Rules(bandwidth=10.0, horizon=20))
     assert patient.decide(clearly) == (50, 100)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from argosy.cli.nbody_plan import plan
 from argosy.cli.nbody_run import run
 from argosy.cli.options import Json, Quiet, Width
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from argosy.nbody.particles import Box
 
 nbody_app = typer.Typer(
-    help="Gravity in a periodic box: a second workload on the same clusters.",
+    help="Gravity in a periodic box, on the same clusters.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -195,5 +196,5 @@ def _read(path: Path) -> Box:
     return read_snapshot(path)
 
 
-for command in (ic, run, power, halos, picture):
+for command in (ic, run, plan, power, halos, picture):
     nbody_app.command()(command)

@@ -124,6 +124,7 @@ def _evolve(snapshot: Path, output: Path, choice: _Choice, *, json: bool, quiet:
     from argosy.cli.nbody import needs_extra
 
     with needs_extra():
+        from argosy.nbody.ranks import leave_processes
         from argosy.nbody.run import run_box
         from argosy.nbody.snapshot import num_particles, read_snapshot
     count = num_particles(snapshot)
@@ -137,9 +138,7 @@ def _evolve(snapshot: Path, output: Path, choice: _Choice, *, json: bool, quiet:
         seconds = time.monotonic() - begin
     finally:
         if together is not None:
-            import torch.distributed
-
-            torch.distributed.destroy_process_group()
+            leave_processes()
     if rank == 0:
         _conclude(output, final.redshift, choice.steps, seconds, json=json)
 
@@ -190,13 +189,11 @@ def _processes() -> Processes | None:
     """The processes that torchrun started, this one among them."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return None
-    import torch.distributed
-
-    from argosy.nbody.ranks import TorchRanks
+    from argosy.nbody.ranks import join_processes
     from argosy.nbody.run import Processes
 
-    torch.distributed.init_process_group("gloo")
-    return Processes(ranks=TorchRanks(), mesh_ranks=TorchRanks())
+    ranks, mesh_ranks = join_processes()
+    return Processes(ranks=ranks, mesh_ranks=mesh_ranks)
 
 
 def _reporter(*, quiet: bool) -> Callable[[Progress], None] | None:

@@ -7,10 +7,10 @@ average rank) in t_d seconds, besides m_d seconds of mesh, has
     (2)  cut: least T with W_d(cut) / s_d + m_d <= T for all d, within every rank's memory.
 
 ``cut_chain`` knows no m_d; replacing s_d by s_d (1 - m_d / T) and repeating with the T found gives (2) in a few rounds.
-A new cut is taken if it is better by more than the hysteresis, and if what it gains until the next look is more than
-moving the particles costs:
+A new cut is taken if it is better by more than the hysteresis, and if what it gains over a horizon is more than moving
+the particles costs:
 
-    (3)  (T_now - T_new) x steps until the next look > bytes that change hands / bandwidth.
+    (3)  (T_now - T_new) x steps of the horizon > bytes that change hands / bandwidth.
 
 The same rule serves a run, where t_d is measured, and the simulator, where it is played.
 """
@@ -39,6 +39,8 @@ class Leaves:
     """Reference seconds per leaf."""
     bytes: Floats
     """Memory per leaf."""
+    sent: Floats
+    """Bytes per leaf that travel if it changes hands."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +62,8 @@ class Rules:
     relaxation: float = 0.8
     hysteresis: float = 0.03
     """Least part of the step that a move must gain."""
-    steps_between: int = 1
-    """Until the next look."""
+    horizon: int = 10
+    """Steps for which a gain counts."""
     bandwidth: float = 1e9
     """Bytes/s at which particles change hands."""
 
@@ -82,7 +84,7 @@ class Balancer:
         now = float((look.tree_seconds + look.mesh_seconds).max())
         ends, then = self.best(look.leaves, look.mesh_seconds)
         moved = _moved_bytes(look.leaves, look.ends, ends)
-        gain = (now - then) * self.rules.steps_between
+        gain = (now - then) * self.rules.horizon
         if ends == look.ends or then > now * (1 - self.rules.hysteresis) or gain <= moved / self.rules.bandwidth:
             return None
         self.moves += 1
@@ -139,7 +141,7 @@ def imbalance(seconds: Floats, work: Floats, speeds: Floats) -> float:
 
 
 def _moved_bytes(leaves: Leaves, before: Ends, after: Ends) -> float:
-    prefix = np.concatenate(([0.0], np.cumsum(leaves.bytes)))
+    prefix = np.concatenate(([0.0], np.cumsum(leaves.sent)))
     stays = 0.0
     for i in range(len(before)):
         begin = max((0, *before)[i], (0, *after)[i])

@@ -83,6 +83,20 @@ class TorchRanks:
         torch.distributed.barrier(group=self._group)
 
 
+def join_processes() -> tuple[TorchRanks, TorchRanks]:
+    """Two groups over the processes that torchrun started: one to talk in, one for the mesh beside it."""
+    import torch.distributed
+
+    torch.distributed.init_process_group("gloo")
+    return TorchRanks(), TorchRanks()
+
+
+def leave_processes() -> None:
+    import torch.distributed
+
+    torch.distributed.destroy_process_group()
+
+
 def gather(ranks: Ranks, part: Array) -> list[Array]:
     """Every rank's part, on every rank."""
     return ranks.exchange([part] * ranks.size)

@@ -30,6 +30,10 @@ PARTICLE_BYTES = 400.0
 """Positions, momenta, forces and the tree's share, with what is held twice while particles travel."""
 
 
+STATE_BYTES = 56.0
+"""Position, momentum and id."""
+
+
 class Phase(StrEnum):
     """What takes time, each at a speed of its own."""
 
@@ -150,11 +154,11 @@ class SharedGravity:
             [[efforts[Phase.PAIRS].work, seconds[Phase.PAIRS]], [efforts[Phase.TREE].work, seconds[Phase.TREE]]]
         )
         per_unit = _average_rates(np.stack(gather(self.ranks, rates[None])))
-        rows = np.stack([work * per_unit[0] + counts * per_unit[1], counts * PARTICLE_BYTES], axis=1)
+        rows = np.stack([work * per_unit[0] + counts * per_unit[1], counts], axis=1)
         parts, starts = gather(self.ranks, rows), gather(self.ranks, keys)
         ends = tuple(np.cumsum([len(part) for part in parts]).tolist())
         rows, all_keys = np.concatenate(parts), np.concatenate(starts)
-        leaves = Leaves(work=rows[:, 0], bytes=rows[:, 1])
+        leaves = Leaves(work=rows[:, 0], bytes=rows[:, 1] * PARTICLE_BYTES, sent=rows[:, 1] * STATE_BYTES)
         look = Look(leaves=leaves, ends=ends, tree_seconds=self.seconds[:, 0], mesh_seconds=self.seconds[:, 1])
         fresh = self.balancer.decide(look)
         if fresh is not None:

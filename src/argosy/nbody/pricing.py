@@ -1,0 +1,113 @@
+"""What one force of a box costs on devices of a cluster, before anything runs there.
+
+For a device with fp32 peak P, memory bandwidth H and efficiency e, a run of the curve with n particles that take w
+interactions, p of N^3 mesh cells' planes, a box of N_p particles and cut-off r_c:
+
+    (1)  pairs = w x 40 FLOP / (a e P)
+    (2)  tree  = n x 3 kB / (e H)                      sort, build, walk: many passes over few bytes
+    (3)  mesh  = p N^2 x 400 B / (e H)                 deposit, four transforms, three interpolations
+    (4)  halo  = min(N_p - n, N_p [(v^(1/3) + 2 r_c)^3 - v]) x 36 B,   v = n / N_p, r_c in boxes: what is fetched
+    (5)  turn  = 4 times 16 B for half the cells of the slab, all but the own part: what holders of the mesh exchange
+    (6)  to and from the mesh: 24 B a particle, each way
+    (7)  memory = n x 400 B + halo x 100 B + p N^2 x 48 B
+
+a and the bytes of (2) and (3) are fitted to the measurements of ``benchmarks/results/2026-11-15-gravity.md``.
+Interactions along the curve follow the clustering of matter; without a snapshot they are drawn from a log-normal
+density, seeded, whose mean and spread are those of a 50 Mpc/h box today.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from argosy.cluster.device import Device
+from argosy.dtype import Dtype
+from argosy.errors import bad_input
+from argosy.nbody.particles import Floats
+
+PAIR_FLOP = 40.0
+PEAK_SHARE = 0.35
+"""a of (1)."""
+TREE_BYTES = 3000.0
+MESH_BYTES = 400.0
+PARTICLE_BYTES = 400.0
+GHOST_BYTES = 100.0
+CELL_BYTES = 48.0
+SENT_BYTES = 36.0
+"""Position and id of a particle that is fetched."""
+STATE_BYTES = 56.0
+"""Position, momentum and id of a particle that changes hands."""
+POINT_BYTES = 24.0
+MODE_BYTES = 16.0
+
+_INTERACTIONS = 950.0
+"""Per particle, mean of a 50 Mpc/h box of 32^3 at z = 0 with the default settings."""
+_SPREAD = 1.0
+"""Of the logarithm of the interactions per particle, over runs of the curve."""
+_ITEMS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoxWork:
+    """A box along its curve, in items of equal particle count."""
+
+    particles: int
+    mesh_cells: int
+    """Per side."""
+    cutoff: float
+    """r_c as a part of the box."""
+    interactions: Floats
+    """Per item."""
+
+    @property
+    def per_item(self) -> float:
+        """Particles."""
+        return self.particles / len(self.interactions)
+
+
+def typical_box(
+    particles: int, *, mesh_cells: int | None = None, cutoff_cells: float = 1.25 * 5.5, seed: int = 1
+) -> BoxWork:
+    """A clustered box of so many particles; by default with a mesh of twice the particles per side."""
+    if particles < 1000:
+        raise bad_input("at least 1000 particles", particles, where="particles")
+    cells = mesh_cells or 2 * round(particles ** (1 / 3))
+    items = min(_ITEMS, particles // 16)
+    noise = np.random.default_rng(seed).standard_normal(items)
+    # Neighbours along the curve are neighbours in the box: a few octaves of smoothed noise.
+    twice = np.concatenate([noise, noise])
+    field = np.sum([np.convolve(twice, np.ones(2**k) / 2 ** (k / 2))[items : 2 * items] for k in range(6)], axis=0)
+    field = (field - field.mean()) / field.std() * _SPREAD
+    weight = np.exp(field)
+    interactions = weight / weight.mean() * _INTERACTIONS * particles / items
+    return BoxWork(particles=particles, mesh_cells=cells, cutoff=cutoff_cells / cells, interactions=interactions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceRates:
+    """Units per second of one device, per phase."""
+
+    interactions: float
+    particles: float
+    cells: float
+
+
+def rates(device: Device) -> DeviceRates:
+    """(1), (2), (3) turned over."""
+    bandwidth = device.efficiency * device.kind.memory_bandwidth
+    return DeviceRates(
+        interactions=PEAK_SHARE * device.efficiency * device.kind.peak(Dtype.FP32) / PAIR_FLOP,
+        particles=bandwidth / TREE_BYTES,
+        cells=bandwidth / MESH_BYTES,
+    )
+
+
+def halo_particles(box: BoxWork, particles: float) -> float:
+    """(4), in particles."""
+    if particles <= 0:
+        return 0.0
+    share = particles / box.particles
+    grown = (share ** (1 / 3) + 2 * box.cutoff) ** 3 - share
+    return float(min(box.particles - particles, box.particles * grown))

@@ -1,0 +1,107 @@
+"""A step of gravity on clusters: cut by work over speed, played in the exact engine, and what holds of it always."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from argosy.cli import main
+from argosy.cluster.file import load_cluster
+from argosy.cluster.topology import Cluster
+from argosy.cluster.trace import Trace
+from argosy.errors import InfeasibleError, InputError
+from argosy.nbody.plan import plan_step, play_run
+from argosy.nbody.pricing import halo_particles, rates, typical_box
+
+
+def slowed(cluster: Cluster, device: str, at: float, speed: float) -> Cluster:
+    trace = Trace.from_steps([(at, speed)], initial=1.0)
+    return replace(cluster, devices=tuple(replace(d, speed=trace) if d.name == device else d for d in cluster.devices))
+
+
+@pytest.mark.parametrize(("cluster", "side"), [("two-cards", 256), ("geo-8", 256), ("mixed-8", 256)])
+def test_work_by_speed_is_no_slower_than_the_cuts_of_others(cluster: str, side: int) -> None:
+    plan = plan_step(load_cluster(cluster), typical_box(side**3))
+    assert all(plan.best.step_seconds <= other.step_seconds * (1 + 1e-9) for other in plan.others)
+    assert plan.best.balance <= 1.1
+    assert all(plan.best.fits)
+    assert plan.best.domains.ends[-1] == len(plan.box.interactions)
+    assert sum(plan.best.domains.planes) == plan.box.mesh_cells
+
+
+def test_a_step_takes_what_its_slowest_device_computes_and_what_it_sends() -> None:
+    cluster = load_cluster("two-cards")
+    plan = plan_step(cluster, typical_box(128**3))
+    for choice in (plan.best, *plan.others):
+        busy = np.array(choice.tree_seconds) + choice.pair_seconds + choice.mesh_seconds
+        assert choice.step_seconds >= busy.max() * (1 - 1e-9)
+
+
+def test_devices_behind_a_slow_link_are_left_out() -> None:
+    plan = plan_step(load_cluster("geo-8"), typical_box(256**3))
+    runs = np.diff((0, *plan.best.domains.ends))
+    used = {device.node for device, items in zip(plan.cluster.devices, runs, strict=True) if items}
+    assert used == {"east0"}
+
+
+def test_what_does_not_fit_is_told() -> None:
+    with pytest.raises(InfeasibleError, match=r"a mesh of 4096\^3 cells do not fit into the memory of two-cards"):
+        plan_step(load_cluster("two-cards"), typical_box(2048**3))
+    with pytest.raises(InputError, match="particles: found 10, expected at least 1000 particles"):
+        typical_box(10)
+
+
+def test_re_balancing_pays_when_a_device_slows_down() -> None:
+    steady = load_cluster("two-cards")
+    box = typical_box(192**3)
+    step = plan_step(steady, box).best.step_seconds
+    cluster = slowed(steady, steady.devices[0].name, 3 * step, 0.4)
+    plan = plan_step(cluster, box)
+    fixed = play_run(plan, plan.best, 20, rebalance=False)
+    moving = play_run(plan, plan.best, 20, rebalance=True)
+    assert fixed.moves == 0 and moving.moves >= 1
+    assert moving.ends[-1] < 0.9 * fixed.ends[-1]
+    assert moving.ends[0] == pytest.approx(step)
+
+
+def test_a_lost_device_stalls_a_fixed_run() -> None:
+    steady = load_cluster("two-cards")
+    plan = plan_step(slowed(steady, steady.devices[0].name, 1e-3, 0.0), typical_box(192**3))
+    assert play_run(plan, plan.others[0], 5, rebalance=False).ends == ()
+    assert plan.best.domains.ends[0] == 0, "what is lost is not planned for"
+    assert len(play_run(plan, plan.best, 5, rebalance=False).ends) == 5
+
+
+def test_halos_are_within_the_box_and_shrink_with_the_cutoff() -> None:
+    box = typical_box(64**3)
+    assert halo_particles(box, 0) == 0
+    assert halo_particles(box, box.particles) == 0
+    assert (
+        0 < halo_particles(replace(box, cutoff=box.cutoff / 2), 1e4) < halo_particles(box, 1e4) <= box.particles - 1e4
+    )
+
+
+def test_rates_follow_the_device() -> None:
+    cluster = load_cluster("two-cards")
+    fast, slow = (rates(device) for device in (cluster.devices[0], cluster.devices[-1]))
+    assert fast.interactions > slow.interactions and fast.cells > slow.cells
+
+
+def test_the_command_tells_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["nbody", "plan", "--cluster", "two-cards", "--particles", "128^3", "--json", "--quiet"])
+    assert not stop.value.code
+    told = json.loads(capsys.readouterr().out)
+    assert told["particles"] == 128**3
+    assert [run["name"].endswith(", re-balanced") for run in told["played"]] == [False, False, False, True]
+    assert sum(device["particles"] for device in told["plan"]["devices"]) == pytest.approx(128**3)
+    with pytest.raises(SystemExit) as stop:
+        main(["nbody", "plan", "--cluster", "two-cards", "--particles", "many", "--quiet"])
+    assert stop.value.code == 2
+    assert '--particles: found "many", expected a number such as 512^3 or 1e9' in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["nbody", "plan", "--cluster", "two-cards", "--particles", "1e6", "--quiet", "--width", "100"])
+    assert ", re-balanced" in capsys.readouterr().out
