@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from argosy.cluster.file import load_cluster
 from argosy.dtype import Dtype
-from argosy.plan import ClusterRef, ModelRef, Plan, Recompute, Replica, Stage
+from argosy.plan.plan import ClusterRef, ModelRef, Plan, Recompute, Replica, Stage
 from argosy.schedule import ScheduleKind, ScheduleSpec
 
 
