@@ -14,6 +14,7 @@ from argosy.cli.demo import demo
 from argosy.cli.devices import devices
 from argosy.cli.explain import explain
 from argosy.cli.export import export
+from argosy.cli.importing import import_cluster
 from argosy.cli.lab import lab_app
 from argosy.cli.models import models
 from argosy.cli.nbody import nbody_app
@@ -73,6 +74,7 @@ COMMANDS = (
 )
 for command in COMMANDS:
     app.command()(command)
+app.command(name="import")(import_cluster)
 app.add_typer(cluster_app, name="cluster")
 app.add_typer(nbody_app, name="nbody")
 app.add_typer(lab_app, name="lab")

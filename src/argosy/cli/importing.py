@@ -1,0 +1,108 @@
+"""``argosy import``: a cluster file from what people have."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+_Value = TypeVar("_Value")
+
+
+class Source(StrEnum):
+    """What can be imported."""
+
+    HOSTFILE = "hostfile"
+    SLURM = "slurm"
+    TOPOLOGY = "slurm-topology"
+    NCCL = "nccl-xml"
+    SMI = "nvidia-smi"
+
+
+def import_cluster(
+    file: Annotated[Path, typer.Argument(help="The file to read.", show_default=False)],
+    source: Annotated[Source, typer.Option("--from", help="What the file is.", show_default=False)],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The cluster file to write.")] = None,
+    name: Annotated[str, typer.Option("--name", help="What the cluster, or the node, is called.")] = "imported",
+    kind: Annotated[str | None, typer.Option("--kind", help="Kind of all devices (argosy devices).")] = None,
+    per_host: Annotated[int, typer.Option("--per-host", min=1, help="Devices of a host that does not say.")] = 8,
+    intra: Annotated[str | None, typer.Option("--intra", help='Between devices of a host, such as "300 GB/s".')] = None,
+    nic: Annotated[str | None, typer.Option("--nic", help='Of a host, such as "100 Gbit/s".')] = None,
+    uplink: Annotated[str | None, typer.Option("--uplink", help="Of a switch, with slurm-topology.")] = None,
+) -> None:
+    """A cluster file from a host file, Slurm, NCCL or nvidia-smi.
+
+    \b
+    Examples:
+        argosy import hosts.txt --from hostfile --kind A100-80GB --intra "300 GB/s" --nic "100 Gbit/s"
+        argosy import topo.xml --from nccl-xml -o cluster.toml
+    """
+    from argosy.cli.terminal import write_file
+    from argosy.cluster.file import build_cluster
+    from argosy.document import parse_toml, read_text
+
+    rates = [_rate(option, text) for option, text in (("--intra", intra), ("--nic", nic), ("--uplink", uplink))]
+    text = _imported(source, read_text(file), str(file), name, kind, per_host, *rates)
+    cluster = build_cluster(parse_toml(text, file=str(output or "cluster.toml")), folder=Path())
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        write_file(output, text.encode())
+        typer.echo(f"wrote {output}: {cluster!r}")
+
+
+def _imported(
+    source: Source,
+    text: str,
+    file: str,
+    name: str,
+    kind: str | None,
+    per_host: int,
+    intra: float | None,
+    nic: float | None,
+    uplink: float | None,
+) -> str:
+    from argosy.cluster.imports.found import cluster_text
+    from argosy.cluster.imports.hosts import Given, read_hostfile, read_hostlist, read_topology
+    from argosy.cluster.imports.node_view import read_nccl, read_nvidia_smi
+
+    told = f"{source} ({Path(file).name})"
+    if source is Source.NCCL:
+        return cluster_text(name, [read_nccl(text, file, host=name, kind=kind)], source=told)
+    if source is Source.SMI:
+        return cluster_text(name, [read_nvidia_smi(text, file, host=name, kind=kind, nic=nic)], source=told)
+    given = Given(
+        kind=_needed("--kind", kind, "of the devices, such as A100-80GB"),
+        per_host=per_host,
+        intra=intra if per_host == 1 and source is not Source.HOSTFILE else _needed("--intra", intra, "bandwidth"),
+        nic=_needed("--nic", nic, "bandwidth"),
+    )
+    if source is Source.HOSTFILE:
+        return cluster_text(name, read_hostfile(text, file, given), source=told)
+    if source is Source.SLURM:
+        return cluster_text(name, read_hostlist(text, given), source=told)
+    nodes, switches = read_topology(text, file, given, _needed("--uplink", uplink, "bandwidth"))
+    return cluster_text(name, nodes, switches, source=told)
+
+
+def _needed(option: str, value: _Value | None, what: str) -> _Value:
+    from argosy.errors import bad_input
+
+    if value is None:
+        raise bad_input(f"{option} with the {what}: the file does not say", where=option)
+    return value
+
+
+def _rate(option: str, text: str | None) -> float | None:
+    from argosy.errors import InputError, Mismatch, Problem
+    from argosy.units import RATE
+
+    if text is None:
+        return None
+    try:
+        return RATE.parse(text)
+    except Mismatch as error:
+        problem = Problem(path=option, found=error.found, expected=error.expected, suggestion=error.suggestion)
+        raise InputError([problem]) from None

@@ -1,0 +1,131 @@
+"""Host files and Slurm: which hosts there are, how many devices each has, and the tree of switches above them.
+
+A host file has a host per line: ``node1 slots=8`` (MPI, DeepSpeed), ``node1:8`` or just ``node1``. Slurm writes many
+hosts as one, ``gpu[01-04,7],login``; its ``topology.conf`` has a switch per line, with ``Nodes=`` or ``Switches=``.
+Neither says what the devices are or how fast the links: the user does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from argosy.cluster.imports.found import FoundMedium, FoundNode, FoundSwitch
+from argosy.errors import InputError, Problem
+
+_MOST_HOSTS = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What the user says about all hosts."""
+
+    kind: str
+    per_host: int
+    intra: float | None
+    """Bytes/s between devices of a host."""
+    nic: float
+    """Bytes/s."""
+
+    def node(self, hosts: tuple[str, ...], count: int) -> FoundNode:
+        media = (FoundMedium(name="intra", bandwidth=self.intra),) if self.intra and count > 1 else ()
+        return FoundNode(hosts=hosts, devices=((self.kind, count),), intra=media, nic=(self.nic, 1))
+
+
+def read_hostfile(text: str, file: str, given: Given) -> list[FoundNode]:
+    """Hosts with as many devices form a node entry, in the order of the file."""
+    slots: dict[str, int] = {}
+    problems = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        content = line.partition("#")[0].strip()
+        if not content:
+            continue
+        match = re.fullmatch(
+            r"([^\s:=]+)(?::(\d+)|\s+(?:slots|max_slots|gpus)\s*=\s*(\d+))?(?:\s+\w+\s*=\s*\w+)*", content
+        )
+        if match is None:
+            expected = 'a host, "host slots=8" or "host:8"'
+            problems.append(Problem(file=file, line=number, found=f'"{content}"', expected=expected))
+            continue
+        count = int(match[2] or match[3] or given.per_host)
+        if match[1] in slots or count < 1:
+            expected = "each host once, with at least one slot"
+            problems.append(Problem(file=file, line=number, found=f'"{content}"', expected=expected))
+            continue
+        slots[match[1]] = count
+    if not slots and not problems:
+        problems.append(Problem(file=file, expected="at least one host", found="none"))
+    if problems:
+        raise InputError(problems)
+    counts = dict.fromkeys(slots.values())
+    return [given.node(tuple(host for host, have in slots.items() if have == count), count) for count in counts]
+
+
+def expand_hosts(text: str) -> list[str]:
+    """A Slurm host list, host by host.
+
+    >>> expand_hosts("gpu[01-03,7],login")
+    ['gpu01', 'gpu02', 'gpu03', 'gpu7', 'login']
+    """
+    parts = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text.strip())
+    hosts = [host for part in parts for host in _expanded(part.strip())]
+    if len(hosts) > _MOST_HOSTS:
+        raise InputError([Problem(found=f"{len(hosts)} hosts", expected=f"at most {_MOST_HOSTS}")])
+    return hosts
+
+
+def _expanded(part: str) -> Iterator[str]:
+    match = re.match(r"([^\[]*)\[([^\]]*)\](.*)$", part)
+    if match is None:
+        yield part
+        return
+    head, inside, tail = match.groups()
+    for piece in inside.split(","):
+        first, dash, last = piece.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            expected = 'numbers and ranges in brackets, such as "gpu[01-04,7]"'
+            raise InputError([Problem(found=f'"{part}"', expected=expected)])
+        for number in range(int(first), int(last or first) + 1):
+            for rest in _expanded(tail):
+                yield f"{head}{number:0{len(first)}d}{rest}"
+
+
+def read_hostlist(text: str, given: Given) -> list[FoundNode]:
+    hosts = tuple(dict.fromkeys(expand_hosts(text.replace("\n", ","))))
+    return [given.node(tuple(host for host in hosts if host), given.per_host)]
+
+
+def read_topology(text: str, file: str, given: Given, uplink: float) -> tuple[list[FoundNode], list[FoundSwitch]]:
+    """The tree of a ``topology.conf``; ``uplink`` is every switch's bandwidth upwards."""
+    hosts: dict[str, tuple[str, ...]] = {}
+    below: dict[str, tuple[str, ...]] = {}
+    problems = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        content = line.partition("#")[0].strip()
+        fields = {key.lower(): value for key, value in re.findall(r"(\w+)\s*=\s*(\S+)", content)}
+        if not content:
+            continue
+        if "switchname" not in fields or not {"nodes", "switches"} & fields.keys():
+            expected = "SwitchName= with Nodes= or Switches="
+            problems.append(Problem(file=file, line=number, found=f'"{content[:40]}"', expected=expected))
+            continue
+        for name in expand_hosts(fields["switchname"]):
+            hosts[name] = tuple(expand_hosts(fields.get("nodes", "")))
+            below[name] = tuple(expand_hosts(fields.get("switches", "")))
+    if problems or not hosts:
+        raise InputError(problems or [Problem(file=file, expected="at least one switch", found="none")])
+    parent = {child: name for name, children in below.items() for child in children}
+    every = tuple(dict.fromkeys(host for members in hosts.values() for host in members if host))
+    top = [name for name in hosts if name not in parent]
+    switches = [
+        FoundSwitch(
+            name=name,
+            hosts=tuple(host for host in members if host),
+            parent=parent.get(name) if parent.get(name) not in top else None,
+            uplink=uplink,
+        )
+        for name, members in hosts.items()
+        if name not in top or len(top) > 1
+    ]
+    return [given.node(every, given.per_host)], switches

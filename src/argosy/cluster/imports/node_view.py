@@ -1,0 +1,114 @@
+"""One node as NCCL's topology file or ``nvidia-smi topo -m`` shows it.
+
+    (1)  PCIe     GT/s x lanes / 8 x 128/130 from 8 GT/s on, x 8/10 below
+    (2)  NVLink   links of a device x 25 GB/s each way (20 on Pascal, 14 at compute capability 8.6, 50 from 10.0 on)
+    (3)  NIC      the fastest of the node's network devices, and how many are as fast
+
+NCCL writes speeds of network devices in Mbit/s, and the compute capability of each device, which hints at its kind.
+``nvidia-smi`` writes neither kinds nor NIC speeds; ``nvidia-smi -L`` in the same file says the kinds.
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+
+from argosy.cluster.imports.found import FoundMedium, FoundNode, catalogue_kind
+from argosy.errors import InputError, Problem
+
+_NVLINK = {60: 20e9, 70: 25e9, 75: 25e9, 80: 25e9, 86: 14e9, 90: 25e9, 100: 50e9}
+_USUAL_KIND = {60: "P100", 70: "V100-16GB", 75: "T4", 80: "A100-40GB", 86: "RTX-A6000", 89: "L40S", 90: "H100-80GB"}
+_PCIE_GUESS = 25e9
+"""Bytes/s where the file does not say: PCIe 4.0 with 16 lanes, less its overhead."""
+
+
+def read_nccl(text: str, file: str, *, host: str, kind: str | None) -> FoundNode:
+    """A node from the XML that NCCL writes to ``NCCL_TOPO_DUMP_FILE``."""
+    if "<!DOCTYPE" in text or "<!ENTITY" in text:
+        raise InputError([Problem(file=file, found="a document type", expected="plain XML, as NCCL writes it")])
+    try:
+        root = ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        raise InputError([Problem(file=file, found=str(error), expected="XML, as NCCL writes it")]) from None
+    cards = list(root.iter("gpu"))
+    if root.tag != "system" or not cards:
+        raise InputError(
+            [Problem(file=file, found=f"<{root.tag}> with {len(cards)} gpu", expected="<system> with gpus")]
+        )
+    capabilities = [int(card.get("sm", "0")) for card in cards]
+    kinds = [kind or _USUAL_KIND.get(capability) for capability in capabilities]
+    if None in kinds:
+        unknown = capabilities[kinds.index(None)]
+        expected = "a compute capability that is known, or --kind"
+        raise InputError([Problem(file=file, path="gpu.sm", found=str(unknown), expected=expected)])
+    links = [sum(int(link.get("count", "1")) for link in card.iter("nvlink")) for card in cards]
+    media = [FoundMedium(name="nvlink", bandwidth=min(links) * _NVLINK.get(capabilities[0], 25e9), latency=3e-6,
+                         note=f"{min(links)} links")] if min(links) else []  # fmt: skip
+    media.append(FoundMedium(name="pcie", bandwidth=_pcie(root), latency=5e-6))
+    guessed = "" if kind else f"kinds guessed from compute capability {', '.join(map(str, sorted(set(capabilities))))}"
+    return FoundNode(
+        hosts=(host,),
+        devices=tuple(Counter(name for name in kinds if name).items()),
+        intra=tuple(media) if len(cards) > 1 else (),
+        nic=_nics([float(net.get("speed", "0")) * 1e6 / 8 for net in root.iter("net")]),
+        note=guessed,
+    )
+
+
+def _pcie(root: ElementTree.Element) -> float:
+    """(1) of the narrowest slot that a card sits in."""
+    rates = []
+    for slot in root.iter("pci"):
+        if slot.find("gpu") is None:
+            continue
+        speed = re.match(r"([\d.]+)\s*GT/s", slot.get("link_speed", ""))
+        width = int(slot.get("link_width", "0") or 0)
+        if speed and width:
+            transfers = float(speed[1])
+            rates.append(transfers * 1e9 * width / 8 * (128 / 130 if transfers >= 8 else 0.8))
+    return min(rates, default=_PCIE_GUESS)
+
+
+def _nics(rates: list[float]) -> tuple[float, int] | None:
+    """(3)."""
+    fastest = max(rates, default=0.0)
+    return (fastest, sum(rate == fastest for rate in rates)) if fastest else None
+
+
+def read_nvidia_smi(text: str, file: str, *, host: str, kind: str | None, nic: float | None) -> FoundNode:
+    """A node from ``nvidia-smi topo -m``, with ``nvidia-smi -L`` before or after it where the kinds are to be known."""
+    table = [line.replace("\x1b[4m", "").replace("\x1b[0m", "").split() for line in text.splitlines()]
+    rows = [row for row in table if row and re.fullmatch(r"GPU\d+", row[0]) and "X" in row]
+    names = [row[0] for row in rows]
+    cells = {row[0]: row[1 : len(names) + 1] for row in rows}
+    if not names or any(len(row) < len(names) for row in cells.values()):
+        expected = "the table that nvidia-smi topo -m prints, a row for every GPU"
+        raise InputError([Problem(file=file, found=f"{len(names)} rows", expected=expected)])
+    listed = re.findall(r"^GPU \d+: (.+?)(?: \(UUID.*)?$", text, re.M)
+    kinds = [kind] * len(names) if kind else [catalogue_kind(name) for name in listed]
+    if len(kinds) != len(names) or None in kinds:
+        strange = [name for name in listed if catalogue_kind(name) is None]
+        found = f'"{strange[0]}"' if strange else f"{len(listed)} names of cards"
+        expected = "nvidia-smi -L of the same node with kinds of the catalogue, or --kind"
+        raise InputError([Problem(file=file, found=found, expected=expected)])
+    pairs = [cell for row in cells.values() for cell in row if cell not in ("X", "N/A")]
+    counts = [int(cell[2:]) for cell in pairs if re.fullmatch(r"NV\d+", cell)]
+    media = []
+    if counts and len(counts) == len(pairs):
+        media.append(
+            FoundMedium(name="nvlink", bandwidth=min(counts) * 25e9, latency=3e-6, note=f"{min(counts)} links")
+        )
+    media.append(FoundMedium(name="pcie", bandwidth=_PCIE_GUESS, latency=5e-6, note="a guess"))
+    partial = (
+        f"NVLink joins only {len(counts) // 2} of {len(pairs) // 2} pairs and is left out"
+        if counts and len(counts) < len(pairs)
+        else ""
+    )
+    return FoundNode(
+        hosts=(host,),
+        devices=tuple(Counter(name for name in kinds if name).items()),
+        intra=tuple(media) if len(names) > 1 else (),
+        nic=(nic, 1) if nic else None,
+        note=partial,
+    )

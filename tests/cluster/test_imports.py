@@ -1,0 +1,166 @@
+"""Clusters from host files, Slurm, NCCL's topology and nvidia-smi, in the forms that these tools write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from argosy.cluster.file import build_cluster
+from argosy.cluster.imports.found import catalogue_kind, cluster_text
+from argosy.cluster.imports.hosts import Given, expand_hosts, read_hostfile, read_hostlist, read_topology
+from argosy.cluster.imports.node_view import read_nccl, read_nvidia_smi
+from argosy.cluster.topology import Cluster
+from argosy.document import parse_toml
+from argosy.errors import InputError
+
+GIVEN = Given(kind="A100-80GB", per_host=8, intra=300e9, nic=12.5e9)
+
+HOSTFILE = """# two racks
+worker-1 slots=8
+worker-2 slots=8   # maintained on Mondays
+old-1:4
+"""
+
+TOPOLOGY = """
+SwitchName=s0 Nodes=tux[0-2]
+SwitchName=s1 Nodes=tux[3-4] LinkSpeed=1
+SwitchName=s2 Switches=s[0-1]
+"""
+
+NCCL = """<system version="1">
+  <cpu numaid="0" affinity="ffff" arch="x86_64" vendor="AuthenticAMD" familyid="143" modelid="49">
+    <pci busid="0000:01:00.0" class="0x060400" link_speed="16.0 GT/s PCIe" link_width="16">
+      <pci busid="0000:07:00.0" class="0x030200" link_speed="16.0 GT/s PCIe" link_width="16">
+        <gpu dev="0" sm="80" rank="0" gdr="1">
+          <nvlink target="0000:c4:00.0" count="6" tclass="0x068000"/>
+          <nvlink target="0000:c5:00.0" count="6" tclass="0x068000"/>
+        </gpu>
+      </pci>
+      <pci busid="0000:0f:00.0" class="0x030200" link_speed="16.0 GT/s PCIe" link_width="16">
+        <gpu dev="1" sm="80" rank="1" gdr="1">
+          <nvlink target="0000:c4:00.0" count="12" tclass="0x068000"/>
+        </gpu>
+      </pci>
+      <pci busid="0000:0c:00.0" class="0x020700" link_speed="16.0 GT/s PCIe" link_width="16">
+        <nic>
+          <net name="mlx5_0" dev="0" speed="200000" port="1" guid="0x1" maxconn="131072" gdr="1"/>
+          <net name="mlx5_1" dev="1" speed="200000" port="1" guid="0x2" maxconn="131072" gdr="1"/>
+          <net name="eth0" dev="2" speed="100000" port="2" guid="0x2" maxconn="131072" gdr="0"/>
+        </nic>
+      </pci>
+    </pci>
+  </cpu>
+</system>"""
+
+SMI = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-1)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-2)
+
+\t\x1b[4mGPU0\tGPU1\tmlx5_0\tCPU Affinity\tNUMA Affinity\x1b[0m
+GPU0\t X \tNV12\tPXB\t0-47,96-143\t0
+GPU1\tNV12\t X \tPXB\t0-47,96-143\t0
+mlx5_0\tPXB\tPXB\t X
+
+Legend:
+
+  X    = Self
+  NV#  = Connection traversing a bonded set of # NVLinks
+"""
+
+
+def built(text: str) -> Cluster:
+    return build_cluster(parse_toml(text, file="cluster.toml"), folder=Path())
+
+
+def rate(cluster: Cluster, one: str, other: str) -> float:
+    return cluster.bandwidth(cluster.fastest(one, other, 1e9)).at(0)
+
+
+def test_a_hostfile_groups_hosts_by_their_slots() -> None:
+    cluster = built(cluster_text("x", read_hostfile(HOSTFILE, "hosts", GIVEN), source="hostfile"))
+    assert [(node.name, len(node.devices)) for node in cluster.nodes] == [("a0", 8), ("a1", 8), ("b0", 4)]
+    assert rate(cluster, "a0.0", "a0.1") == 300e9
+    assert rate(cluster, "a0.0", "b0.1") == 12.5e9
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a slots=8\nb slots eight\n", r"hosts:2: found .*b slots eight.*, expected a host"),
+        ("a\na\n", "hosts:2: .*each host once"),
+        ("# nobody\n", "hosts: found none, expected at least one host"),
+    ],
+)
+def test_wrong_hostfiles_name_the_line(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_hostfile(text, "hosts", GIVEN)
+
+
+def test_slurm_writes_many_hosts_as_one() -> None:
+    assert expand_hosts("n[08-10]x[1-2]") == ["n08x1", "n08x2", "n09x1", "n09x2", "n10x1", "n10x2"]
+    cluster = built(cluster_text("x", read_hostlist("gpu[1-3],big7\n", GIVEN), source="slurm"))
+    assert len(cluster.nodes) == 4
+    with pytest.raises(InputError, match="numbers and ranges in brackets"):
+        expand_hosts("gpu[a-b]")
+
+
+def test_a_slurm_topology_becomes_switches() -> None:
+    nodes, switches = read_topology(TOPOLOGY, "topology.conf", GIVEN, 5e9)
+    cluster = built(cluster_text("x", nodes, switches, source="slurm"))
+    assert len(cluster.nodes) == 5
+    assert rate(cluster, "a0.0", "a2.0") == 12.5e9
+    assert rate(cluster, "a0.0", "a3.0") == 5e9
+    with pytest.raises(InputError, match=r"topology.conf:1: .*expected SwitchName="):
+        read_topology("Nodes=a\n", "topology.conf", GIVEN, 5e9)
+
+
+def test_nccl_tells_links_slots_and_nics() -> None:
+    cluster = built(cluster_text("x", [read_nccl(NCCL, "topo.xml", host="x", kind="A100-80GB")], source="nccl"))
+    assert [device.kind.name for device in cluster.devices] == ["A100-80GB"] * 2
+    media = {m.name: cluster.links[m.outward[0]].bandwidth.at(0) for m in cluster.nodes[0].media}
+    assert media["nvlink"] == pytest.approx(300e9)
+    assert media["pcie"] == pytest.approx(31.5e9, rel=1e-2)
+    assert cluster.nodes[0].nic is not None
+    assert cluster.links[cluster.nodes[0].nic[0]].bandwidth.at(0) == pytest.approx(2 * 25e9)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("<system", "expected XML"),
+        ("<graphs/>", "<graphs> with 0 gpu, expected <system> with gpus"),
+        (
+            NCCL.replace('sm="80"', 'sm="33"'),
+            "gpu.sm: found 33, expected a compute capability that is known, or --kind",
+        ),
+        ('<!DOCTYPE a [<!ENTITY b "c">]><system/>', "a document type"),
+    ],
+)
+def test_wrong_nccl_files_say_what_is_wrong(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_nccl(text, "topo.xml", host="x", kind=None)
+
+
+def test_nvidia_smi_tells_nvlinks_and_kinds() -> None:
+    node = read_nvidia_smi(SMI, "smi.txt", host="x", kind=None, nic=25e9)
+    cluster = built(cluster_text("x", [node], source="nvidia-smi"))
+    assert [device.kind.name for device in cluster.devices] == ["A100-40GB"] * 2
+    assert rate(cluster, "a0.0", "a0.1") == pytest.approx(300e9)
+    with pytest.raises(InputError, match="or --kind"):
+        read_nvidia_smi(SMI.replace("NVIDIA A100-SXM4-40GB", "Unknown"), "smi.txt", host="x", kind=None, nic=None)
+    with pytest.raises(InputError, match="nvidia-smi topo -m"):
+        read_nvidia_smi("nothing", "smi.txt", host="x", kind=None, nic=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("NVIDIA A100-PCIE-80GB", "A100-80GB-PCIe"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA GeForce RTX 2080 Ti", "RTX-2080Ti"),
+        ("NVIDIA H100 80GB HBM3", "H100-80GB"),
+        ("NVIDIA RTX A6000", "RTX-A6000"),
+    ],
+)
+def test_drivers_names_are_recognised(name: str, kind: str) -> None:
+    assert catalogue_kind(name) == kind
