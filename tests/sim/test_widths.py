@@ -258,3 +258,20 @@ def test_memory_is_explained_where_a_pass_is_two_spans() -> None:
     for held in explain_plan(plan, chain, where, model=NO_FLOORS).memory:
         assert held.activations == pytest.approx(0.5e9)
         assert held.buffers == pytest.approx(4 * 4e8 / 2)
+
+
+def test_a_runtime_that_waits_for_transfers_can_run_parts_and_experts() -> None:
+    """What goes on beside the computation keeps nobody from taking a transfer."""
+    chain, where = chain_of(ROUTED, ROUTED, DENSE, DENSE), cluster(2, 4)
+    names = [device.name for device in where.devices]
+    pairs = tuple(Replica(devices=tuple(names[at : at + 2]), samples=1) for at in (0, 2))
+    stages = [
+        Stage(first=0, end=2, replicas=pairs, context=2, expert=4, zero=3),
+        Stage(first=2, end=4, replicas=(Replica(devices=tuple(names[4:]), samples=2),), context=2),
+    ]
+    plan = plan_of(chain, where, stages, micro_batches=4)
+    free, waiting = (
+        simulate_exact(compile_plan(plan, chain, where, replace(NO_FLOORS, blocking=one)), where).iteration_ends
+        for one in (False, True)
+    )
+    assert free[0] <= waiting[0] < 2 * free[0]

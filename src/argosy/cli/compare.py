@@ -124,6 +124,7 @@ def compared(
     from argosy.explain.contest import contest
     from argosy.planner import Settings, at_time_zero, find_plan
     from argosy.report.contest import OURS, rows_of
+    from argosy.sim.choose import with_collectives
 
     if ours is None:
         with progress(f"planning {chain.name} for {cluster!r}", quiet=quiet):
@@ -137,6 +138,6 @@ def compared(
         if isinstance(found, NoPlan):
             refused.append((name, found.reason))
         else:
-            plans.append((name, found))
+            plans.append((name, with_collectives(found, chain, job.cluster)))
     with progress(f"simulating {len(plans)} plans", quiet=quiet):
         return rows_of(contest(plans, chain, cluster, model), refused, cluster)

@@ -72,7 +72,7 @@ def _neighbours(graph: TaskGraph) -> tuple[dict[int, int], dict[int, int]]:
 def _occupied(task: Task) -> set[int]:
     if task.device >= 0:
         return {task.device}
-    if task.kind is SpanKind.COLLECTIVE and task.micro_batch is not None:
+    if task.kind is SpanKind.COLLECTIVE and task.micro_batch is not None and not task.beside:
         return {flow.source for flow in task.flows}
     return set()
 

@@ -33,6 +33,8 @@ class Task:
     """All begin together; the task is over when the last one has arrived."""
     rounds: int = 1
     """How many times the latency is paid after the last byte has left."""
+    beside: bool = False
+    """Whether its devices compute meanwhile."""
     after: tuple[int, ...] = ()
     """Tasks that must be over."""
     behind: int | None = None
