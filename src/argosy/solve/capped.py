@@ -16,12 +16,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from argosy.errors import InfeasibleError
 from argosy.solve.elimination import Elimination, Memory, Problem, Table, eliminate, elimination_order
 
-BISECTIONS = 24
-MOST_POPS = 20_000
+BISECTIONS = 20
+MOST_WORK = 2_000_000
+"""Partial assignments that A* may look at, times the number of variables."""
+CLOSE = 5e-4
+"""A multiplier is good enough when the best assignment is this near to the bound and the problem is large."""
+LARGE = 400
+"""Variables from which on it is."""
 TOLERANCE = 1e-9
 
 
@@ -41,10 +47,8 @@ class Found:
         return self.value / self.bound - 1 if self.bound > 0 else 0.0
 
 
-def cheapest(
-    problem: Problem, weights: Sequence[Table] | None = None, *, pops: int = MOST_POPS, tolerance: float = TOLERANCE
-) -> Found:
-    """(1); ``weights`` are the tables of m, None for no cap."""
+def cheapest(problem: Problem, weights: Sequence[Table] | None = None, *, places: Sequence[int] | None = None) -> Found:
+    """(1); ``weights`` are the tables of m, None for no cap; ``places`` say where along the graph a variable stands."""
     order = elimination_order([len(cost) for cost in problem.costs], [(i, j) for i, j, _ in problem.pairs])
     memory = Memory()
     free = eliminate(problem, order=order, memory=memory)
@@ -52,7 +56,8 @@ def cheapest(
         raise InfeasibleError("no distributed program computes this graph")
     if weights is None or _weight(weights, free.choice) <= 1:
         return Found(choice=free.choice, value=free.value, bound=free.value)
-    return _Capped(problem, weights, order, memory).search(free, pops, tolerance)
+    along = np.array(places if places is not None else range(len(problem.costs)))
+    return _Capped(problem, weights, order, memory, along).search(free)
 
 
 def _weight(weights: Sequence[Table], choice: Sequence[int]) -> float:
@@ -60,18 +65,27 @@ def _weight(weights: Sequence[Table], choice: Sequence[int]) -> float:
 
 
 class _Capped:
-    def __init__(self, problem: Problem, weights: Sequence[Table], order: tuple[int, ...], memory: Memory) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        weights: Sequence[Table],
+        order: tuple[int, ...],
+        memory: Memory,
+        places: NDArray[np.int64],
+    ) -> None:
         self.problem, self.weights, self.order, self.memory = problem, weights, order, memory
+        self.places = places
+        self.close = CLOSE if len(order) > LARGE else TOLERANCE
         self.best: tuple[int, ...] | None = None
         self.value = float("inf")
         self.bound = -float("inf")
 
-    def search(self, free: Elimination, pops: int, tolerance: float) -> Found:
+    def search(self, free: Elimination) -> Found:
         self.bound = free.value
         solved, multiplier = self._bisect(free)
         done = 0
-        if self.value > self.bound * (1 + tolerance):
-            done = self._best_first(solved, multiplier, pops, tolerance)
+        if self.value > self.bound * (1 + self.close):
+            done = self._best_first(solved, multiplier, MOST_WORK // len(self.order))
         if self.best is None:
             least = sum(float(table.min()) for table in self.weights)
             raise InfeasibleError(f"no program fits in memory: at least {least:.0%} of it would be needed")
@@ -112,19 +126,48 @@ class _Capped:
                 over = solved.choice
                 low = trial
                 high = 4 * high if self.best is None else high
-            if self.value <= self.bound * (1 + 1e-4) or (self.best is not None and high - low < 1e-4 * high):
+            if self.value <= self.bound * (1 + self.close) or (self.best is not None and high - low < 1e-4 * high):
                 break
         return kept, multiplier
 
     def _cross(self, one: Sequence[int], other: Sequence[int]) -> None:
         """Assignments that follow one up to a place and the other from there on, the cheapest that fits."""
-        count = len(one)
-        places = np.unique(np.linspace(0, count, 65).astype(int))
         for first, second in ((one, other), (other, one)):
-            for place in places:
-                self._offer((*first[:place], *second[place:]))
+            cost, weight = self._crossed(first, second)
+            fitting = np.where(weight <= 1, cost, np.inf)
+            place = int(np.argmin(fitting))
+            if fitting[place] < self.value:
+                self._offer([x if at < place else y for x, y, at in zip(first, second, self.places, strict=True)])
 
-    def _best_first(self, solved: Elimination, multiplier: float, pops: int, tolerance: float) -> int:
+    def _crossed(self, first: Sequence[int], second: Sequence[int]) -> tuple[Table, Table]:
+        """Cost and weight for every place: variables before it as in the first, from it on as in the second."""
+        size = int(self.places.max()) + 3
+        cost, weight = np.zeros(size), np.zeros(size)
+
+        def add(target: Table, begin: int, end: int, amount: float) -> None:
+            target[begin] += amount
+            target[end] -= amount
+
+        for i, (table, held) in enumerate(zip(self.problem.costs, self.weights, strict=True)):
+            at = int(self.places[i]) + 1
+            for target, values in ((cost, table), (weight, held)):
+                add(target, 0, at, float(values[second[i]]))
+                add(target, at, size - 1, float(values[first[i]]))
+        barred = np.zeros(size)
+        for i, j, table in self.problem.pairs:
+            early, late = sorted((int(self.places[i]) + 1, int(self.places[j]) + 1))
+            x = first[i] if self.places[i] < self.places[j] else second[i]
+            y = first[j] if self.places[j] < self.places[i] else second[j]
+            for begin, end, amount in (
+                (0, early, table[second[i], second[j]]),
+                (early, late, table[x, y]),
+                (late, size - 1, table[first[i], first[j]]),
+            ):
+                add(cost, begin, end, float(amount)) if np.isfinite(amount) else add(barred, begin, end, 1.0)
+        total = np.cumsum(cost)[:-1]
+        return np.where(np.cumsum(barred)[:-1] > 0.5, np.inf, total), np.cumsum(weight)[:-1]
+
+    def _best_first(self, solved: Elimination, multiplier: float, pops: int) -> int:
         """A* in the reverse of the elimination order, on c + y m."""
         walk = _Walk(self._priced(multiplier), solved)
         least = np.concatenate([[0.0], np.cumsum([self.weights[s.variable].min() for s in solved.steps])])
@@ -132,7 +175,7 @@ class _Capped:
         done, ticket = 0, 0
         while heap and done < pops:
             estimate, depth, _, weight, chain = heapq.heappop(heap)
-            if estimate >= self.value * (1 - tolerance):
+            if estimate >= self.value * (1 - TOLERANCE):
                 self.bound = max(self.bound, min(estimate, self.value))
                 return done
             done += 1

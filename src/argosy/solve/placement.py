@@ -185,6 +185,13 @@ class Placement:
         return Problem(costs=tuple(costs), pairs=tuple(pairs))
 
     @cached_property
+    def places(self) -> tuple[int, ...]:
+        """Per variable, where in the order of nodes it stands; a parameter stands at its first reader."""
+        graph = self.graph
+        made = [graph.producer.get(v, min(graph.consumers[v], default=0)) for v in range(len(graph.values))]
+        return (*range(len(graph.nodes)), *made)
+
+    @cached_property
     def memory(self) -> tuple[Table, ...]:
         """(6) and (7) per variable, zero for rows."""
         zero = [self._zeros(len(rows)) for rows in self.rows]

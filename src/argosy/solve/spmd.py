@@ -118,7 +118,7 @@ def program_at(
     for pinned in PINNED:
         placement = Placement(graph, choices, pricing, ratios, pinned=pinned)
         try:
-            found = cheapest(placement.problem, placement.memory if capped else None)
+            found = cheapest(placement.problem, placement.memory if capped else None, places=placement.places)
         except TangledError:
             continue
         return described(placement, found)
@@ -185,7 +185,7 @@ def alternatives(program: Program, pricing: Pricing, value: int) -> tuple[Altern
         pinned[[x for x in range(len(pinned)) if x != place]] = float("inf")
         costs = (*problem.costs[:variable], pinned, *problem.costs[variable + 1 :])
         try:
-            solved = cheapest(replace(problem, costs=costs), placement.memory)
+            solved = cheapest(replace(problem, costs=costs), placement.memory, places=placement.places)
         except InfeasibleError:
             continue
         found.append(Alternative(delivery=delivery, seconds=solved.value))
