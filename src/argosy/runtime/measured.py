@@ -43,8 +43,9 @@ def clock_offsets(
 ) -> list[ClockOffset]:
     """(1) for every rank, on every rank; all call this at the same point."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    offsets = torch.zeros(world, 2, dtype=torch.float64, device=device)
-    reading = torch.zeros(1, dtype=torch.float64, device=device)
+    where = device if dist.get_backend() == "nccl" else torch.device("cpu")  # gloo's messages live in host memory
+    offsets = torch.zeros(world, 2, dtype=torch.float64, device=where)
+    reading = torch.zeros(1, dtype=torch.float64, device=where)
     for other in range(1, world):
         dist.barrier()
         best = float("inf")
