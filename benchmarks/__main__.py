@@ -5,9 +5,11 @@ from __future__ import annotations
 import platform
 import sys
 
-from benchmarks import fit_compute, imports, planning, simulator, spmd
+from benchmarks import fit_compute, gravity, imports, planning, simulator, spmd
 
-BENCHMARKS = {module.BENCHMARK.name: module.BENCHMARK for module in (simulator, planning, fit_compute, imports, spmd)}
+BENCHMARKS = {
+    module.BENCHMARK.name: module.BENCHMARK for module in (simulator, planning, fit_compute, imports, spmd, gravity)
+}
 
 
 def main(names: list[str]) -> int:

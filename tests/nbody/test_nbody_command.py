@@ -127,3 +127,16 @@ def test_processes_compute_the_same_box(initial: Path, tmp_path: Path) -> None:
     for processes in ("2", "4"):
         for one, other in zip(state(tmp_path / "1"), state(tmp_path / processes), strict=True):
             assert np.array_equal(one, other)
+
+
+def test_the_example_draws_its_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example as it stands, with fewer particles and steps."""
+    import runpy
+
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "cosmic_web.py"))
+    smaller = {"64": "12", "40": "3", "1000": "64"}
+    steps = tuple(tuple(smaller.get(part, part) for part in step) for step in example["STEPS"])
+    monkeypatch.setitem(example["draw"].__globals__, "STEPS", steps)
+    assert example["draw"](tmp_path / "web") == 0
+    assert (tmp_path / "web" / "web.png").stat().st_size > 500
+    assert example["draw"](tmp_path / "web") == 2, "nothing is overwritten"

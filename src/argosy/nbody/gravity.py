@@ -132,7 +132,7 @@ def tree_force(
     parts = settings.threads * _CHUNKS
     walking = computing = 0.0
     running: list[Future[float]] = []
-    packages = _packages(tree, cells, wanted, lengths, settings.theta)
+    packages = list_packages(tree, cells, wanted, lengths, settings.theta)
     while True:
         begin = time.perf_counter()
         package = next(packages, None)
@@ -157,7 +157,7 @@ def _timed(function: Callable[..., None], *arguments: object) -> float:
 
 
 @dataclass(frozen=True)
-class _Package:
+class Package:
     """Sorted tasks of the leaves first, ..., last - 1."""
 
     first: int
@@ -166,7 +166,7 @@ class _Package:
     order: Integers
 
 
-def _packages(tree: Tree, cells: Integers, wanted: Flags, lengths: Floats, theta: float) -> Iterator[_Package]:
+def list_packages(tree: Tree, cells: Integers, wanted: Flags, lengths: Floats, theta: float) -> Iterator[Package]:
     box, cutoff, softened = (float(length) for length in lengths)
     buffer: TaskBuffer = empty_buffer(_BUFFER)
     at = 0
@@ -178,11 +178,11 @@ def _packages(tree: Tree, cells: Integers, wanted: Flags, lengths: Floats, theta
         first, last = int(tree.first_leaf[cells[at]]), int(tree.last_leaf[cells[nearer - 1]])
         starts, order = np.empty(3 * (last - first) + 1, np.int32), np.empty(count, np.int32)
         sort_tasks(buffer, count, first, starts, order)
-        yield _Package(first, last, starts, order)
+        yield Package(first, last, starts, order)
         at = nearer
 
 
-def _even_parts(package: _Package, parts: int) -> Iterator[tuple[int, int]]:
+def _even_parts(package: Package, parts: int) -> Iterator[tuple[int, int]]:
     """Runs of leaves with about the same number of tasks."""
     ends = package.starts[3::3]
     cuts = np.searchsorted(ends, np.linspace(0, ends[-1], parts + 1)[1:-1])

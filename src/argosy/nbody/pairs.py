@@ -25,7 +25,7 @@ Singles = NDArray[np.float32]
 
 
 @compiled
-def _sum_far(targets: Singles, sources: Singles, count: int, poly: Coefficients, total: Floats) -> None:
+def sum_far(targets: Singles, sources: Singles, count: int, poly: Coefficients, total: Floats) -> None:
     """(3) of every source on every target, outside the softening."""
     one, zero = np.float32(1), np.float32(0)
     c = poly[0]
@@ -271,6 +271,6 @@ def _sum(
     if kind == NODE:
         _sum_nodes(targets, sources, count, poly, total)
     elif kind == FAR:
-        _sum_far(targets, sources, count, poly, total)
+        sum_far(targets, sources, count, poly, total)
     else:
         _sum_near(targets, sources, count, poly, h, total)

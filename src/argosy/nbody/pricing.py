@@ -11,9 +11,9 @@ interactions, p of N^3 mesh cells' planes, a box of N_p particles and cut-off r_
     (6)  to and from the mesh: 24 B a particle, each way
     (7)  memory = n x 400 B + halo x 100 B + p N^2 x 48 B
 
-a and the bytes of (2) and (3) are fitted to the measurements of ``benchmarks/results/2026-11-15-gravity.md``.
-Interactions along the curve follow the clustering of matter; without a snapshot they are drawn from a log-normal
-density, seeded, whose mean and spread are those of a 50 Mpc/h box today.
+a and the bytes of (2) and (3) are round figures; ``benchmarks/gpu_gravity.py`` measures a card. Interactions along the
+curve follow the clustering of matter: drawn from a log-normal density, seeded, whose mean is that of a 50 Mpc/h box
+today.
 """
 
 from __future__ import annotations
