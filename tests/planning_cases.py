@@ -14,18 +14,23 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
+
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.document import Document
 from argosy.dtype import Dtype
+from argosy.errors import InfeasibleError
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Stage
-from argosy.planner import SCHEDULES
+from argosy.planner import SCHEDULES, Settings, find_plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.choose import with_collectives
-from argosy.solve.bounds import Menu, Shape, group_size, in_flight
 from argosy.solve.judge import Complete, Judge
+from argosy.solve.kinds import ground_of
+from argosy.solve.menu import Menu
 from argosy.solve.pipeline import Choice, PlanSearch
+from argosy.solve.shape import Shape, group_size, held
 from argosy.space.enumerate import LONG_SEQUENCE, Scope, stage_options
 from argosy.space.option import Option, Part, Vector
 from argosy.space.place import place_stages
@@ -92,7 +97,12 @@ class Case:
 
     def search(self, shape: Shape, options: Options) -> PlanSearch:
         """All plans of a shape, best bound first."""
-        return PlanSearch(Menu(self.prices, options), shape, self.counts, sum(self.counts), math.inf)
+        return PlanSearch(
+            self.menu(shape, options), self.counts, sum(self.counts), math.inf, slack=None, only_kind=False
+        )
+
+    def menu(self, shape: Shape, options: Options) -> Menu:
+        return Menu(self.prices, options, shape, ground_of(self.cluster, self.pools, self.ones))
 
     def options(self, micro_batch: int, scope: Scope) -> dict[Vector, list[Option]]:
         return stage_options(self.prices, micro_batch, scope, Counters())
@@ -165,7 +175,7 @@ class _Stages:
 
     def _of(self, row: Sequence[Option], in_flight: int) -> list[list[Choice]]:
         found: list[list[Choice]] = [[] for _ in range(self.num_layers)]
-        group = group_size(self.shape.schedules[0])
+        group = group_size(self.shape.schedules[0], self.shape.num_micro_batches)
         for option in row:
             for first in range(self.num_layers):
                 ends = range(first + 1, self.num_layers + 1)
@@ -179,22 +189,23 @@ def complete_plans(case: Case, shape: Shape, options: Options) -> Iterator[Compl
     num_layers = len(case.chain.layers)
     stages = _Stages(shape, options, num_layers)
     for num_stages in range(1, min(num_layers, sum(case.counts)) + 1):
-        yield from _extended((), num_stages, 0, case.counts, stages)
+        kept = held(shape.schedules[0], num_stages, shape.num_micro_batches)
+        yield from _extended((), kept, 0, case.counts, stages)
 
 
-def _extended(front: Complete, left: int, first: int, devices: Vector, stages: _Stages) -> Iterator[Complete]:
-    if not left:
+def _extended(front: Complete, kept: Sequence[int], first: int, devices: Vector, stages: _Stages) -> Iterator[Complete]:
+    """Plans that begin with ``front``; ``kept`` micro-batches are in flight at the stages to come."""
+    if not kept:
         if first == stages.num_layers:
             yield front
         return
     if first >= stages.num_layers:
         return
-    ahead = in_flight(stages.shape.schedules[0], left, stages.shape.num_micro_batches)
-    for vector, choices in stages.fitting(ahead).items():
+    for vector, choices in stages.fitting(kept[0]).items():
         rest = tuple(have - take for have, take in zip(devices, vector, strict=True))
         if min(rest) >= 0:
             for choice in choices[first]:
-                yield from _extended((*front, choice), left - 1, choice.end, rest, stages)
+                yield from _extended((*front, choice), kept[1:], choice.end, rest, stages)
 
 
 def best_of_all(case: Case, scope: Scope, most: int) -> tuple[float, int] | None:
@@ -210,6 +221,28 @@ def best_of_all(case: Case, scope: Scope, most: int) -> tuple[float, int] | None
         if plans:
             best = min(best, *case.seconds(shape, plans))
     return best, number
+
+
+def plan_of(case: Case, settings: Settings) -> Plan:
+    return find_plan(case.chain, case.cluster, global_batch=case.global_batch, settings=settings, model=case.model)
+
+
+def judged_best(case: Case, settings: Settings) -> tuple[Plan | None, float]:
+    """The plan, and the least judged time that the search has seen: the exact engine may prefer another of the few."""
+    seen = [math.inf]
+    judge = Judge.seconds
+
+    def watched(self: Judge, shape: Shape, plans: Sequence[Complete]) -> tuple[list[float], list[ScheduleSpec]]:
+        times, schedules = judge(self, shape, plans)
+        seen.append(min(times, default=math.inf))
+        return times, schedules
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Judge, "seconds", watched)
+        try:
+            return plan_of(case, settings), min(seen)
+        except InfeasibleError:
+            return None, math.inf
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,15 +29,19 @@ from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError, NothingFitsError, bad_input
 from argosy.plan.plan import Plan, Recompute, Search
 from argosy.schedule import ScheduleKind, ScheduleSpec
-from argosy.solve.bounds import Menu, Shape, group_size
-from argosy.solve.candidate import Candidate, diverse, neighbours
+from argosy.solve.candidate import Candidate, diverse, single_stages
 from argosy.solve.feasible import batch_shapes, find_fit, is_quick
-from argosy.solve.judge import Complete, Judge
+from argosy.solve.frontier import Branch
+from argosy.solve.incumbents import Incumbents
+from argosy.solve.judge import Judge
+from argosy.solve.kinds import ground_of
+from argosy.solve.menu import Menu
 from argosy.solve.pipeline import PlanSearch
+from argosy.solve.shape import Shape
 from argosy.solve.uniform import uniform_candidates
 from argosy.solve.verdict import Verdict, certify, decide, why_infeasible
 from argosy.space.enumerate import Scope, only_runnable, stage_options, with_splits
-from argosy.space.granularity import granularities
+from argosy.space.granularity import even_unit, granularities
 from argosy.space.option import Option, Vector
 from argosy.space.pool import Pool, find_pools
 from argosy.space.price import Prices
@@ -56,10 +60,12 @@ SCHEDULES = (
 _FILL = 4
 """Stages that a pipeline has, roughly; only decides which shapes are looked at first."""
 _MOST_SAMPLES = 10_000_000
-_MOST_UNITS = 12
-"""Units of a pool in a search for even plans."""
 _PLAIN = 6
 """Uniform pipelines that the exact engine plays beside the finalists."""
+_MOST_STAGES = 32
+_SLACK = 0.1
+_STEPS = 64
+"""Of a search, before another may be taken."""
 _TASKS = 2_000
 """That the exact engine may play on level 1."""
 
@@ -134,7 +140,7 @@ def _best_even(chain: Chain, cluster: Cluster, global_batch: int, settings: Sett
     for replicas in range(1, len(cluster.devices) + 1):
         if global_batch % replicas:
             continue
-        units = settings.units or tuple(_even_unit(count, replicas) for count in counts)
+        units = settings.units or tuple(even_unit(count, replicas) for count in counts)
         try:
             one = replace(settings, replicas=replicas, units=units)
             plans.append(_PlanSearch(chain, cluster, global_batch, one, model).run())
@@ -148,14 +154,6 @@ def _best_even(chain: Chain, cluster: Cluster, global_batch: int, settings: Sett
     assert best.certificate is not None and best.predicted is not None
     gap = best.predicted.iteration_seconds / bound - 1
     return replace(best, certificate=replace(best.certificate, lower_bound_seconds=bound, gap=gap))
-
-
-def _even_unit(count: int, replicas: int) -> int:
-    """Devices of a pool that an even plan takes together: one of every replica, or more where there would be many."""
-    unit = replicas
-    while count // unit > _MOST_UNITS:
-        unit *= 2
-    return unit
 
 
 class _PlanSearch:
@@ -175,10 +173,8 @@ class _PlanSearch:
             why = "is there at time 0" if lost else f"has {chain.dtype}, the dtype of {chain.name}"
             raise NothingFitsError(f"no device of {cluster!r} {why}")
         self.prices = Prices(chain, self.pools, model)
-        self.judge = Judge(self.prices, cluster)
         self.counters = Counters()
-        self.found: list[Candidate] = []
-        self.known: set[tuple[object, ...]] = set()
+        self.incumbents = Incumbents(Judge(self.prices, cluster))
         self.free_bound = math.inf
         """The throughput bound, which holds whatever else was or was not looked at."""
         self.interrupted = False
@@ -187,18 +183,18 @@ class _PlanSearch:
         levels = [self.settings.units] if self.settings.units else list(granularities(self.pools))
         bound, units = 0.0, levels[-1]
         for units in levels:
-            if units != levels[0] and not self.found and not self._may_fit(units):
+            if units != levels[0] and not self.incumbents.found and not self._may_fit(units):
                 continue
             try:
                 bound = self._search(units)
             except KeyboardInterrupt:
-                if not self.found:
+                if not self.incumbents.found:
                     raise
                 self.interrupted = True
                 bound = self.free_bound
-            if self.interrupted or (self.found and (self._out_of_time() or self.settings.level == 1)):
+            if self.interrupted or (self.incumbents.found and (self._out_of_time() or self.settings.level == 1)):
                 break
-        if not self.found:
+        if not self.incumbents.found:
             raise NothingFitsError(why_infeasible(self.prices, self.cluster))
         return self._finish(bound, units)
 
@@ -209,10 +205,6 @@ class _PlanSearch:
             return True
         shapes = batch_shapes(self.global_batch, self.settings.schedules)
         return find_fit(self.prices, shapes, scope) is not None
-
-    @property
-    def best(self) -> float:
-        return self.found[0].seconds if self.found else math.inf
 
     def _out_of_time(self) -> bool:
         return time.process_time() - self.began > self.settings.time_budget
@@ -230,7 +222,7 @@ class _PlanSearch:
         """On level 1 of a large cluster, a shape whose pipelines would have to be far better than usual is looked at
         without one; for the rest of its plans the certificate counts the throughput bound."""
         is_quick = self.settings.level == 1 and self.settings.prune and sum(pool.count for pool in self.pools) > 8
-        return is_quick and _estimate(bound, shape) > 1.1 * self.best
+        return is_quick and _estimate(bound, shape) > 1.1 * self.incumbents.best
 
     def _scope(self, units: Vector) -> Scope:
         return with_splits(search_scope(self.settings, self.pools, units), self.prices)
@@ -238,88 +230,96 @@ class _PlanSearch:
     def _search(self, units: Vector) -> float:
         """One granularity: the least bound that is left open."""
         scope = self._scope(units)
-        counts = scope.counts(self.pools)
-        searches: list[PlanSearch] = []
+        counts, ground = scope.counts(self.pools), ground_of(self.cluster, self.pools, units)
+        branches: list[Branch] = []
         menus: dict[int, dict[Vector, list[Option]]] = {}
         shapes = self._shapes()
         self.free_bound = min((bound for bound, _ in shapes), default=math.inf)
         left_open = math.inf
         for bound, shape in shapes:
-            upper = self.best if self.settings.prune else math.inf
-            if bound >= upper:
+            if self.settings.prune and bound >= self._goal:
                 self.counters.add("bound")
-                continue
-            if self.found and self._out_of_time():
                 left_open = min(left_open, bound)
                 continue
-            most_stages = min(sum(counts), 32)
+            if self.incumbents.found and self._out_of_time():
+                left_open = min(left_open, bound)
+                continue
+            options = stage_options(self.prices, shape.micro_batch_size, scope, self.counters)
+            menus[shape.micro_batch_size] = options
+            if not options:
+                continue
             if self._hardly_pays(bound, shape):
                 left_open = min(left_open, bound)
-                most_stages = 1
-            size = shape.micro_batch_size
-            if size not in menus:
-                menus[size] = stage_options(self.prices, size, scope, self.counters)
-            if not menus[size]:
-                continue
-            menu = Menu(self.prices, menus[size], min(map(group_size, shape.schedules)))
-            limit = min(upper, _hope(bound, shape)) if self.settings.prune else upper
-            search = PlanSearch(menu, shape, counts, most_stages, limit)
-            self._keep(shape, list(search.descend(self.best)), units)
-            if self.best > limit:  # what the tables left out may still win
-                search = PlanSearch(menu, shape, counts, most_stages, self.best)
-                self._keep(shape, list(search.descend(self.best)), units)
-            searches.append(search)
-        if self.found and self.found[0].units == units:
-            self._improve(self.found[0], menus[self.found[0].shape.micro_batch_size])
-        if self.settings.level > 1 or not self.settings.prune:
-            self._prove(searches, units)
-        return min([self.best, left_open, *(search.bound for search in searches)])
-
-    def _prove(self, searches: list[PlanSearch], units: Vector) -> None:
-        """Best-first over all shapes, until the gap is small enough."""
-        while searches and not self._out_of_time():
-            search = min(searches, key=lambda one: one.bound)
-            bound = search.bound
-            if bound >= self.best * (1 if self.settings.gap == 0 else 1 / (1 + self.settings.gap)):
-                return
-            plans = []
-            for _ in range(16):
-                following = search.next_plan(self.best)
-                if following is None:
-                    break
-                plans.append(following[1])
-            self._keep(search.shape, plans, units)
-            if self.settings.progress is not None:
-                self.settings.progress(Progress(seconds=self.best, bound=bound, candidates=self.judge.judged))
-
-    def _keep(self, shape: Shape, plans: Sequence[Complete], units: Vector) -> None:
-        """Judge plans and remember the best of them."""
-        fresh = [plan for plan in plans if _key(shape, plan) not in self.known]
-        if not fresh:
-            return
-        self.known.update(_key(shape, plan) for plan in fresh)
-        for plan, seconds, schedule in zip(fresh, *self.judge.seconds(shape, fresh), strict=True):
-            if seconds < math.inf:
-                found = Candidate(
-                    seconds=seconds, number=len(self.found), shape=shape, schedule=schedule, plan=plan, units=units
+                self.incumbents.keep(
+                    shape, list(single_stages(self.prices, shape, options, self.incumbents.best)), units
                 )
-                self.found.append(found)
-        self.found.sort()
-        del self.found[32:]
+                continue
+            menu = Menu(self.prices, options, shape, ground)
+            branch = self._open(menu, counts, min(self.incumbents.best, _hope(bound, shape)), units)
+            if self.incumbents.best > branch.search.upper:  # what the tables left out may still win
+                branch = self._open(menu, counts, self.incumbents.best, units)
+            branches.append(branch)
+        if self.incumbents.found and self.incumbents.found[0].units == units:
+            self.incumbents.improve(self.incumbents.found[0], menus[self.incumbents.found[0].shape.micro_batch_size])
+        if self.settings.level > 1 or not self.settings.prune:
+            self._prove(branches, units)
+        return min(
+            [
+                self.incumbents.best,
+                left_open,
+                *(branch.bound - self.slack for branch in branches),
+                *self.incumbents.doubtful(),
+            ]
+        )
 
-    def _improve(self, best: Candidate, options: dict[Vector, list[Option]]) -> None:
-        """Small moves from the best plan while they help."""
-        while True:
-            self._keep(best.shape, list(neighbours(best.plan, options)), best.units)
-            if self.found[0].seconds >= best.seconds * (1 - 1e-9) or self.found[0].shape is not best.shape:
+    @property
+    def slack(self) -> float:
+        """Seconds by which dominance may be wrong, a fraction of the gap that is looked for."""
+        is_used = self.settings.level > 1 and self.settings.prune
+        return _SLACK * self.settings.gap * self.free_bound if is_used else 0.0
+
+    @property
+    def _goal(self) -> float:
+        """Plans that are no faster need not be looked at."""
+        return self.incumbents.best / (1 + self.settings.gap) if self.settings.level > 1 else self.incumbents.best
+
+    def _open(self, menu: Menu, counts: Vector, upper: float, units: Vector) -> Branch:
+        """The search of a shape, with the plans that its bounds lead to at once."""
+        most_stages = min(sum(counts), _MOST_STAGES)
+        upper = upper if self.settings.prune else math.inf
+        search = PlanSearch(menu, counts, most_stages, upper, slack=None, only_kind=False)
+        self.incumbents.keep(menu.shape, list(search.descend(self.incumbents.best)), units)
+        return Branch(search=search, counts=counts, most_stages=most_stages)
+
+    def _prove(self, branches: list[Branch], units: Vector) -> None:
+        """Best-first over all shapes, until the gap is small enough."""
+        while branches and not self._out_of_time():
+            branch = min(branches, key=lambda one: one.bound)
+            upper = self.incumbents.best if self.settings.prune else math.inf
+            goal = self._goal + self.slack
+            if branch.bound >= goal or math.isinf(branch.bound):
                 return
-            best = self.found[0]
+            if self.settings.progress is not None:
+                progress = Progress(
+                    seconds=self.incumbents.best, bound=branch.bound, candidates=self.incumbents.judge.judged
+                )
+                self.settings.progress(progress)
+            if branch.is_whole:
+                branches.remove(branch)
+                for part in branch.split(upper, self.slack if self.settings.prune else None):
+                    branches.append(part)
+                    self.incumbents.keep(part.search.shape, list(part.search.descend(self.incumbents.best)), units)
+                continue
+            plans = branch.search.advance(upper, goal, _STEPS)
+            dived = branch.search.dive(upper)
+            self.incumbents.keep(branch.search.shape, [plan for _, plan in plans] + ([dived] if dived else []), units)
+            self.incumbents.suspect(branch, plans)
 
     def _finish(self, bound: float, units: Vector) -> Plan:
         """Let the exact engine decide between the best few, as many as it plays in a fraction of the search."""
-        tasks = 4 * len(self.found[0].plan) * self.found[0].shape.num_micro_batches
+        tasks = 4 * len(self.incumbents.found[0].plan) * self.incumbents.found[0].shape.num_micro_batches
         most = max(1, (_TASKS if self.settings.level == 1 else 20 * _TASKS) // tasks)
-        finalists = diverse(self.found, min(most, 8))
+        finalists = diverse(self.incumbents.found, min(most, 8))
         scope = _allowed(Scope(units=units), self.settings)
         scope = only_runnable(scope) if self.settings.runnable else scope
         play = partial(decide, prices=self.prices, cluster=self.cluster, calm=self.calm, model=self.model, scope=scope)
@@ -327,10 +327,10 @@ class _PlanSearch:
         plain = self._plain(scope, verdict)
         if plain:
             verdict = play([verdict.winner, *plain], executor=self.settings.executor)
-        plan = certify(verdict, self.found, bound, self.prices, self._scope(units), self.cluster)
+        plan = certify(verdict, self.incumbents.found, bound, self.prices, self._scope(units), self.cluster)
         search = Search(
             cpu_seconds=time.process_time() - self.began,
-            candidates=self.judge.judged,
+            candidates=self.incumbents.judge.judged,
             pruned=tuple(sorted(self.counters.removed.items())),
         )
         return replace(plan, search=search)
@@ -342,7 +342,7 @@ class _PlanSearch:
         assert verdict.plan.predicted is not None
         shapes = [shape for _, shape in self._shapes()]
         below = verdict.plan.predicted.iteration_seconds
-        plain = uniform_candidates(self.prices, self.judge, shapes, scope, below, _PLAIN)
+        plain = uniform_candidates(self.prices, self.incumbents.judge, shapes, scope, below, _PLAIN)
         tasks = itertools.accumulate(4 * len(one.plan) * one.shape.num_micro_batches for one in plain)
         most = 10 * _TASKS * self.settings.level**3
         return [one for one, played in zip(plain, tasks, strict=True) if played <= most]
@@ -374,10 +374,6 @@ def _allowed(scope: Scope, settings: Settings) -> Scope:
         zero=settings.zero or scope.zero,
         recompute=settings.recompute or scope.recompute,
     )
-
-
-def _key(shape: Shape, plan: Complete) -> tuple[object, ...]:
-    return (shape, *((c.option.parts, c.option.recompute, c.option.zero, c.first, c.end) for c in plan))
 
 
 def _estimate(bound: float, shape: Shape) -> float:

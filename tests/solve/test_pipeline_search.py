@@ -14,9 +14,9 @@ from argosy.dtype import Dtype
 from argosy.plan.plan import Recompute
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.simulate import simulate
-from argosy.solve.bounds import Menu, Shape
 from argosy.solve.judge import Complete
 from argosy.solve.pipeline import PlanSearch
+from argosy.solve.shape import Shape
 from argosy.space.rate import throughput_bound
 from argosy.workload.chain import Chain, Layer
 
@@ -83,7 +83,7 @@ def test_stopping_at_the_best_judged_time_misses_nothing(block: int) -> None:
             best = min(best, case.seconds(shape, [following[1]])[0])
         assert best == pytest.approx(min(case.seconds(shape, plans)), rel=1e-9)
         upper = best * 1.01
-        bounded = PlanSearch(Menu(case.prices, options), shape, case.counts, sum(case.counts), upper)
+        bounded = PlanSearch(case.menu(shape, options), case.counts, sum(case.counts), upper, only_kind=False)
         assert min(case.seconds(shape, [plan for _, plan in found_in_order(bounded, upper)])) == pytest.approx(best)
 
 

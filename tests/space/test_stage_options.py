@@ -107,4 +107,4 @@ def test_the_rules_keep_an_option_as_good_for_every_range_of_layers(seed: int) -
 
 def no_worse(one: Option, other: Option, first: int, end: int) -> bool:
     mine, its = (*one.seconds(first, end), one.tail(first, end)), (*other.seconds(first, end), other.tail(first, end))
-    return all(a <= b * (1 + 1e-9) for a, b in zip(mine, its, strict=True))
+    return all(a <= b + 1e-9 * abs(b) for a, b in zip(mine, its, strict=True))

@@ -30,6 +30,7 @@ from argosy.cost.communicate import num_reductions, ring_seconds
 from argosy.cost.compute import ComputeModel, Portion, layer_seconds, recompute_seconds, update_seconds
 from argosy.cost.memory import activation_bytes, recomputed_bytes, stage_parameters, state_bytes
 from argosy.plan.plan import Replica, Stage
+from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.schedule.generate import default_depth
 from argosy.sim.compile import compile_plan
 from argosy.sim.constant import pipeline_seconds
@@ -62,12 +63,12 @@ def quick_seconds(measured: Measurements, runs: Sequence[MeasuredRun], calibrati
     for (depth, group, count), members in groups.items():
         columns = [pricing.columns(runs[index]) for index in members]
         seconds[members] = pipeline_seconds(
-            depth,
-            group,
+            ScheduleSpec(kind=ScheduleKind.KFKB, k=group, depth=depth),
             count,
             forward=np.array([c.forward for c in columns]).T,
             backward=np.array([c.backward for c in columns]).T,
             transfer=np.array([c.transfer for c in columns]).T,
+            latency=np.zeros((len(depth), len(members))),
             tail=np.array([c.tail for c in columns]).T,
         )
     return seconds

@@ -14,11 +14,10 @@ from argosy.cost.compute import ComputeModel
 from argosy.explain.remedy import Change, Reload, Trial, nearest_changes
 from argosy.plan.plan import Plan
 from argosy.planner import Settings
-from argosy.schedule import ScheduleSpec
-from argosy.solve.bounds import group_size, in_flight
 from argosy.solve.candidate import Candidate
 from argosy.solve.feasible import Fit
 from argosy.solve.pipeline import Choice
+from argosy.solve.shape import group_size, in_flight
 from argosy.solve.verdict import placed, why_infeasible
 from argosy.space.option import USABLE
 from argosy.units import SIZE
@@ -103,15 +102,16 @@ def _needs(fit: Fit, factor: float) -> Iterator[Need]:
     """Per stage and part; rooms are those of the real devices."""
     for index, choice in enumerate(fit.plan):
         depth = in_flight(fit.schedule, len(fit.plan) - index, fit.shape.num_micro_batches)
-        yield from _stage_needs(index, choice, depth, fit.schedule, factor)
+        group = group_size(fit.schedule, fit.shape.num_micro_batches)
+        yield from _stage_needs(index, choice, depth, group, factor)
 
 
-def _stage_needs(index: int, choice: Choice, depth: int, schedule: ScheduleSpec, factor: float) -> Iterator[Need]:
+def _stage_needs(index: int, choice: Choice, depth: int, group: int, factor: float) -> Iterator[Need]:
     option, first, end = choice.option, choice.first, choice.end
     prices = option.prices
     kept = float(prices.kept_ranges(option.recompute)[first, end])
     passing = float(prices.transient(option.recompute)[first, end])
-    arriving = (2 * group_size(schedule) + 1) * prices.largest_output
+    arriving = (2 * group + 1) * prices.largest_output
     for part, pool in zip(option.parts, option.pools, strict=True):
         yield Need(
             stage=index,

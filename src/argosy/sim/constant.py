@@ -1,129 +1,179 @@
 """The batch engine for bare pipelines whose devices and links do not change: the inner loop of the search.
 
-Stages are the unit here, one device each, a link of its own per direction between neighbours. The recurrence is that
-of ``batch`` with constant rates; only the program differs, which depends on the shape alone (stages, micro-batches,
-depths, group) and is kept:
+Stages are the unit here, one device each (several stages share one under an interleaved schedule), a link of its own
+per direction between neighbours. The recurrence is that of ``batch`` with constant rates; only the program differs,
+which depends on the schedule, the stages and the micro-batches alone and is kept:
 
     (1)  start = max(end of the worker's previous action, arrival of its input)
-    (2)  arrival = max(end, link free) + transfer;  the link is free again one latency earlier, which is not modelled
-         here
-    (3)  iteration = max over stages of (last end + tail), the tail being gradient exchange and update
+    (2)  the link is free again at max(end, link free) + transfer;  arrival one latency later
+    (3)  iteration = max over stages of (last end of the worker + tail), the tail being gradient exchange and update
+
+Under a zero-bubble schedule a backward is two halves: the gradients that the stage before waits for, and those of the
+weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 
 from argosy.cluster.trace import FloatArray
+from argosy.schedule import Action, ActionKind, ScheduleKind, ScheduleSpec, build_schedule
+from argosy.schedule.generate import default_depth
 
-Step = tuple[int, bool, int, int]
-"""Stage, whether it is a forward, the step whose result it waits for (-1: none), where it sends (-1 nowhere, else the
-boundary)."""
+Step = tuple[int, int, int, int, int]
+"""Worker; stage; forward (0), backward (1) or half a backward (2); the step whose result it waits for (-1: none); where
+it sends (-1 nowhere, else the boundary)."""
+_FORWARD, _BACKWARD, _HALF = range(3)
 
 _FEW = 6
 """Up to so many candidates a plain Python loop is faster than vectors."""
 
 
 def pipeline_seconds(
-    depth: Sequence[int],
-    group: int,
+    schedule: ScheduleSpec,
     num_micro_batches: int,
     *,
     forward: FloatArray,
     backward: FloatArray,
     transfer: FloatArray,
+    latency: FloatArray,
     tail: FloatArray,
 ) -> FloatArray:
-    """(3) for every candidate; all arrays are (stages, candidates), ``transfer[s]`` between stages s and s + 1."""
-    steps = _program(tuple(depth), group, num_micro_batches)
-    if forward.shape[1] <= _FEW:
-        columns = range(forward.shape[1])
-        ends = [_one(steps, *(a[:, c].tolist() for a in (forward, backward, transfer, tail))) for c in columns]
-        return np.array(ends)
-    return _many(steps, forward, backward, transfer, tail)
+    """(3) for every candidate; all arrays are (stages, candidates), ``transfer[s]`` and ``latency[s]`` between stages s
+    and s + 1."""
+    program = _program(schedule, len(forward), num_micro_batches)
+    arrays = (forward, backward, transfer, latency, tail)
+    if forward.shape[1] > _FEW:
+        return _many(program, *arrays)
+    return np.array([_one(program, *(array[:, at].tolist() for array in arrays)) for at in range(forward.shape[1])])
 
 
 @lru_cache(maxsize=256)
-def _program(depth: tuple[int, ...], group: int, num_micro_batches: int) -> list[Step]:
-    """All actions of a schedule of the family (``schedule.generate``), each after what it needs."""
-    orders = [_order(ahead, group, num_micro_batches) for ahead in depth]
-    last = len(depth) - 1
-    position = [0] * len(depth)
-    forwards = [[-1] * num_micro_batches for _ in depth]
-    backwards = [[-1] * num_micro_batches for _ in depth]
+def _program(schedule: ScheduleSpec, num_stages: int, num_micro_batches: int) -> tuple[int, list[Step]]:
+    """The number of workers, and all actions of a schedule, each after what it needs."""
+    last = num_stages - 1
+    orders = orders_of(schedule, num_stages, num_micro_batches)
+    position = [0] * len(orders)
+    done = [[[-1] * num_micro_batches for _ in range(num_stages)] for _ in range(2)]
+    forwards, backwards = done
     steps: list[Step] = []
-    remaining = len(depth)
+    remaining = len(orders)
     while remaining:
-        for stage, order in enumerate(orders):
-            while position[stage] < len(order):
-                is_forward, index = order[position[stage]]
-                if is_forward:
-                    need = forwards[stage - 1][index] if stage else -1
-                    if stage and need < 0:
-                        break
+        for worker, order in enumerate(orders):
+            while position[worker] < len(order):
+                stage, kind, index = order[position[worker]]
+                need, target = -1, -1
+                if kind is ActionKind.FORWARD:
+                    if stage:
+                        need = forwards[stage - 1][index]
+                        if need < 0:
+                            break
                     forwards[stage][index] = len(steps)
-                    steps.append((stage, True, need, stage if stage < last else -1))
-                else:
-                    need = backwards[stage + 1][index] if stage < last else -1
-                    if stage < last and need < 0:
-                        break
+                    target = stage if stage < last else -1
+                elif kind is not ActionKind.WEIGHT_GRADIENT:
+                    if stage < last:
+                        need = backwards[stage + 1][index]
+                        if need < 0:
+                            break
                     backwards[stage][index] = len(steps)
-                    steps.append((stage, False, need, stage - 1 if stage else -1))
-                position[stage] += 1
-                if position[stage] == len(order):
+                    target = stage - 1
+                steps.append((worker, stage, _WORK[kind], need, target))
+                position[worker] += 1
+                if position[worker] == len(order):
                     remaining -= 1
-    return steps
+    return len(orders), steps
 
 
-def _order(depth: int, group: int, num_micro_batches: int) -> list[tuple[bool, int]]:
-    order = [(True, index) for index in range(depth)]
+_WORK = {
+    ActionKind.FORWARD: _FORWARD,
+    ActionKind.BACKWARD: _BACKWARD,
+    ActionKind.INPUT_GRADIENT: _HALF,
+    ActionKind.WEIGHT_GRADIENT: _HALF,
+}
+
+
+def orders_of(
+    schedule: ScheduleSpec, num_stages: int, num_micro_batches: int
+) -> list[list[tuple[int, ActionKind, int]]]:
+    """Per worker: stage, kind and micro-batch of its actions."""
+    if schedule.kind in (ScheduleKind.ZERO_BUBBLE, ScheduleKind.INTERLEAVED):
+        rows = build_schedule(schedule, num_stages, num_micro_batches).rows
+        return [[_plain(action) for action in row] for row in rows]
+    depths = schedule.depth or default_depth(schedule, num_stages, num_micro_batches)
+    group = {ScheduleKind.GPIPE: num_micro_batches, ScheduleKind.KFKB: schedule.k}.get(schedule.kind, 1)
+    return [_family_order(stage, depth, group, num_micro_batches) for stage, depth in enumerate(depths)]
+
+
+def _plain(action: Action) -> tuple[int, ActionKind, int]:
+    return action.stage, action.kind, action.micro_batch
+
+
+def _family_order(stage: int, depth: int, group: int, num_micro_batches: int) -> list[tuple[int, ActionKind, int]]:
+    """As ``schedule.generate.family``, without making actions of it."""
+    forward, backward = ActionKind.FORWARD, ActionKind.BACKWARD
+    order = [(stage, forward, index) for index in range(depth)]
     ahead, done = depth, 0
     while ahead < num_micro_batches:
-        order += [(False, index) for index in range(done, done + group)]
-        order += [(True, index) for index in range(ahead, min(ahead + group, num_micro_batches))]
+        order += [(stage, backward, index) for index in range(done, done + group)]
+        order += [(stage, forward, index) for index in range(ahead, min(ahead + group, num_micro_batches))]
         ahead, done = ahead + group, done + group
-    return order + [(False, index) for index in range(done, num_micro_batches)]
+    return order + [(stage, backward, index) for index in range(done, num_micro_batches)]
 
 
 def _one(
-    steps: list[Step], forward: list[float], backward: list[float], transfer: list[float], tail: list[float]
+    program: tuple[int, list[Step]],
+    forward: list[float],
+    backward: list[float],
+    transfer: list[float],
+    latency: list[float],
+    tail: list[float],
 ) -> float:
-    free = [0.0] * len(forward)
+    num_workers, steps = program
+    seconds = (forward, backward, [both / 2 for both in backward])
+    free = [0.0] * num_workers
     link = [[0.0] * len(forward), [0.0] * len(forward)]
     arrival = [0.0] * len(steps)
-    for number, (stage, is_forward, need, boundary) in enumerate(steps):
-        start = free[stage]
+    for number, (worker, stage, kind, need, boundary) in enumerate(steps):
+        start = free[worker]
         if need >= 0 and arrival[need] > start:
             start = arrival[need]
-        end = start + (forward[stage] if is_forward else backward[stage])
-        free[stage] = end
+        end = start + seconds[kind][stage]
+        free[worker] = end
         if boundary >= 0:
-            busy = link[is_forward]
-            end = max(busy[boundary], end) + transfer[boundary]
+            busy = link[kind == _FORWARD]
+            if busy[boundary] > end:
+                end = busy[boundary]
+            end += transfer[boundary]
             busy[boundary] = end
-        arrival[number] = end
-    return max(end + more for end, more in zip(free, tail, strict=True))
+            arrival[number] = end + latency[boundary]
+    return max(free[stage % num_workers] + more for stage, more in enumerate(tail))
 
 
 def _many(
-    steps: list[Step], forward: FloatArray, backward: FloatArray, transfer: FloatArray, tail: FloatArray
+    program: tuple[int, list[Step]],
+    forward: FloatArray,
+    backward: FloatArray,
+    transfer: FloatArray,
+    latency: FloatArray,
+    tail: FloatArray,
 ) -> FloatArray:
-    free = np.zeros_like(forward)
+    num_workers, steps = program
+    seconds = (forward, backward, backward / 2)
+    free = np.zeros((num_workers, forward.shape[1]))
     link = np.zeros((2, *forward.shape))
     arrival: list[FloatArray | None] = [None] * len(steps)
-    for number, (stage, is_forward, need, boundary) in enumerate(steps):
-        here = free[stage]
+    for number, (worker, stage, kind, need, boundary) in enumerate(steps):
+        here = free[worker]
         if need >= 0:
             np.maximum(here, arrival[need], out=here)  # type: ignore[arg-type]
             arrival[need] = None
-        here += forward[stage] if is_forward else backward[stage]
+        here += seconds[kind][stage]
         if boundary >= 0:
-            busy = link[int(is_forward), boundary]
+            busy = link[int(kind == _FORWARD), boundary]
             np.maximum(busy, here, out=busy)
             busy += transfer[boundary]
-            arrival[number] = busy.copy()
-    result: FloatArray = (free + tail).max(axis=0)
+            arrival[number] = busy + latency[boundary]
+    result: FloatArray = (free[np.arange(len(tail)) % num_workers] + tail).max(axis=0)
     return result

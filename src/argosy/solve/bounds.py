@@ -1,132 +1,47 @@
 """Lower bounds for every plan: suffix programmes over stages, layers and devices.
 
-A plan is an ordered list of stages; each takes a range of layers and an ``Option``. With f, b the stage's forward and
-backward, t its slowest and p its quickest forward + backward, x the least time to hand a micro-batch on (2x: forward
-and back), n_q the micro-batches in flight at the q-th stage from the end, M micro-batches, and rho the largest f / (f
-+ b) of all options, three programmes bound the time of whatever follows, for q stages from layer a on with at most u
-devices:
+A plan is an ordered list of stages; each takes a range of layers and an ``Option``. With the tables of ``solve.menu``
+(t and g the slowest replica's seconds per micro-batch, f its forward, p the quickest's way there and back, f_p its
+forward, w what of a backward comes late, x a hand-over and 2x both ways), M micro-batches and n_q forwards before the
+first backward at the q-th stage from the end, four programmes bound whatever follows, for q stages from layer a on
+with at most u devices:
 
-    (1)  R[q, a, u] = min  p + 2x + R[q-1, b, u - v]
-    (2)  W[q, a, u] = min  max( M t,  p + 2x + W[q-1, b, u - v],  (M - (n_q - 1) rho) t + 2x + R[q-1, b, u - v] )
-    (3)  S[q, a, u] = min  max( M t + tail,  f + x + S[q-1, b, u - v] )
+    (0)  P[q, a, u] = min  p + 2x + P'
+    (1)  R[q, a, u] = min  max( p + 2x + R',  (n_q - 1) f_p + p )
+    (2)  W[q, a, u] = min  max( M g,  p + 2x + W',  M g - (n_q - 1) f + 2x + R' )  =: min w*
+    (3)  S[q, a, u] = min  max( w* + w + tail,  M t + tail,  f_p + x + S' )
 
-over options of vector v and ends b. Each is a lower bound for every plan in the space because t, p, x and the tail
-(gradient exchange and update) are taken at their least over the options that fit in memory, n_q under the schedule that
-hides most, and memory under the one that needs least.
+over options of vector v and ends b; a prime is the suffix [q-1, b, u - v]. P is the way of any micro-batch there and
+back; R that of the first from its forward to the end of its backward, which n_q forwards precede; W the time from the
+first forward of a stage until it has handed the last gradient back; S until the stages have exchanged gradients and
+updated. Last term of (2): when the first micro-batch is back, M - n_q forwards and all M backwards are still to come.
+Each is a lower bound for every plan in the space because every number is taken at its least over the options that fit
+in memory, n_q in (2) under the schedule that hides most, in (1) under the one that hides least, and memory under the
+one that needs least.
+
+A menu of one kind of plans (``solve.kinds``) has options that make plans of a later kind too, which are another
+menu's: with A a value over all plans, O over those with an *odd* stage, one that makes a plan of this kind, and o an
+option,
+
+    (4)  O = min( o O' over all options,  o A' over odd options ).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from argosy.schedule import ScheduleKind, ScheduleSpec
-from argosy.space.option import Option, Vector
-from argosy.space.price import FloatArray, Prices
-from argosy.units import counted
+from argosy.solve.menu import Menu
+from argosy.solve.shape import Shape
+from argosy.space.option import Vector
+from argosy.space.price import FloatArray
 
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """What all plans of one sub-problem share: how the global batch is cut, and which schedules it may run under."""
-
-    num_micro_batches: int
-    micro_batch_size: int
-    schedules: tuple[ScheduleSpec, ...]
-
-    def least_in_flight(self, from_end: int) -> int:
-        """Under the schedule that needs least memory at the q-th stage from the end."""
-        return min(in_flight(schedule, from_end, self.num_micro_batches) for schedule in self.schedules)
-
-    def most_in_flight(self, from_end: int) -> int:
-        """Under the schedule that hides most: n_q of (2)."""
-        return max(in_flight(schedule, from_end, self.num_micro_batches) for schedule in self.schedules)
-
-    def __repr__(self) -> str:
-        return f"{counted(self.num_micro_batches, 'micro-batch', 'micro-batches')} of {self.micro_batch_size}"
-
-
-def group_size(schedule: ScheduleSpec) -> int:
-    """Backwards in a row."""
-    return schedule.k if schedule.kind is ScheduleKind.KFKB else 1
-
-
-def in_flight(schedule: ScheduleSpec, from_end: int, num_micro_batches: int) -> int:
-    """Micro-batches in flight at the q-th stage from the end."""
-    ahead = 2 * from_end - 1 if schedule.kind is ScheduleKind.EAGER else group_size(schedule) * from_end
-    return min(ahead, num_micro_batches)
-
-
-class Menu:
-    """The options for one micro-batch size, grouped by vector (in units of the search's granularity), as tables
-    [option, a, b] over all ranges of layers a..b-1."""
-
-    def __init__(self, prices: Prices, options: Mapping[Vector, Sequence[Option]], group: int = 1) -> None:
-        self.prices = prices
-        self.group = group
-        self.vectors = sorted(options)
-        self.options = [list(options[vector]) for vector in self.vectors]
-        self.hop = [np.array([option.hop for option in row]) for row in self.options]
-        self.most: list[FloatArray] = []
-        """Micro-batches in flight with which the layers fit; below 1 they do not fit."""
-        self.slow: list[FloatArray] = []
-        self.load: list[FloatArray] = []
-        """Seconds per micro-batch that ZeRO keeps the network busy: a bound alone, because it may begin at once."""
-        self.quick: list[FloatArray] = []
-        self.quick_forward: list[FloatArray] = []
-        self.tail: list[FloatArray] = []
-        self.rho = 0.0
-        for row in self.options:
-            self._add_times(row)
-            self._add_memory(row)
-
-    def _add_times(self, row: list[Option]) -> None:
-        """t, p, f and the tail of every option."""
-        prices, parts = self.prices, range(len(row[0].parts))
-        forward, backward = _sums(row, parts, least=False)
-        least = _sums(row, parts, least=True) if any(p.extra for o in row for p in o.parts) else (forward, backward)
-        ahead, total = np.diff(forward), np.diff(forward + backward)
-        self.rho = max(self.rho, float(np.divide(ahead, total, out=np.zeros_like(total), where=total > 0).max()))
-        slow = np.maximum.reduce([_ranges((forward + backward)[:, part]) for part in parts])
-        self.load.append(prices.weigh([option.load for option in row]))
-        self.slow.append(slow)
-        self.quick.append(np.minimum.reduce([_ranges((least[0] + least[1])[:, part]) for part in parts]))
-        self.quick_forward.append(np.minimum.reduce([_ranges(least[0][:, part]) for part in parts]))
-        self.tail.append(prices.weigh([o.exchange for o in row]) + prices.weigh([o.update for o in row]))
-
-    def _add_memory(self, row: list[Option]) -> None:
-        """How many micro-batches in flight fit, with the receive buffers of the least k."""
-        prices = self.prices
-        kept = np.array([prices.kept_ranges(option.recompute) for option in row])
-        passing = (
-            np.array([prices.transient(option.recompute) for option in row])
-            + (2 * self.group + 1) * prices.largest_output
-        )
-        held = prices.weigh([option.state for option in row])
-        fits = []
-        for part in range(len(row[0].parts)):
-            size, samples = (np.array([option.room[part][at] for option in row]) for at in (0, 1))
-            free = size[:, None, None] - held - samples[:, None, None] * passing
-            fits.append(np.floor(free / np.maximum(samples[:, None, None] * kept, 1e-9) + 1e-9))
-        width = np.array([option.width for option in row])
-        self.most.append(np.where(width[:, None, None] <= prices.widest, np.minimum.reduce(fits), 0.0))
-
-
-def _sums(row: list[Option], parts: range, *, least: bool) -> tuple[FloatArray, FloatArray]:
-    """[option, part, layer]: running sums of forward and backward for the replica with most (fewest) samples."""
-    pairs = [[option.sums(part, part.samples if least else part.most) for part in option.parts] for option in row]
-    forward, backward = (
-        np.array([[pairs[at][part][way] for part in parts] for at in range(len(row))]) for way in (0, 1)
-    )
-    return forward, backward
-
-
-def _ranges(sums: FloatArray) -> FloatArray:
-    """[option, a, b] = sums[option, b] - sums[option, a]."""
-    return sums[:, None, :] - sums[:, :, None]
+Values = tuple[FloatArray, FloatArray, FloatArray, FloatArray]
+"""P, R, W, S as [state, first layer]."""
 
 
 class States:
@@ -152,94 +67,173 @@ class States:
 
 @dataclass(frozen=True)
 class Bounds:
-    """(1) to (3): per number of stages from the end, an array [state, first layer]."""
+    """(0) to (3) per number of stages from the end."""
 
     states: States
-    rest: list[FloatArray]
-    whole: list[FloatArray]
-    tail: list[FloatArray]
+    any: list[Values]
+    """Over all plans."""
+    odd: list[Values] | None
+    """(4), where not all options are odd."""
 
-    def at(self, num_stages: int, first: int, devices: Vector) -> float:
-        """The larger of W and S."""
+    def after(self, *, has_odd: bool) -> list[Values]:
+        """What follows stages of which one is odd already, or none."""
+        return self.any if self.odd is None or has_odd else self.odd
+
+    def root(self, num_stages: int, devices: Vector) -> float:
+        """Of all plans of so many stages."""
+        _, _, whole, tail = self.after(has_odd=False)[num_stages]
         state = self.states.index(devices)
-        return max(float(self.whole[num_stages][state, first]), float(self.tail[num_stages][state, first]))
+        return max(float(whole[state, 0]), float(tail[state, 0]))
 
 
-def suffix_bounds(menu: Menu, shape: Shape, counts: Vector, most_stages: int, upper: float) -> Bounds:
-    """(1) to (3) for all suffixes; what cannot stay below ``upper`` becomes infinite."""
-    num_layers, count = menu.prices.num_layers, shape.num_micro_batches
-    states = States(counts)
-    start = np.full((len(states), num_layers + 1), np.inf)
+def suffix_bounds(menu: Menu, counts: Vector, most_stages: int, upper: float, *, only_kind: bool = False) -> Bounds:
+    """(0) to (3) for all suffixes, with (4) if plans of later kinds do not count; what cannot stay below ``upper``
+    becomes infinite."""
+    states, num_layers = States(counts), menu.prices.num_layers
+    never = np.full((len(states), num_layers + 1), np.inf)
+    start = never.copy()
     start[:, num_layers] = 0.0
-    bounds = Bounds(states, [start], [start], [start])
-    arrays = (bounds.rest, bounds.whole, bounds.tail)
-    strips = [_Strip(menu, key, count, upper) for key in range(len(menu.vectors))]
+    has_odd = only_kind and not menu.odd.all()
+    bounds = Bounds(states, [(start,) * 4], [(never,) * 4] if has_odd else None)
+    strips = _strips(menu, menu.rows, upper)
+    odd = _strips(menu, [rows[menu.odd[rows]] for rows in menu.rows], upper) if has_odd else []
     moves = [states.taking(vector) for vector in menu.vectors]
     for left in range(1, most_stages + 1):
-        drained = count - (shape.most_in_flight(left) - 1) * menu.rho
-        new = [np.full(start.shape, np.inf) for _ in range(3)]
-        for strip, (target, source) in zip(strips, moves, strict=True):
-            if not strip.length:
-                continue
-            rest, whole, tail = (_windows(array[-1][source], strip.length) for array in arrays)
-            slow, quick, ahead, done = strip.least(shape.least_in_flight(left))
-            passing = quick + strip.both
-            later = rest + passing
-            longest = whole + passing
-            np.maximum(longest, count * slow, out=longest)
-            np.maximum(longest, rest + (drained * slow + strip.both), out=longest)
-            ending = tail + (ahead + strip.over)
-            np.maximum(ending, done, out=ending)
-            for least, values in zip(new, (later, longest, ending), strict=True):
-                least[target] = np.minimum(least[target], values.min(axis=0))
-        lost = (new[1] >= upper) | (new[2] >= upper)
-        for array, values in zip(arrays, new, strict=True):
-            values[lost] = np.inf
-            array.append(values)
-        if lost.all():
+        following = bounds.any[-1]
+        terms = [strip.least(menu.shape, left) for strip in strips]
+        if bounds.odd is not None:
+            later = _advance(terms, moves, bounds.odd[-1])
+            here = _advance([strip.least(menu.shape, left) for strip in odd], moves, following)
+            bounds.odd.append(_below(_least_of(later, here), upper))
+        bounds.any.append(_below(_advance(terms, moves, following), upper))
+        if np.isinf(bounds.any[-1][2]).all():
             break
     return bounds
 
 
-class _Strip:
-    """The tables of one vector as [option, l, a] = those of layers a..a+l, as far as any option stays below a bound."""
+def _strips(menu: Menu, rows: Sequence[NDArray[np.intp]], upper: float) -> list[_Strip]:
+    """Kept for the other schedules of the same options."""
+    key = (upper, sum(map(len, rows)))
+    if key not in menu.shared:
+        menu.shared[key] = [_Strip(menu, some, upper) for some in rows]
+    return cast(list[_Strip], menu.shared[key])
 
-    def __init__(self, menu: Menu, key: int, count: int, upper: float) -> None:
-        slow = menu.slow[key]
-        first, end = np.nonzero(count * slow.min(axis=0) < upper)
+
+def _least_of(one: Values, other: Values) -> Values:
+    first, second, third, fourth = (np.minimum(a, b) for a, b in zip(one, other, strict=True))
+    return first, second, third, fourth
+
+
+def _below(new: Values, upper: float) -> Values:
+    lost = (new[2] >= upper) | (new[3] >= upper)
+    for values in new:
+        values[lost] = np.inf
+    return new
+
+
+def _advance(
+    terms: Sequence[_Least | None], moves: Sequence[tuple[NDArray[np.intp], NDArray[np.intp]]], following: Values
+) -> Values:
+    """One more stage in front, any of the given ones."""
+    new = tuple(np.full(following[0].shape, np.inf) for _ in range(4))
+    for least, (target, source) in zip(terms, moves, strict=True):
+        if least is None:
+            continue
+        way, rest, whole, tail = (_windows(values[source], least.length) for values in following)
+        longest = whole + least.passing
+        np.maximum(longest, least.busy, out=longest)
+        np.maximum(longest, rest + least.drained, out=longest)
+        later = rest + least.passing
+        np.maximum(later, least.warm, out=later)
+        ending = longest + least.after
+        np.maximum(ending, least.done, out=ending)
+        np.maximum(ending, tail + least.ahead, out=ending)
+        for values, candidates in zip(new, (way + least.passing, later, longest, ending), strict=True):
+            values[target] = np.minimum(values[target], candidates.min(axis=0))
+    return new[0], new[1], new[2], new[3]
+
+
+@dataclass(frozen=True)
+class _Least:
+    """Of one vector, [l, 1, a] for layers a..a+l: the least of every term over its options; the 1 is for the states."""
+
+    length: int
+    passing: FloatArray
+    """p + 2x."""
+    warm: FloatArray
+    """(n - 1) f_p + p."""
+    busy: FloatArray
+    """M g."""
+    drained: FloatArray
+    """M g - (n - 1) f + 2x."""
+    after: FloatArray
+    """w + tail."""
+    done: FloatArray
+    """M t + tail."""
+    ahead: FloatArray
+    """f_p + x."""
+
+
+class _Strip:
+    """The tables of some options of one vector as [option, l, a] = those of layers a..a+l, as far as any of them stays
+    below a bound."""
+
+    def __init__(self, menu: Menu, rows: NDArray[np.intp], upper: float) -> None:
+        count = menu.shape.num_micro_batches
+        self.length = 0
+        if not len(rows):
+            return
+        busy = count * menu.slow[rows]
+        first, end = np.nonzero(busy.min(axis=0) < upper)
         self.length = int((end - first).max(initial=0))
         if not self.length:
             return
-        rows = np.arange(slow.shape[1])[None, :]
-        columns = rows + 1 + np.arange(self.length)[:, None]
-        self.outside = np.where(columns < slow.shape[1], 0.0, np.inf)
-        columns = np.minimum(columns, slow.shape[1] - 1)
-        outputs = menu.prices.outputs
-        over, both = hand_over(menu.hop[key].min(axis=0, keepdims=True), outputs)
-        self.over, self.both = over[0, columns][:, None, :], both[0, columns][:, None, :]
-        self.most = np.where(count * menu.load[key] < upper, menu.most[key], 0.0)[:, rows, columns]
-        self.slow = slow[:, rows, columns]
-        self.quick = menu.quick[key][:, rows, columns]
-        self.quick_forward = menu.quick_forward[key][:, rows, columns]
-        self.done = count * self.slow + menu.tail[key][:, rows, columns]
+        size = busy.shape[1]
+        begin = np.arange(size)[None, :]
+        columns = begin + 1 + np.arange(self.length)[:, None]
+        outside = columns >= size
+        columns = np.minimum(columns, size - 1)
+        at = (rows[:, None, None], begin[None], columns[None])
+        self.busy = count * menu.gated[at]
+        self.done = (busy[:, begin, columns] if menu.gated is not menu.slow else self.busy) + menu.tail[at]
+        self.after = menu.late[at] + menu.tail[at] if menu.shape.gate < 1 else menu.tail[at]
+        self.forward = menu.ahead[at]
+        self.quick = menu.quick[at]
+        self.quick_forward = menu.quick_forward[at]
+        self.over = menu.over[rows].min(axis=0)[columns]
+        self.both = menu.both[rows].min(axis=0)[columns]
+        self.most = menu.most[at]
+        self.most[count * menu.load[at] >= upper] = 0.0
+        self.most[:, outside] = 0.0
+        self.mask: NDArray[np.bool_] | None = None
 
-    def least(self, in_flight: int) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """[l, 1, a]: the least t, p, f and M t + tail over the options that fit; the 1 is for the states."""
-        misfit = np.where(self.most >= in_flight, self.outside, np.inf)
-        return (
-            (self.slow + misfit).min(axis=0)[:, None, :],
-            (self.quick + misfit).min(axis=0)[:, None, :],
-            (self.quick_forward + misfit).min(axis=0)[:, None, :],
-            (self.done + misfit).min(axis=0)[:, None, :],
+    def least(self, shape: Shape, left: int) -> _Least | None:
+        """For the q-th stage from the end."""
+        if not self.length:
+            return None
+        least, most = shape.least_in_flight(left), shape.most_in_flight(left)
+        fits = self.most >= least
+        if self.mask is None or not np.array_equal(fits, self.mask):
+            self.mask = fits
+            self.misfit = np.where(fits, 0.0, np.inf)
+            self.known = [
+                self._least(values) for values in (self.busy, self.done, self.after, self.quick, self.quick_forward)
+            ]
+        busy, done, after, quick, quick_forward = self.known
+        return _Least(
+            length=self.length,
+            passing=quick + self.both[:, None, :],
+            warm=self._least(self.quick + (least - 1) * self.quick_forward) if least > 1 else quick,
+            busy=busy,
+            drained=self._least(self.busy - (most - 1) * self.forward) + self.both[:, None, :],
+            after=after,
+            done=done,
+            ahead=quick_forward + self.over[:, None, :],
         )
 
-
-def hand_over(hop: FloatArray, outputs: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """[option, cut]: x forward, and x forward and back, 0 at the ends of the chain."""
-    over = outputs * hop[:, :1] + hop[:, 2:]
-    back = outputs * hop[:, 1:2] + hop[:, 2:]
-    inside = outputs > 0
-    return np.where(inside, over, 0.0), np.where(inside, over + back, 0.0)
+    def _least(self, values: FloatArray) -> FloatArray:
+        least: FloatArray = (values + self.misfit).min(axis=0)[:, None, :]
+        return least
 
 
 def _windows(array: FloatArray, length: int) -> FloatArray:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 
 from argosy.plan.plan import Recompute
 from argosy.schedule import ScheduleSpec
-from argosy.solve.bounds import Shape, group_size, in_flight
 from argosy.solve.judge import Complete
 from argosy.solve.pipeline import Choice
+from argosy.solve.shape import Shape, group_size, held
 from argosy.space.enumerate import Scope
 from argosy.space.option import Option, Vector
+from argosy.space.price import Prices
 from argosy.units import counted
 
 _EFFORT = {Recompute.NONE: 0, Recompute.SELECTIVE: 1, Recompute.FULL: 2}
@@ -37,9 +38,9 @@ class Candidate:
 
     def fits(self, plan: Complete) -> bool:
         """Whether another plan of as many stages fits under this one's schedule."""
-        count, group = self.shape.num_micro_batches, group_size(self.schedule)
-        depths = [in_flight(self.schedule, left, count) for left in range(len(plan), 0, -1)]
-        return all(c.option.fits(c.first, c.end, depth, group) for c, depth in zip(plan, depths, strict=True))
+        count = self.shape.num_micro_batches
+        group, kept = group_size(self.schedule, count), held(self.schedule, len(plan), count)
+        return all(c.option.fits(c.first, c.end, depth, group) for c, depth in zip(plan, kept, strict=True))
 
     def __repr__(self) -> str:
         stages = " | ".join(describe_choice(choice) for choice in self.plan)
@@ -80,6 +81,16 @@ def diverse(candidates: Sequence[Candidate], most: int) -> list[Candidate]:
     first = list(sorts.values())[: max(1, most - most // 4)]
     known = {id(candidate) for candidate in first}
     return [*first, *(candidate for candidate in unlike(candidates) if id(candidate) not in known)][:most]
+
+
+def single_stages(
+    prices: Prices, shape: Shape, options: Mapping[Vector, Sequence[Option]], below: float
+) -> Iterator[Complete]:
+    """Plans without a pipeline that may take less than a time."""
+    end, count = prices.num_layers, shape.num_micro_batches
+    for option in itertools.chain.from_iterable(options.values()):
+        if count * sum(option.seconds(0, end)) + option.tail(0, end) < below:
+            yield (Choice(option, 0, end),)
 
 
 def neighbours(plan: Complete, options: Mapping[Vector, Sequence[Option]]) -> Iterator[Complete]:

@@ -22,9 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argosy.schedule import ScheduleSpec
-from argosy.solve.bounds import Shape, States, group_size, in_flight
+from argosy.solve.bounds import States
 from argosy.solve.judge import Complete
 from argosy.solve.pipeline import Choice
+from argosy.solve.shape import Shape, group_size, in_flight
 from argosy.space.enumerate import Scope, stage_options
 from argosy.space.option import USABLE, Option, Vector
 from argosy.space.price import Prices
@@ -89,7 +90,7 @@ def _lightest(shape: Shape) -> Iterator[ScheduleSpec]:
     """The schedules of a shape, less those that never need less memory than another of them."""
     count = shape.num_micro_batches
     needs = [
-        (*(in_flight(schedule, left, count) for left in range(1, MOST_STAGES + 1)), group_size(schedule))
+        (*(in_flight(schedule, left, count) for left in range(1, MOST_STAGES + 1)), group_size(schedule, count))
         for schedule in shape.schedules
     ]
     kept: list[tuple[int, ...]] = []
@@ -116,7 +117,10 @@ class _Programme:
         self.shape = shape
         self.schedule = schedule
         self.counts = counts
-        self.most = [_most_in_flight(prices, options[vector], group_size(schedule)) for vector in self.vectors]
+        self.most = [
+            _most_in_flight(prices, options[vector], group_size(schedule, shape.num_micro_batches))
+            for vector in self.vectors
+        ]
 
     def solve(self) -> Complete | None:
         states = States(self.counts)
@@ -158,7 +162,8 @@ class _Programme:
 
     def _option(self, vector: Vector, first: int, end: int, left: int) -> Option:
         """The one with the least recomputation that fits."""
-        depth, group = in_flight(self.schedule, left, self.shape.num_micro_batches), group_size(self.schedule)
+        count = self.shape.num_micro_batches
+        depth, group = in_flight(self.schedule, left, count), group_size(self.schedule, count)
         return next(option for option in self.options[vector] if option.fits(first, end, depth, group))
 
 

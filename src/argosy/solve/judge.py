@@ -3,14 +3,18 @@
     (1)  forward, backward of a stage = those of its slowest replica; ZeRO that cannot hide behind compute stretches
          the backward
     (2)  transfer between stages = what the busiest NIC or shared link needs for a whole micro-batch, and one latency
-    (3)  tail of a stage = gradient exchange and update
+    (3)  tail of a stage = gradient exchange and update; tied weights are summed across the stages that hold them once
+         the first of these is through, beside its own exchange
+    (4)  a plan takes no less than M times what the busiest NIC sends per micro-batch, forward and back
 
-Never below the bound of ``solve.bounds``. Boundaries do not disturb each other here; the exact engine says what
-that costs.
+Never below the bound of ``solve.bounds``. Boundaries disturb each other in (4) only; the exact engine says what that
+costs. Of even plans (``solve.menu``) without ZeRO 2 and 3 it is itself a lower bound: there everything happens in
+every replica at once, and contention can only add.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -18,15 +22,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from argosy.cluster.topology import Cluster
+from argosy.cost.communicate import ring_seconds
 from argosy.schedule import ScheduleSpec
 from argosy.sim.constant import pipeline_seconds
-from argosy.solve.bounds import Shape, group_size, in_flight
 from argosy.solve.pipeline import Choice
+from argosy.solve.shape import Shape, group_size, held
 from argosy.space.option import Option, Part
 from argosy.space.pool import Pool
 from argosy.space.price import Prices
 
 Complete = tuple[Choice, ...]
+_Columns = tuple[list[float], list[float], list[float], list[float], list[float], float]
+"""Per stage: forward, backward, transfer, latency and tail; and the busiest NIC's seconds per micro-batch."""
+_NO_HOP = (0.0, 0.0, 0.0, 0.0)
 
 
 class Judge:
@@ -36,7 +44,7 @@ class Judge:
         self.prices = prices
         self.cluster = cluster
         self.wires: dict[tuple[int, int], tuple[float, float, float, float]] = {}
-        self.hops: dict[tuple[tuple[Part, ...], tuple[Part, ...]], tuple[float, float]] = {}
+        self.hops: dict[tuple[tuple[Part, ...], tuple[Part, ...]], tuple[float, float, float, float]] = {}
         self.judged = 0
 
     def seconds(self, shape: Shape, plans: Sequence[Complete]) -> tuple[list[float], list[ScheduleSpec]]:
@@ -47,70 +55,84 @@ class Judge:
         by_length: dict[int, list[int]] = defaultdict(list)
         for index, plan in enumerate(plans):
             by_length[len(plan)].append(index)
+        count = shape.num_micro_batches
         for length, members in by_length.items():
             columns = {index: self._columns(plans[index]) for index in members}
             for schedule in shape.schedules:
-                depths = [in_flight(schedule, left, shape.num_micro_batches) for left in range(length, 0, -1)]
-                group = group_size(schedule)
-                fitting = [index for index in members if _fits(plans[index], depths, group)]
+                kept, group = held(schedule, length, count), group_size(schedule, count)
+                fitting = [index for index in members if _fits(plans[index], kept, group)]
                 if not fitting:
                     continue
-                forward, backward, transfer, tail = (np.array([columns[i][at] for i in fitting]).T for at in range(4))
-                found = pipeline_seconds(
-                    depths,
-                    group,
-                    shape.num_micro_batches,
-                    forward=forward,
-                    backward=backward,
-                    transfer=transfer,
-                    tail=tail,
-                )
+                names = ("forward", "backward", "transfer", "latency", "tail")
+                arrays = {name: np.array([columns[i][at] for i in fitting]).T for at, name in enumerate(names)}
+                found = pipeline_seconds(schedule, count, **arrays)
                 for index, seconds in zip(fitting, found.tolist(), strict=True):
-                    if seconds < best[index] * (1 - 1e-12):
-                        best[index], under[index] = seconds, schedule
+                    least = max(seconds, count * columns[index][-1])
+                    if least < best[index] * (1 - 1e-12):
+                        best[index], under[index] = least, schedule
         self.judged += len(plans)
         return best, under
 
-    def _columns(self, plan: Complete) -> tuple[list[float], list[float], list[float], list[float]]:
-        forward, backward, transfer, tail = [], [], [], []
-        for index, choice in enumerate(plan):
-            option, first, end = choice.option, choice.first, choice.end
-            ahead, back = option.seconds(first, end)
+    def _columns(self, plan: Complete) -> _Columns:
+        forward, backward, transfer, latency = [], [], [], []
+        busiest, before = 0.0, 0.0
+        outputs = self.prices.outputs
+        for choice, follower in itertools.zip_longest(plan, plan[1:]):
+            ahead, back = choice.option.seconds(choice.first, choice.end)
             forward.append(ahead)
             backward.append(back)
-            tail.append(option.tail(first, end) + self._exposed(choice, ahead + back))
-            follower = plan[index + 1].option if index + 1 < len(plan) else None
-            transfer.append(self._transfer(option, follower, end))
+            hop = self._hop(choice.option, follower.option) if follower is not None else _NO_HOP
+            output = float(outputs[choice.end])
+            transfer.append(max(hop[:3]) * output)
+            latency.append(hop[3])
+            busiest = max(busiest, hop[0] * output + before)
+            before = hop[1] * output
+        busiest = 0.0 if self.cluster.wires else max(busiest, before)
         if self.prices.model.blocking:  # both ends of a transfer wait for it, there and back
-            waits = [one + other for one, other in zip(transfer, [0.0, *transfer[:-1]], strict=True)]
+            hops = [one + other for one, other in zip(transfer, latency, strict=True)]
+            waits = [one + other for one, other in zip(hops, [0.0, *hops[:-1]], strict=True)]
             forward = [seconds + more for seconds, more in zip(forward, waits, strict=True)]
             backward = [seconds + more for seconds, more in zip(backward, waits, strict=True)]
-            transfer = [0.0] * len(transfer)
-        return forward, backward, transfer, tail
+            transfer = latency = [0.0] * len(plan)
+        return forward, backward, transfer, latency, self._tails(plan, forward), busiest
 
-    def _exposed(self, choice: Choice, seconds: float) -> float:
-        """What no compute hides of ZeRO's exchanges: the last scatter, and under ZeRO 3 the first gather; nothing more
-        where they already fill all of the stage's ``seconds``."""
-        if choice.option.zero < 2:
-            return 0.0
-        busy = self.prices.weigh_range(choice.option.load, choice.first, choice.end)
-        if busy >= seconds:
-            return 0.0
-        return busy if choice.option.zero == 2 else busy * 2 / 3
+    def _tails(self, plan: Complete, forward: Sequence[float]) -> list[float]:
+        """(3)."""
+        tails = [choice.option.tail(choice.first, choice.end) for choice in plan]
+        for at, choice in enumerate(plan):
+            if choice.option.zero == 3:  # the first gather hides behind the way to the stage only
+                tails[at] += max(0.0, choice.option.once_around(choice.first, choice.end) - sum(forward[:at]))
+        for index, partner, weights in self.prices.tied:
+            first, last = sorted(
+                at for at, choice in enumerate(plan) for layer in (index, partner) if choice.first <= layer < choice.end
+            )
+            if first == last:
+                continue
+            one, other = plan[first], plan[last]
+            around = self._tied_seconds(one.option, other.option, weights)
+            updates = [self.prices.weigh_range(c.option.update, c.first, c.end) for c in (one, other)]
+            tails[first] = max(tails[first], around + max(updates))
+        return tails
 
-    def _transfer(self, source: Option, target: Option | None, cut: int) -> float:
-        """(2), for one micro-batch."""
-        if target is None:
-            return 0.0
+    def _tied_seconds(self, one: Option, other: Option, weights: int) -> float:
+        """Twice around a ring of all that hold the weights."""
+        count, pools = one.holders + other.holders, [*one.pools, *other.pools]
+        inside = _side_by_side(one, other, self.prices.pools)
+        bandwidth = min(pool.intra_bandwidth if inside else pool.nic_bandwidth for pool in pools)
+        latency = max(pool.intra_latency if inside else pool.nic_latency for pool in pools)
+        return 2 * ring_seconds(weights * self.prices.bytes_summed, count, bandwidth, latency)
+
+    def _hop(self, source: Option, target: Option) -> tuple[float, float, float, float]:
+        """(2) per output byte of a sample: out of the source's nodes, into the target's, in between; and latency."""
         key = (source.parts, target.parts)
         if key not in self.hops:
-            pairs = [self._pair(one, other) for one in source.parts for other in target.parts]
-            inside = _side_by_side(source, target, self.prices.pools)
-            self.hops[key] = (
-                self._inside(source, target) if inside else _outside(source, target, pairs, self.prices.pools)
-            )
-        per_byte, latency = self.hops[key]
-        return per_byte * float(self.prices.outputs[cut]) + latency
+            if _side_by_side(source, target, self.prices.pools):
+                per_byte, latency = self._inside(source, target)
+                self.hops[key] = (0.0, 0.0, per_byte, latency)
+            else:
+                pairs = [self._pair(one, other) for one in source.parts for other in target.parts]
+                self.hops[key] = _outside(source, target, pairs, self.prices.pools)
+        return self.hops[key]
 
     def _inside(self, source: Option, target: Option) -> tuple[float, float]:
         pool = self.prices.pools[source.parts[0].pool]
@@ -156,7 +178,7 @@ def _side_by_side(source: Option, target: Option, pools: Sequence[Pool]) -> bool
 
 def _outside(
     source: Option, target: Option, pairs: Sequence[tuple[float, float, float, float]], pools: Sequence[Pool]
-) -> tuple[float, float]:
+) -> tuple[float, float, float, float]:
     samples = sum(part.samples * part.replicas + part.extra for part in source.parts)
 
     def per_node(part: Part) -> float:
@@ -165,4 +187,4 @@ def _outside(
 
     leaving = max(per_node(part) for part in source.parts) / min(pair[0] for pair in pairs)
     entering = max(per_node(part) for part in target.parts) / min(pair[1] for pair in pairs)
-    return max(leaving, entering, samples / min(pair[2] for pair in pairs)), max(pair[3] for pair in pairs)
+    return leaving, entering, samples / min(pair[2] for pair in pairs), max(pair[3] for pair in pairs)

@@ -1,13 +1,17 @@
 """The pipeline search: which stages, on how many devices of each pool, with how many layers each.
 
-Stages are fixed one after the other from the front. With R, W and S the suffix bounds of ``solve.bounds``, and running
-sums over the fixed stages (``_Node``),
+Stages are fixed one after the other from the front. With the terms of ``solve.bounds`` and running sums over the fixed
+stages (``_Node``): F the way of the first micro-batch to the next stage; G the way there and back to the end of the
+iteration, with the exchange and update of the stage in front where it is longest; Y the same around a fixed stage
+whose forwards wait for backwards. The next stage q, with c = max(G, F + w + tail), gives
 
-    (1)  bound(node) = max( M t and tails of the fixed stages,  H + W,  Y + R,  H_f + S )
+    (1)  bound = max( what is fixed,  F + M t + tail,  c + M g,  M load,
+                      c + p + 2x + W',  F + f_p + x + S',
+                      max(Y + p + 2x,  c + M g - (n_q - 1) f + 2x) + R',   Y + (n_q - 1) f_p + p )
 
-never decreases along a path: a best-first search on it meets complete plans in the order of their bounds, and whatever
-is left in the queue when the best plan is no slower than the next bound is proven no better. Children of a node are
-looked at one by one, the best first, so that the queue stays as long as the search is deep.
+which never decreases along a path: a best-first search on it meets complete plans in the order of their bounds, and
+whatever is left in the queue when the best plan is no slower than the next bound is proven no better. Children of a
+node are looked at one by one, the best first, so that the queue stays as long as the search is deep.
 
 Not in here: contention between boundaries, changes over time, placement. The simulator judges those.
 """
@@ -17,14 +21,22 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from argosy.solve.bounds import Menu, Shape, hand_over, suffix_bounds
+from argosy.solve.bounds import suffix_bounds
+from argosy.solve.kinds import Kind, tied_seconds
+from argosy.solve.menu import Menu
+from argosy.solve.prefix import Fixed, Rest, prefix_seconds
 from argosy.space.option import Option, Vector
 from argosy.space.price import FloatArray
 
+_MOST_STEPS = 2048
+"""Forwards of fixed stages up to which their recurrence is worth its time."""
+_CHILDREN = 4
+"""Of a node, that a dive looks at."""
 _DESCENTS = 3
 """Numbers of stages for which the bounds are followed down at once."""
 
@@ -48,14 +60,22 @@ class _Node:
     first: int
     """The first layer that is not placed."""
     devices: Vector
-    passed: float = 0.0
-    """H: p + 2x of the fixed stages."""
-    passed_forward: float = 0.0
-    """H_f: f + x of the fixed stages."""
+    has_odd: bool = False
+    """Whether one of the fixed stages is odd (``solve.bounds``)."""
+    ahead: float = 0.0
+    """F."""
+    around: float = 0.0
+    """G."""
     fixed: float = 0.0
-    """Largest M t and tail of the fixed stages, with what lies in front of them."""
+    """The largest of (1) that does not depend on what follows."""
     drained: float = 0.0
-    """Y: largest (M - (n - 1) rho) t of a fixed stage, with what lies around it up to the suffix."""
+    """Y."""
+    over: float = 0.0
+    """The hand-over from the last fixed stage, seen from that."""
+    stages: tuple[Fixed, ...] = ()
+    """For the recurrence of ``solve.prefix``."""
+    is_played: bool = False
+    """Whether that has raised ``fixed`` already."""
 
 
 @dataclass(order=True)
@@ -68,22 +88,61 @@ class _Entry:
     node: _Node = field(compare=False)
 
 
+@dataclass(frozen=True)
+class _Fan:
+    """All stages that may stand at a place and begin at a layer, one row each: the terms of (1)."""
+
+    option: NDArray[np.intp]
+    vector: NDArray[np.intp]
+    end: NDArray[np.intp]
+    slow: FloatArray
+    gated: FloatArray
+    waits: FloatArray
+    """M g - (n - 1) f + 2x."""
+    warm: FloatArray
+    """(n - 1) f_p + p."""
+    passing: FloatArray
+    """p + 2x."""
+    ahead: FloatArray
+    """f_p + x."""
+    tail: FloatArray
+    late: FloatArray
+    """w + tail."""
+    load: FloatArray
+    entering: FloatArray
+    """What the hand-over from the stage before takes at least, seen from this one."""
+
+
 class PlanSearch:
     """Best-first search over the complete plans of one sub-problem."""
 
-    def __init__(self, menu: Menu, shape: Shape, counts: Vector, most_stages: int, upper: float) -> None:
+    def __init__(
+        self,
+        menu: Menu,
+        counts: Vector,
+        most_stages: int,
+        upper: float,
+        *,
+        slack: float | None = 0.0,
+        only_kind: bool = True,
+    ) -> None:
         self.menu = menu
-        self.shape = shape
-        self.counts = counts
-        self.bounds = suffix_bounds(menu, shape, counts, min(most_stages, menu.prices.num_layers), upper)
+        self.shape = menu.shape
+        self.slack = slack
+        """Seconds by which what dominance removes may be faster; None for no dominance."""
+        self.upper = upper
+        most_stages = min(most_stages, menu.prices.num_layers)
+        self.bounds = suffix_bounds(menu, counts, most_stages, upper, only_kind=only_kind)
+        self.odd = menu.odd
+        self.takes = np.array(menu.vectors)
+        self.steps = self.takes @ self.bounds.states.steps
+        self.fans: dict[tuple[int, int], _Fan] = {}
         self.heap: list[_Entry] = []
         self.tie = itertools.count()
-        self.expanded = 0
-        for left in range(1, len(self.bounds.whole)):
-            bound = self.bounds.at(left, 0, counts)
+        for left in range(1, len(self.bounds.any)):
+            bound = self.bounds.root(left, counts)
             if bound < upper:
-                root = _Node((), left, 0, counts)
-                self._push(bound, iter(()), root)
+                self._push(bound, iter(()), _Node((), left, 0, counts))
 
     @property
     def bound(self) -> float:
@@ -94,102 +153,217 @@ class PlanSearch:
         """For each number of stages, the plan that the bounds lead to directly, most promising first."""
         roots = sorted((entry for entry in self.heap if not entry.node.choices), key=lambda entry: entry.bound)
         for root in roots[:_DESCENTS]:
-            node: _Node | None = root.node
             if root.bound >= upper:
                 return
+            node: _Node | None = root.node
             while node is not None and node.left:
-                node = next((child for _, child in self._children(node, upper * 1.5, best_only=True)), None)
+                node = next((child for _, child in self._children(node, upper * 1.5, most=1)), None)
             if node is not None:
                 yield node.choices
 
     def next_plan(self, upper: float) -> tuple[float, tuple[Choice, ...]] | None:
         """The next complete plan in the order of bounds, or None if the next bound is ``upper`` or more."""
-        while self.heap and self.heap[0].bound < upper:
-            entry = heapq.heappop(self.heap)
-            following = next(entry.children, None)
-            if following is not None:
-                self._push(following[0], entry.children, following[1])
-            if not entry.node.left:
-                return entry.bound, entry.node.choices
-            children = self._children(entry.node, upper)
-            self.expanded += 1
-            first = next(children, None)
-            if first is not None:
-                self._push(first[0], children, first[1])
+        while self.bound < upper:
+            found = self._step(upper)
+            if found is not None:
+                return found
         return None
+
+    def advance(self, upper: float, goal: float, most: int) -> list[tuple[float, tuple[Choice, ...]]]:
+        """The complete plans below ``upper`` that come out of so many steps, and the one that the next node leads to;
+        none beyond ``goal``, which is where the search may stop."""
+        found: list[tuple[float, tuple[Choice, ...]]] = []
+        for _ in range(most):
+            if self.bound >= goal:
+                return found
+            plan = self._step(upper)
+            if plan is not None:
+                found.append(plan)
+        return found
+
+    def dive(self, upper: float) -> tuple[Choice, ...] | None:
+        """The complete plan that the next node leads to, by the recurrence of a few children of each node."""
+        node = self.heap[0].node if self.heap else None
+        while node is not None and node.left:
+            children = itertools.islice(self._children(node, upper), _CHILDREN)
+            played = (self._played(child, bound) for bound, child in children)
+            node = min(played, key=lambda child: child.fixed, default=None)
+        return node.choices if node is not None else None
+
+    def _step(self, upper: float) -> tuple[float, tuple[Choice, ...]] | None:
+        """Take the node with the least bound: it is put back with a higher one, or opened, or complete."""
+        entry = heapq.heappop(self.heap)
+        following = next(entry.children, None)
+        if following is not None:
+            self._push(following[0], entry.children, following[1])
+        node = self._played(entry.node, entry.bound)
+        if node.fixed > entry.bound:
+            if node.fixed < upper:
+                self._push(node.fixed, iter(()), node)
+            return None
+        if not node.left:
+            return entry.bound, node.choices
+        children = self._children(node, upper)
+        first = next(children, None)
+        if first is not None:
+            self._push(first[0], children, first[1])
+        return None
+
+    def _played(self, node: _Node, bound: float) -> _Node:
+        """The node with what the recurrence of its stages says; only under a single schedule."""
+        count = self.shape.num_micro_batches
+        if node.is_played or not node.choices or len(self.shape.schedules) > 1:
+            return node
+        if count * len(node.choices) > _MOST_STEPS:
+            return node
+        rest = Rest(0.0, 0.0, 0.0)
+        if node.left:
+            state = self.bounds.states.index(node.devices)
+            following = self.bounds.after(has_odd=node.has_odd)[node.left]
+            rest = Rest(*(float(values[state, node.first]) for values in following[:3]))
+        (schedule,) = self.shape.schedules
+        stages = node.stages if node.left else self._with_tied(node)
+        seconds = prefix_seconds(schedule, len(node.choices) + node.left, count, stages, rest)
+        return replace(node, fixed=max(node.fixed, bound, seconds * (1 - 1e-12)), is_played=True)
+
+    def _with_tied(self, node: _Node) -> tuple[Fixed, ...]:
+        """The stages of a complete plan; the first one with tied weights waits for their sum with the other."""
+        stages, prices = list(node.stages), self.menu.prices
+        for index, partner, weights in prices.tied:
+            first, last = sorted(
+                at for at, c in enumerate(node.choices) for layer in (index, partner) if c.first <= layer < c.end
+            )
+            if first != last:
+                one, other = node.choices[first], node.choices[last]
+                seconds = tied_seconds(one.option, weights, self.menu.ground, other.option)
+                seconds += max(prices.weigh_range(c.option.update, c.first, c.end) for c in (one, other))
+                *rest, tail = stages[first]
+                stages[first] = (rest[0], rest[1], rest[2], rest[3], rest[4], max(tail, seconds))
+        return tuple(stages)
 
     def _push(self, bound: float, children: Iterator[tuple[float, _Node]], node: _Node) -> None:
         heapq.heappush(self.heap, _Entry(bound, (node.left, next(self.tie)), children, node))
 
-    def _children(self, node: _Node, upper: float, *, best_only: bool = False) -> Iterator[tuple[float, _Node]]:
+    def _children(self, node: _Node, upper: float, *, most: int | None = None) -> Iterator[tuple[float, _Node]]:
         """All ways to add the next stage that stay below ``upper``, by (1), ties by the shortest rest."""
-        found: list[tuple[float, float, int, int, int]] = []
-        best = upper
-        for key, vector in enumerate(self.menu.vectors):
-            left_over = tuple(have - take for have, take in zip(node.devices, vector, strict=True))
-            if min(left_over) < 0:
-                continue
-            bounds, rest = self._child_bounds(node, key, left_over)
-            if best_only:
-                best = min(best, float(bounds.min()) * (1 + 1e-9))
-            rows, ends = np.nonzero(bounds <= best) if best_only else np.nonzero(bounds < upper)
-            for row, end in zip(rows.tolist(), ends.tolist(), strict=True):
-                found.append((float(bounds[row, end]), float(rest[row, end]), key, row, end))
-        found.sort()
-        for bound, _, key, row, end in found[:1] if best_only else found:
-            yield bound, self._child(node, key, row, end)
+        fan = self._fan(node.left, node.first)
+        short = np.nonzero((self.takes > np.array(node.devices)).any(axis=1))[0]
+        bound, rest = self._bounds(node, fan)
+        bound[np.isin(fan.vector, short)] = np.inf
+        at = np.nonzero(bound < upper)[0]
+        if most is not None and len(at) > most:
+            near = bound[at] <= bound[at].min() * (1 + 1e-9)
+            at = at[near]
+        order = at[np.lexsort((rest[at], bound[at]))]
+        for row in order[:most].tolist():
+            yield float(bound[row]), self._child(node, fan, row)
 
-    def _terms(self, node: _Node, key: int) -> tuple[FloatArray, ...]:
-        """Per option and end: t, p, f, M t + tail, x, 2x, for a stage that begins at the node's first layer."""
-        menu, first = self.menu, node.first
-        outputs = menu.prices.outputs
-        over, both = hand_over(menu.hop[key], outputs)
-        slow = menu.slow[key][:, first]
-        done = self.shape.num_micro_batches * slow + menu.tail[key][:, first]
-        return slow, menu.quick[key][:, first], menu.quick_forward[key][:, first], done, over, both
+    def _fan(self, left: int, first: int) -> _Fan:
+        key = (left, first)
+        if key not in self.fans:
+            self.fans[key] = self._make_fan(left, first)
+        return self.fans[key]
 
-    def _child_bounds(self, node: _Node, key: int, left_over: Vector) -> tuple[FloatArray, FloatArray]:
-        menu, left = self.menu, node.left
-        count = self.shape.num_micro_batches
-        slow, quick, ahead, done, over, both = self._terms(node, key)
-        state = self.bounds.states.index(left_over)
-        rest, whole, tail = (
-            array[left - 1][state] for array in (self.bounds.rest, self.bounds.whole, self.bounds.tail)
+    def _make_fan(self, left: int, first: int) -> _Fan:
+        menu, shape, count = self.menu, self.shape, self.shape.num_micro_batches
+        fits = menu.most[:, first] >= shape.least_in_flight(left)
+        fits &= count * np.maximum(menu.slow[:, first], menu.load[:, first]) < self.upper
+        fits[:, : first + 1] = False
+        if self.slack is not None:
+            fits = menu.undominated(fits, first, shape.most_in_flight(left), self.slack)
+        option, end = np.nonzero(fits)
+        at = (option, first, end)
+        gated, quick, forward = menu.gated[at], menu.quick[at], menu.quick_forward[at]
+        both, over = menu.both[option, end], menu.over[option, end]
+        most, least = shape.most_in_flight(left), shape.least_in_flight(left)
+        return _Fan(
+            option=option,
+            vector=menu.vector_of[option],
+            end=end,
+            slow=count * menu.slow[at],
+            gated=count * gated,
+            waits=count * gated - (most - 1) * menu.ahead[at] + both,
+            warm=(least - 1) * forward + quick,
+            passing=quick + both,
+            ahead=forward + over,
+            tail=menu.tail[at],
+            late=menu.late[at] + menu.tail[at],
+            load=count * menu.load[at],
+            entering=menu.over[option, first] if menu.kind is Kind.EVEN else np.zeros(len(option)),
         )
-        passing = quick + both
-        drained = np.maximum(node.drained + passing, node.passed + self._drain(left) * slow + both)
+
+    def _bounds(self, node: _Node, fan: _Fan) -> tuple[FloatArray, FloatArray]:
+        """(1) for every row, whether or not there are devices for it; and the rest of a plan, for ties."""
+        state = self.bounds.states.index(node.devices) - self.steps[fan.vector]
+        following = self.bounds.after(has_odd=node.has_odd)[node.left - 1]
+        rest, whole, tail = (values[state, fan.end] for values in following[1:])
+        if not node.has_odd and self.bounds.odd is not None:
+            every = self.bounds.any[node.left - 1]
+            rest, whole, tail = (
+                np.where(self.odd[fan.option], values[state, fan.end], own)
+                for values, own in zip(every[1:], (rest, whole, tail), strict=True)
+            )
+        longer = np.maximum(fan.entering - node.over, 0.0)
+        ahead, waiting = node.ahead + longer, node.drained + 2 * longer
+        around = np.maximum(node.around + 2 * longer, ahead + fan.late)
+        drained = np.maximum(waiting + fan.passing, around + fan.waits)
         bound = np.maximum.reduce(
             [
-                np.maximum(node.fixed, node.passed + count * slow),
-                node.passed_forward + done,
-                node.passed + passing + whole,
+                ahead + fan.slow + fan.tail,
+                around + fan.gated,
+                around + fan.passing + whole,
                 drained + rest,
-                node.passed_forward + ahead + over + tail,
-                count * menu.load[key][:, node.first],
+                waiting + fan.warm,
+                ahead + fan.ahead + tail,
+                fan.load,
             ]
         )
-        bound[menu.most[key][:, node.first] < self.shape.least_in_flight(left)] = np.inf
-        bound[:, : node.first + 1] = np.inf
-        return bound, passing + rest
+        bound = np.maximum(bound, node.fixed)
+        return bound, fan.passing + rest
 
-    def _drain(self, left: int) -> float:
-        """M - (n_q - 1) rho."""
-        return self.shape.num_micro_batches - (self.shape.most_in_flight(left) - 1) * self.menu.rho
-
-    def _child(self, node: _Node, key: int, row: int, end: int) -> _Node:
-        menu, left = self.menu, node.left
-        count = self.shape.num_micro_batches
-        slow, quick, ahead, done, over, both = (float(term[row, end]) for term in self._terms(node, key))
-        passing = quick + both
-        load = count * float(menu.load[key][row, node.first, end])
-        waits = node.passed + self._drain(left) * slow + both
+    def _child(self, node: _Node, fan: _Fan, row: int) -> _Node:
+        option, end = int(fan.option[row]), int(fan.end[row])
+        longer = max(float(fan.entering[row]) - node.over, 0.0)
+        ahead, waiting = node.ahead + longer, node.drained + 2 * longer
+        around = max(node.around + 2 * longer, ahead + float(fan.late[row]))
+        passing = float(fan.passing[row])
+        vector = self.menu.vectors[int(fan.vector[row])]
         return _Node(
-            choices=(*node.choices, Choice(menu.options[key][row], node.first, end)),
-            left=left - 1,
+            choices=(*node.choices, Choice(self.menu.options[option], node.first, end)),
+            left=node.left - 1,
             first=end,
-            devices=tuple(have - take for have, take in zip(node.devices, menu.vectors[key], strict=True)),
-            passed=node.passed + passing,
-            passed_forward=node.passed_forward + ahead + over,
-            fixed=max(node.fixed, node.passed + count * slow, node.passed_forward + done, load),
-            drained=max(node.drained + passing, waits),
+            devices=tuple(have - take for have, take in zip(node.devices, vector, strict=True)),
+            has_odd=node.has_odd or bool(self.odd[option]),
+            ahead=ahead + float(fan.ahead[row]),
+            around=around + passing,
+            fixed=max(
+                node.fixed,
+                ahead + float(fan.slow[row] + fan.tail[row]),
+                around + float(fan.gated[row]),
+                waiting + float(fan.warm[row]),
+                float(fan.load[row]),
+            ),
+            drained=max(waiting + passing, around + float(fan.waits[row])),
+            over=float(self.menu.over[option, end]),
+            stages=(*_with_longer_hop(node.stages, longer), self._fixed(option, node.first, end)),
         )
+
+    def _fixed(self, option: int, first: int, end: int) -> Fixed:
+        menu, at = self.menu, (option, first, end)
+        forward, over = float(menu.quick_forward[at]), float(menu.over[option, end])
+        return (
+            forward,
+            float(menu.quick[at]) - forward,
+            float(menu.late[at]),
+            over,
+            float(menu.both[option, end]) - over,
+            float(menu.tail[at]),
+        )
+
+
+def _with_longer_hop(stages: tuple[Fixed, ...], seconds: float) -> tuple[Fixed, ...]:
+    """The last stage hands on so much later, both ways."""
+    if not seconds:
+        return stages
+    *front, (forward, backward, late, over, back, tail) = stages
+    return (*front, (forward, backward, late, over + seconds, back + seconds, tail))

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from argosy.plan.plan import Recompute
-from argosy.solve.bounds import Shape
 from argosy.solve.candidate import Candidate, diverse
 from argosy.solve.chain import cut_chain
 from argosy.solve.judge import Complete, Judge
 from argosy.solve.pipeline import Choice
+from argosy.solve.shape import Shape
 from argosy.space.enumerate import Scope
 from argosy.space.option import Option, Part, Vector
 from argosy.space.pool import Pool

@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 from argosy.space.option import Vector
 from argosy.space.pool import Pool
 
+_MOST_UNITS = 12
+"""Units of a pool in a search for even plans."""
+
 
 def granularities(pools: Sequence[Pool]) -> Iterator[Vector]:
     """Devices of each pool that are taken together, from a few units per pool to single devices."""
@@ -23,3 +26,11 @@ def _unit(pool: Pool, most: int) -> int:
     sizes = [size for size in range(1, pool.per_node + 1) if pool.per_node % size == 0]
     sizes += [pool.per_node * number for number in range(2, len(pool.nodes) + 1) if len(pool.nodes) % number == 0]
     return next((size for size in sizes if pool.count // size <= most), pool.count)
+
+
+def even_unit(count: int, replicas: int) -> int:
+    """Devices of a pool that an even plan takes together: one of every replica, or more where there would be many."""
+    unit = replicas
+    while count // unit > _MOST_UNITS:
+        unit *= 2
+    return unit

@@ -10,6 +10,8 @@ flight:
     (3)  memory(a, b)   = weights + gradients + optimizer + n kept + receive buffers + what is recomputed at a time
     (4)  exchange(a, b) = seconds of gradient exchange that cannot overlap with the stage's own compute
     (5)  loaded(a, b)   = seconds per micro-batch that ZeRO 2 and 3 keep the network busy
+    (6)  stretch(a, b)  = seconds between a backward under ZeRO 3 and the stage's next action: gradients are scattered,
+         then weights gathered; the gather for a backward hides behind the forward before it, as far as it is shorter
 
 A part is a group of equal replicas from one pool. Samples are shared out one by one to the replica that would finish
 first, which minimises (1) over integer shares.
@@ -123,14 +125,25 @@ class Option:
         return [self.prices.pools[part.pool] for part in self.parts]
 
     def seconds(self, first: int, end: int) -> tuple[float, float]:
-        """Forward and backward of the slowest replica; (5) stretches the backward."""
+        """Forward and backward of the slowest replica; (5) and (6) stretch the backward."""
+        forward, backward = self._compute(first, end)
+        if self.zero == 2:
+            backward += max(0.0, self.once_around(first, end) - forward - backward)
+        elif self.zero == 3:
+            around = self.once_around(first, end)
+            backward += 2 * around + max(0.0, around - forward)
+        return forward, backward
+
+    def _compute(self, first: int, end: int) -> tuple[float, float]:
         pairs = [self.sums(part, part.most) for part in self.parts]
         crowd = [self._crowding(part, pool, first, end) for part, pool in zip(self.parts, self.pools, strict=True)]
         forward = max(float(sums[end] - sums[first]) + more for (sums, _), more in zip(pairs, crowd, strict=True))
         backward = max(float(sums[end] - sums[first]) + more for (_, sums), more in zip(pairs, crowd, strict=True))
-        if self.zero >= 2:
-            backward = max(backward, self.prices.weigh_range(self.load, first, end) - forward)
         return forward, backward
+
+    def once_around(self, first: int, end: int) -> float:
+        """Seconds of one gather of the weights, or scatter of the gradients."""
+        return self.prices.weigh_range(self._times_around(1), first, end)
 
     def _crowding(self, part: Part, pool: Pool, first: int, end: int) -> float:
         """What the other groups of a node add: to a group's reductions where all share one bus, and to routing."""
@@ -146,10 +159,13 @@ class Option:
         return seconds + others * payload * (width - 1) / pool.intra_bandwidth
 
     def tail(self, first: int, end: int) -> float:
-        """(4), by the best algorithm, and the update."""
+        """(4), by the best algorithm, and the update; the last backward under ZeRO 2 has nothing after it that its
+        scatter could hold up."""
         times = self._exchanges_at_the_end
         ways = (self._times_around(times, way) for way in self._ways_around)
         exchange = min(self.prices.weigh_range(way, first, end) for way in ways)
+        if self.zero == 2:
+            exchange -= max(0.0, self.once_around(first, end) - sum(self._compute(first, end)))
         return exchange + self.prices.weigh_range(self.update, first, end)
 
     @cached_property
@@ -216,13 +232,19 @@ class Option:
 
     @cached_property
     def exchange(self) -> Rates:
-        """(4), apart from (5), at the least."""
+        """(4) at the least."""
         return self._times_around(self._exchanges_at_the_end)
 
     @property
     def _exchanges_at_the_end(self) -> int:
-        """A sum is twice around; under ZeRO 2 the gather is left, under ZeRO 3 nothing."""
-        return {2: 1, 3: 0}.get(self.zero, 2)
+        """A sum is twice around, and so are the last scatter and the gather of ZeRO 2. Under ZeRO 3 the last scatter is
+        left, less (6), which every backward is charged with."""
+        return -1 if self.zero == 3 else 2
+
+    @cached_property
+    def stretch(self) -> Rates:
+        """(6) alike."""
+        return self._times_around(2 if self.zero == 3 else 0)
 
     @cached_property
     def load(self) -> Rates:
@@ -232,7 +254,7 @@ class Option:
     def _times_around(self, times: int, way: Rates | None = None) -> Rates:
         """By default at the least."""
         way = way or self.ring
-        width = self.prices.chain.dtype.bytes / self.prices.model.reduction
+        width = self.prices.bytes_summed
         return times * way[0] * width, times * way[1] * width, times * way[2]
 
     @cached_property
@@ -260,24 +282,6 @@ class Option:
             (max(USABLE * pool.device.kind.memory * part.width - part.most * buffers, 1e-9), part.most)
             for pool, part in both
         ]
-
-    @cached_property
-    def hop(self) -> tuple[float, float, float]:
-        """Handing a micro-batch on, at the least: seconds per output byte forward, and back, and latency.
-
-        Forward, the replica that finishes last sends all its samples. Back, what it waits for last may be a single one.
-        """
-        forward, back, latency = [], [], []
-        for part, pool in zip(self.parts, self.pools, strict=True):
-            nics = max(1, part.width // pool.per_node)
-            ways = [(1 / (nics * pool.nic_bandwidth), pool.nic_latency)] if pool.nic_bandwidth else []
-            if part.devices < pool.node_size or pool.node_size > pool.per_node or not ways:
-                lanes = 1 if pool.intra_is_shared else part.width
-                ways.append((1 / (pool.intra_bandwidth * lanes), pool.intra_latency))
-            forward.append(part.samples * min(way[0] for way in ways))
-            back.append(min(way[0] for way in ways))
-            latency.append(min(way[1] for way in ways))
-        return min(forward), min(back), min(latency)
 
     def __repr__(self) -> str:
         parts = " + ".join(f"{p.replicas}x{p.width} {self.prices.pools[p.pool].name} n={p.most}" for p in self.parts)

@@ -266,6 +266,11 @@ class Prices:
             Recompute.FULL: factor * largest([layer.activation_bytes for layer in layers]),
         }
 
+    @property
+    def bytes_summed(self) -> float:
+        """Per weight that goes around once, as if links had all of their bandwidth for it."""
+        return self.chain.dtype.bytes / self.model.reduction
+
     @cached_property
     def state_bytes(self) -> tuple[int, int, int]:
         """Bytes per weight of weights, gradients and optimizer state."""

@@ -1,0 +1,116 @@
+"""Kinds of plans, by what is certain of how their stages hand a micro-batch on.
+
+A stage's replicas need not act at the same moment, and what they send need not arrive at once, so the way of a
+micro-batch through a plan is certain only along one *thread*: the replicas that hold one sample.
+
+    *mixed*  some stage has replicas of several pools. A thread passes the quickest replica of every stage, at the
+             worst, and a hand-over is a single sample.
+    *alike*  every stage has replicas of one pool. Those with one sample more come first, so the thread of the first
+             sample passes a slowest replica of every stage. A hand-over is what two replicas have in common.
+    *even*   all replicas of a stage are equal and fill whole nodes, with neither sequences nor experts cut, the numbers
+             of replicas and of nodes divide one another, and nodes talk over their NICs and one switch. Then every
+             permutation of a stage's nodes and of the replicas in them is a symmetry of the plan: the replicas of a
+             stage act at the same moment, and a hand-over takes what the NICs of its nodes need for the whole
+             micro-batch.
+
+Kinds later in this list have tighter bounds. A plan is of the last kind that fits it, so the kinds divide all plans.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from argosy.cluster.topology import Cluster
+from argosy.space.option import Option, Part, Vector
+from argosy.space.pool import Pool
+
+
+class Kind(StrEnum):
+    MIXED = "mixed"
+    ALIKE = "alike"
+    EVEN = "even"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """What is known about placement before anything is placed."""
+
+    whole: tuple[bool, ...]
+    """Per pool, whether stages take whole nodes of it, so that what leaves a stage leaves its nodes."""
+    plain: bool
+    """Whether nodes talk over their NICs and one switch, and nothing else."""
+
+
+def ground_of(cluster: Cluster, pools: Sequence[Pool], units: Vector) -> Ground:
+    """For stages that take multiples of ``units`` devices."""
+    whole = tuple(
+        unit % pool.per_node == 0 and pool.per_node == pool.node_size for pool, unit in zip(pools, units, strict=True)
+    )
+    return Ground(whole=whole, plain=not cluster.wires and not any(node.uplinks for node in cluster.nodes))
+
+
+def kinds_of(options: Sequence[Option], ground: Ground) -> list[Kind]:
+    """The kind of the plans that have only such stages."""
+    kinds = [Kind.MIXED if len(option.parts) > 1 else Kind.ALIKE for option in options]
+    if not ground.plain:
+        return kinds
+    even = [_is_even(option, ground) for option in options]
+    numbers = {option.replicas for option, is_even in zip(options, even, strict=True) if is_even}
+    numbers |= {
+        option.parts[0].devices // option.pools[0].per_node
+        for option, is_even in zip(options, even, strict=True)
+        if is_even
+    }
+    chain = sorted(numbers)
+    if any(large % small for small, large in itertools.pairwise(chain)):
+        return kinds
+    return [Kind.EVEN if is_even else kind for is_even, kind in zip(even, kinds, strict=True)]
+
+
+def _is_even(option: Option, ground: Ground) -> bool:
+    part, pool = option.parts[0], option.pools[0]
+    if len(option.parts) > 1 or part.extra or option.context > 1 or option.expert > 1:
+        return False
+    return ground.whole[part.pool] and pool.nic_bandwidth > 0
+
+
+def hop_per_byte(option: Option, ground: Ground, samples: int) -> tuple[float, float]:
+    """The least seconds per output byte, and latency, of handing so many samples on from any replica."""
+    seconds, latency = [], []
+    for part, pool in zip(option.parts, option.pools, strict=True):
+        nics = max(1, part.width // pool.per_node)
+        ways = [(1 / (nics * pool.nic_bandwidth), pool.nic_latency)] if pool.nic_bandwidth else []
+        if not ground.whole[pool.index] or not ways:
+            lanes = 1 if pool.intra_is_shared else part.width
+            ways.append((1 / (pool.intra_bandwidth * lanes), pool.intra_latency))
+        seconds.append(min(samples, part.most) * min(way[0] for way in ways))
+        latency.append(min(way[1] for way in ways))
+    return min(seconds), min(latency)
+
+
+def nic_seconds(part: Part, pool: Pool) -> float:
+    """Seconds per output byte that the NICs of a part's nodes need for a micro-batch."""
+    if not pool.nic_bandwidth:
+        return 0.0
+    return (part.samples * part.replicas + part.extra) * pool.per_node / (part.devices * pool.nic_bandwidth)
+
+
+def tied_seconds(option: Option, weights: int, ground: Ground, other: Option | None = None) -> float:
+    """The least that summing tied weights with another stage takes: they go twice around a ring that leaves both; of a
+    stage that is not known yet, one replica is certain."""
+    ends = [option] if other is None else [option, other]
+    count = option.holders + (1 if other is None else other.holders)
+    narrowest = min(_widest_way_out(end, ground) for end in ends)
+    num_bytes = weights * option.prices.bytes_summed
+    return 2 * (count - 1) / count * num_bytes / narrowest if narrowest else 0.0
+
+
+def _widest_way_out(option: Option, ground: Ground) -> float:
+    ways = []
+    for part, pool in zip(option.parts, option.pools, strict=True):
+        inside = 0.0 if ground.whole[pool.index] and ground.plain else pool.intra_bandwidth * part.width
+        ways.append(max(pool.nic_bandwidth, inside))
+    return max(ways)

@@ -1,0 +1,268 @@
+"""What every option of a stage costs for every range of layers, as tables: the ground of the bounds.
+
+For option o and layers a..b-1, with M micro-batches of B samples:
+
+    (1)  slow    t: forward + backward of the slowest replica, with what ZeRO 3 adds between a backward and the next
+                 action, (M - 1) / M times
+    (2)  gated   g: as (1), of the backward only what the stage before waits for
+    (3)  ahead   f: forward of the slowest replica
+    (4)  quick   p: forward and gated backward of the replica on the certain way of a micro-batch (``solve.kinds``):
+                 the quickest of a mixed stage, otherwise the slowest;   quick_forward  its forward alone
+    (5)  tail       gradient exchange and update; a tied layer whose partner is elsewhere is summed across stages
+    (6)  load       seconds per micro-batch that a network is busy: ZeRO's exchanges, or what passes a node's NIC
+    (7)  most       micro-batches in flight with which the layers fit
+    (8)  over, both  handing a micro-batch on across cut b, and both ways
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argosy.solve.kinds import Ground, Kind, hop_per_byte, kinds_of, nic_seconds, tied_seconds
+from argosy.solve.shape import Shape
+from argosy.space.option import Option, Part, Vector
+from argosy.space.price import FloatArray, Prices
+
+_TABLES = ("slow", "gated", "ahead", "quick", "quick_forward", "late", "tail", "load", "most", "over", "both")
+
+
+class Menu:
+    """Options grouped by vector (in units of the search's granularity), with (1) to (8)."""
+
+    def __init__(
+        self, prices: Prices, options: Mapping[Vector, Sequence[Option]], shape: Shape, ground: Ground
+    ) -> None:
+        self.prices = prices
+        self.shape = shape
+        self.ground = ground
+        self.vectors = sorted(options)
+        self.options = [option for vector in self.vectors for option in options[vector]]
+        self.vector_of = np.repeat(np.arange(len(self.vectors)), [len(options[vector]) for vector in self.vectors])
+        self.shared: dict[object, object] = {}
+        """What searches under several schedules have in common."""
+        self.kinds = np.array(kinds_of(self.options, ground))
+        self.kind = Kind.MIXED if (self.kinds == Kind.MIXED).any() else Kind.ALIKE
+        """Of the plans that it makes; its bounds hold for those of later kinds too."""
+        self._add_times()
+        self._add_tails()
+        self.load = self._loads()
+        self.most = self._fitting()
+        self.over, self.both = self._hops()
+        if self.kind is not Kind.MIXED:
+            self._follow_threads()
+
+    @cached_property
+    def rows(self) -> list[NDArray[np.intp]]:
+        """Per vector, its options."""
+        ends = np.searchsorted(self.vector_of, range(len(self.vectors) + 1))
+        return [np.arange(first, end) for first, end in itertools.pairwise(ends)]
+
+    @property
+    def odd(self) -> NDArray[np.bool_]:
+        """The options of which a plan has one at least, if it is of this kind and of no later one."""
+        odd: NDArray[np.bool_] = self.kinds == self.kind
+        return odd
+
+    def under(self, shape: Shape) -> Menu:
+        """The menu for some of the schedules; memory stays that of all of them."""
+        if shape.gate != self.shape.gate:
+            by_vector: dict[Vector, list[Option]] = defaultdict(list)
+            for option, vector in zip(self.options, self.vector_of, strict=True):
+                by_vector[self.vectors[vector]].append(option)
+            return Menu(self.prices, by_vector, shape, self.ground)
+        menu = copy.copy(self)
+        menu.shape = shape
+        return menu
+
+    def by_kind(self) -> Iterator[Menu]:
+        """The menus of all kinds of plans, those with the tightest bounds first."""
+        even, alike = self.kinds == Kind.EVEN, self.kinds != Kind.MIXED
+        if even.any():
+            menu = self._part(even, Kind.EVEN)
+            menu._follow_threads()
+            menu.over, menu.both = menu._full_hops()
+            yield menu
+        if (self.kinds == Kind.ALIKE).any():
+            if alike.all():
+                yield self
+                return
+            menu = self._part(alike, Kind.ALIKE)
+            menu._follow_threads()
+            yield menu
+        if not alike.all():
+            yield self
+
+    def _part(self, which: NDArray[np.bool_], kind: Kind) -> Menu:
+        keep = np.nonzero(which)[0]
+        menu = copy.copy(self)
+        for name in ("rows", "_alike"):
+            menu.__dict__.pop(name, None)
+        numbers = sorted(set(self.vector_of[keep].tolist()))
+        menu.vectors = [self.vectors[number] for number in numbers]
+        menu.options = [self.options[row] for row in keep]
+        menu.vector_of = np.searchsorted(numbers, self.vector_of[keep])
+        menu.kinds, menu.kind, menu.shared = self.kinds[keep], kind, {}
+        for name in _TABLES:
+            setattr(menu, name, getattr(self, name)[keep])
+        return menu
+
+    def _follow_threads(self) -> None:
+        """(4) and (8) where all stages are alike: the thread of the first sample passes a slowest replica."""
+        forward, backward = _sums(self.options, least=False)
+        gate = self.shape.gate
+        self.quick_forward = self.ahead
+        self.quick = _ranges(forward + gate * backward)[0]
+        if gate < 1:
+            self.late = (1 - gate) * _ranges(backward)[0]
+        self.over, self.both = self._hops()
+
+    def undominated(self, fits: NDArray[np.bool_], first: int, in_flight: int, slack: float) -> NDArray[np.bool_]:
+        """*dominance*: of options with the same parts that ``fits`` allows ([option, end]) for stages from ``first``
+        on, those to which no earlier one is equal or better in times, load and memory, and in exchange and update but
+        for ``slack`` seconds.
+
+        Safe because with the same parts a stage differs in these numbers only (recomputation and ZeRO), bounds and
+        judged times grow with each of them, memory beyond ``in_flight`` micro-batches and load below the time of
+        computing are of no use, and one exchange at most counts in the time of a plan: what is removed is faster than
+        what stays by ``slack`` at most.
+        """
+        result = fits.copy()
+        ends = np.nonzero(fits.any(axis=0))[0]
+        at = slice(int(ends[0]), int(ends[-1]) + 1) if len(ends) else slice(0)
+        for rows in self._alike:
+            some = fits[rows, at]
+            if some.sum(axis=0).max(initial=0) < 2:
+                continue
+            slow, tail = self.slow[rows, first, at], self.tail[rows, first, at]
+            load = np.maximum(self.load[rows, first, at], slow)
+            most, quick = np.minimum(self.most[rows, first, at], in_flight), self.quick[rows, first, at]
+            better = some[:, None] & (slow[:, None] <= slow) & (tail[:, None] <= tail + slack)
+            better &= (load[:, None] <= load) & (most[:, None] >= most) & (quick[:, None] <= quick)
+            for row in range(1, len(rows)):
+                some[row] &= ~(better[:row, row] & some[:row]).any(axis=0)
+            result[rows, at] = some
+        return result
+
+    @cached_property
+    def _alike(self) -> list[NDArray[np.intp]]:
+        """Options with the same parts, where there are several."""
+        groups: dict[tuple[Part, ...], list[int]] = defaultdict(list)
+        for row, option in enumerate(self.options):
+            groups[option.parts].append(row)
+        return [np.array(rows) for rows in groups.values() if len(rows) > 1]
+
+    def _add_times(self) -> None:
+        """(1) to (4), and what is late: the least of a backward that the stage before does not wait for."""
+        gate, count = self.shape.gate, self.shape.num_micro_batches
+        forward, backward = _sums(self.options, least=False)
+        uneven = any(part.extra for option in self.options for part in option.parts)
+        first, second = _sums(self.options, least=True) if uneven else (forward, backward)
+        self.ahead = _ranges(forward).max(axis=0)
+        self.slow = _ranges(forward + backward).max(axis=0)
+        self.quick_forward = _ranges(first).min(axis=0)
+        self.gated = self.slow if gate == 1 else _ranges(forward + gate * backward).max(axis=0)
+        self.quick = _ranges(first + gate * second).min(axis=0)
+        self.late = (1 - gate) * _ranges(second).min(axis=0) if gate < 1 else np.zeros(self.slow.shape)
+        if gate == 1 and any(option.zero == 3 for option in self.options):
+            stretch = self.prices.weigh([option.stretch for option in self.options])
+            self.slow = self.slow + stretch * ((count - 1) / count)
+            self.gated = self.slow
+
+    def _add_tails(self) -> None:
+        """(5)."""
+        prices, size = self.prices, self.prices.num_layers + 1
+        exchange = prices.weigh([option.exchange for option in self.options])
+        if any(option.zero == 3 for option in self.options):
+            stretch = prices.weigh([option.stretch for option in self.options])
+            exchange = exchange + stretch if self.shape.gate == 1 else np.maximum(exchange, 0.0)
+        for index, partner, weights in prices.tied:
+            alone = _holds(size, index) != _holds(size, partner)
+            least = [tied_seconds(option, weights, self.ground) for option in self.options]
+            exchange = np.maximum(exchange, np.array(least)[:, None, None] * alone)
+        self.tail = exchange + prices.weigh([option.update for option in self.options])
+
+    def _loads(self) -> FloatArray:
+        """(6)."""
+        prices = self.prices
+        busy = prices.weigh([option.load for option in self.options])
+        if self.ground.plain:
+            crossing = prices.outputs[:, None] + prices.outputs[None, :]
+            busy = np.maximum(busy, np.array([self._nic_load(o) for o in self.options])[:, None, None] * crossing)
+        return busy
+
+    def _nic_load(self, option: Option) -> float:
+        """Seconds per byte and sample that the NICs of the busiest part need, as far as its bytes must pass them."""
+        both = zip(option.parts, option.pools, strict=True)
+        return max(nic_seconds(part, pool) if self.ground.whole[pool.index] else 0.0 for part, pool in both)
+
+    def _fitting(self) -> FloatArray:
+        """(7), with the receive buffers of the least group."""
+        prices, options = self.prices, self.options
+        kinds = sorted({option.recompute for option in options})
+        kind = np.array([kinds.index(option.recompute) for option in options])
+        kept = np.array([prices.kept_ranges(recompute) for recompute in kinds])[kind]
+        buffers = (2 * self.shape.group + 1) * prices.largest_output
+        passing = np.array([prices.transient(recompute) + buffers for recompute in kinds])[kind]
+        weights = prices.weigh([option.state for option in options])
+        fits: list[FloatArray] = []
+        for part in range(max(len(option.parts) for option in options)):
+            rooms = [option.room[min(part, len(option.parts) - 1)] for option in options]
+            size, samples = _columns([(room, float(number)) for room, number in rooms])
+            fits.append(np.floor((size - weights - samples * passing) / np.maximum(samples * kept, 1e-9) + 1e-9))
+        width = np.array([option.width for option in options])
+        least = fits[0] if len(fits) == 1 else np.minimum.reduce(fits)
+        return np.where(width[:, None, None] <= prices.widest, least, 0.0)
+
+    def _hops(self) -> tuple[FloatArray, FloatArray]:
+        """(8) along a thread: [option, cut], 0 at the ends of the chain."""
+        common = 1 if self.kind is Kind.MIXED else min(option.parts[0].most for option in self.options)
+        hops = np.array([hop_per_byte(option, self.ground, common) for option in self.options])
+        return self._both_ways(hops)
+
+    def _full_hops(self) -> tuple[FloatArray, FloatArray]:
+        """(8) of even plans."""
+        pools = [option.pools[0] for option in self.options]
+        pairs = zip(self.options, pools, strict=True)
+        return self._both_ways(np.array([(nic_seconds(o.parts[0], pool), pool.nic_latency) for o, pool in pairs]))
+
+    def _both_ways(self, hops: FloatArray) -> tuple[FloatArray, FloatArray]:
+        outputs = self.prices.outputs
+        over = np.where(outputs > 0, outputs * hops[:, :1] + hops[:, 1:], 0.0)
+        return over, 2 * over
+
+
+def _sums(options: Sequence[Option], *, least: bool) -> tuple[FloatArray, FloatArray]:
+    """[part, option, layer]: running sums of forward and backward for the replica with most (fewest) samples; options
+    of fewer parts repeat their last."""
+    parts = range(max(len(option.parts) for option in options))
+    pairs = [[_seconds(option, at, least=least) for option in options] for at in parts]
+    forward = np.array([[pair[0] for pair in row] for row in pairs])
+    return forward, np.array([[pair[1] for pair in row] for row in pairs])
+
+
+def _seconds(option: Option, at: int, *, least: bool) -> tuple[FloatArray, FloatArray]:
+    part = option.parts[min(at, len(option.parts) - 1)]
+    return option.sums(part, part.samples if least else part.most)
+
+
+def _ranges(sums: FloatArray) -> FloatArray:
+    """[part, option, a, b] = sums[part, option, b] - sums[part, option, a]."""
+    return sums[:, :, None, :] - sums[:, :, :, None]
+
+
+def _columns(pairs: Sequence[tuple[float, float]]) -> tuple[FloatArray, FloatArray]:
+    table = np.array(pairs)
+    return table[:, 0, None, None], table[:, 1, None, None]
+
+
+def _holds(size: int, layer: int) -> NDArray[np.bool_]:
+    """[a, b]: whether layers a..b-1 have a layer."""
+    at = np.arange(size)
+    return (at[:, None] <= layer) & (layer < at[None, :])
