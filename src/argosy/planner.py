@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
@@ -63,10 +63,9 @@ _MOST_SAMPLES = 10_000_000
 _PLAIN = 6
 """Uniform pipelines that the exact engine plays beside the finalists."""
 _MOST_STAGES = 32
-_SLACK = 0.1
-_STEPS = 64
-"""Of a search, before another may be taken."""
-_TASKS = 2_000
+_SLACK, _STEPS = 0.1, 64
+"""Of the gap, lost to dominance; steps of a search before another may be taken."""
+_TASKS = 1_500
 """That the exact engine may play on level 1."""
 
 
@@ -175,8 +174,6 @@ class _PlanSearch:
         self.prices = Prices(chain, self.pools, model)
         self.counters = Counters()
         self.incumbents = Incumbents(Judge(self.prices, cluster))
-        self.free_bound = math.inf
-        """The throughput bound, which holds whatever else was or was not looked at."""
         self.interrupted = False
 
     def run(self) -> Plan:
@@ -209,14 +206,22 @@ class _PlanSearch:
     def _out_of_time(self) -> bool:
         return time.process_time() - self.began > self.settings.time_budget
 
-    def _shapes(self) -> list[tuple[float, Shape]]:
+    def _shapes(self, scope: Scope) -> list[tuple[float, Shape]]:
         """Every way to cut the global batch with its throughput bound, most promising first: a pipeline of a few stages
         takes so many micro-batches longer to fill and drain."""
-        shapes = []
-        for shape in batch_shapes(self.global_batch, self.settings.schedules):
-            bound = shape.num_micro_batches * throughput_bound(self.prices, shape.micro_batch_size)
-            shapes.append((bound, shape))
+        units = scope.units if scope.context == (1,) else None
+        shapes = [
+            (shape.num_micro_batches * throughput_bound(self.prices, shape.micro_batch_size, units), shape)
+            for shape in batch_shapes(self.global_batch, self.settings.schedules)
+        ]
         return sorted(shapes, key=lambda item: (_estimate(*item), -item[1].num_micro_batches))
+
+    @cached_property
+    def free_bound(self) -> float:
+        """No plan at all is faster, whatever its granularity and whatever was or was not looked at."""
+        shapes = batch_shapes(self.global_batch, self.settings.schedules)
+        bounds = (s.num_micro_batches * throughput_bound(self.prices, s.micro_batch_size) for s in shapes)
+        return min(bounds, default=math.inf)
 
     def _hardly_pays(self, bound: float, shape: Shape) -> bool:
         """On level 1 of a large cluster, a shape whose pipelines would have to be far better than usual is looked at
@@ -233,8 +238,7 @@ class _PlanSearch:
         counts, ground = scope.counts(self.pools), ground_of(self.cluster, self.pools, units)
         branches: list[Branch] = []
         menus: dict[int, dict[Vector, list[Option]]] = {}
-        shapes = self._shapes()
-        self.free_bound = min((bound for bound, _ in shapes), default=math.inf)
+        shapes = self._shapes(scope)
         left_open = math.inf
         for bound, shape in shapes:
             if self.settings.prune and bound >= self._goal:
@@ -244,15 +248,15 @@ class _PlanSearch:
             if self.incumbents.found and self._out_of_time():
                 left_open = min(left_open, bound)
                 continue
-            options = stage_options(self.prices, shape.micro_batch_size, scope, self.counters)
+            is_alone = self._hardly_pays(bound, shape)
+            taken = replace(scope, units=tuple(pool.count for pool in self.pools)) if is_alone else scope
+            options = stage_options(self.prices, shape.micro_batch_size, taken, self.counters)
             menus[shape.micro_batch_size] = options
-            if not options:
-                continue
-            if self._hardly_pays(bound, shape):
+            if is_alone:
                 left_open = min(left_open, bound)
-                self.incumbents.keep(
-                    shape, list(single_stages(self.prices, shape, options, self.incumbents.best)), units
-                )
+                alone = single_stages(self.prices, shape, options, self.incumbents.best)
+                self.incumbents.keep(shape, list(alone), taken.units)
+            if is_alone or not options:
                 continue
             menu = Menu(self.prices, options, shape, ground)
             branch = self._open(menu, counts, min(self.incumbents.best, _hope(bound, shape)), units)
@@ -340,11 +344,11 @@ class _PlanSearch:
         if self.settings.units is not None and self.settings.replicas is None:
             return []
         assert verdict.plan.predicted is not None
-        shapes = [shape for _, shape in self._shapes()]
+        shapes = list(batch_shapes(self.global_batch, self.settings.schedules))
         below = verdict.plan.predicted.iteration_seconds
         plain = uniform_candidates(self.prices, self.incumbents.judge, shapes, scope, below, _PLAIN)
         tasks = itertools.accumulate(4 * len(one.plan) * one.shape.num_micro_batches for one in plain)
-        most = 10 * _TASKS * self.settings.level**3
+        most = 12 * _TASKS * self.settings.level**3
         return [one for one, played in zip(plain, tasks, strict=True) if played <= most]
 
 

@@ -178,7 +178,9 @@ class Menu:
     def _add_tails(self) -> None:
         """(5)."""
         prices, size = self.prices, self.prices.num_layers + 1
-        exchange = prices.weigh([option.exchange for option in self.options])
+        exchange = prices.weigh([option.exchanges[0] for option in self.options])
+        if any(len(option.exchanges) > 1 for option in self.options):
+            exchange = np.minimum(exchange, prices.weigh([option.exchanges[-1] for option in self.options]))
         if any(option.zero == 3 for option in self.options):
             stretch = prices.weigh([option.stretch for option in self.options])
             exchange = exchange + stretch if self.shape.gate == 1 else np.maximum(exchange, 0.0)

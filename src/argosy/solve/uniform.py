@@ -8,8 +8,8 @@ micro-batches and S stages takes about
 
     (1)  (M + S - 1) / sum over stages of 1 / W_s
 
-if layers could be divided perfectly. It ranks them; those whose M / sum alone exceeds the best time so far are not
-looked at. No certificate rests on this: a plan left out here is as covered by the bounds as any other.
+if layers could be divided perfectly. It ranks them; those for which it exceeds the best time so far are not looked
+at. No certificate rests on this: a plan left out here is as covered by the bounds as any other.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ from argosy.space.pool import Pool
 from argosy.space.price import Prices, widest
 
 _MOST_STAGES = 32
-_MOST_CUT = 64
-"""Plans that are cut and judged, those with the least (1) first."""
 _PERMUTED = 3
 """Up to so many pools stand in every order, more only from the fastest to the slowest and back."""
 
@@ -63,14 +61,15 @@ class _Row:
 
 
 def uniform_candidates(
-    prices: Prices, judge: Judge, shapes: Sequence[Shape], scope: Scope, below: float, most: int
+    prices: Prices, judge: Judge, shapes: Sequence[Shape], scope: Scope, below: float, most: int, most_cut: int = 64
 ) -> list[Candidate]:
-    """Up to ``most`` of different sorts that the judge finds fastest, of those below a time."""
+    """Up to ``most`` of different sorts that the judge finds fastest, of those below a time; looked at are the
+    ``most_cut`` with the least (1)."""
     layouts = list(_layouts(prices, scope))
     rows = [row for shape in shapes for row in _rows(prices, layouts, shape, scope, below)]
     rows.sort(key=lambda row: row.estimate)
     found: list[Candidate] = []
-    for row in rows[:_MOST_CUT]:
+    for row in rows[:most_cut]:
         plan = _cut(prices, row, scope)
         if plan is None:
             continue
@@ -94,8 +93,8 @@ def _rows(prices: Prices, layouts: Sequence[_Layout], shape: Shape, scope: Scope
         if not all(scope.allows_shares((part,)) and _is_measured(prices, part) for part in parts):
             continue
         rate = sum(number / _whole(prices, part) for number, part in zip(layout.numbers, parts, strict=True))
-        if shape.num_micro_batches / rate < below:
-            estimate = (shape.num_micro_batches + sum(layout.numbers) - 1) / rate
+        estimate = (shape.num_micro_batches + sum(layout.numbers) - 1) / rate
+        if estimate < below:
             rows = zip(parts, layout.numbers, strict=True)
             yield _Row(estimate, shape, tuple(itertools.chain(*([part] * number for part, number in rows))))
 

@@ -161,9 +161,7 @@ class Option:
     def tail(self, first: int, end: int) -> float:
         """(4), by the best algorithm, and the update; the last backward under ZeRO 2 has nothing after it that its
         scatter could hold up."""
-        times = self._exchanges_at_the_end
-        ways = (self._times_around(times, way) for way in self._ways_around)
-        exchange = min(self.prices.weigh_range(way, first, end) for way in ways)
+        exchange = min(self.prices.weigh_range(way, first, end) for way in self.exchanges)
         if self.zero == 2:
             exchange -= max(0.0, self.once_around(first, end) - sum(self._compute(first, end)))
         return exchange + self.prices.weigh_range(self.update, first, end)
@@ -234,6 +232,11 @@ class Option:
     def exchange(self) -> Rates:
         """(4) at the least."""
         return self._times_around(self._exchanges_at_the_end)
+
+    @cached_property
+    def exchanges(self) -> list[Rates]:
+        """(4) by each algorithm."""
+        return [self._times_around(self._exchanges_at_the_end, way) for way in self._ways_around]
 
     @property
     def _exchanges_at_the_end(self) -> int:

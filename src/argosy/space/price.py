@@ -46,6 +46,7 @@ class Prices:
         self.chain = chain
         self.pools = pools
         self.model = model
+        self._buffers: dict[tuple[int, int], float] = {}
         self._known: dict[tuple[int, Split, int, Recompute], tuple[FloatArray, FloatArray]] = {}
         self._ranges: dict[tuple[int, int], tuple[int, float] | None] = {}
 
@@ -142,7 +143,11 @@ class Prices:
 
     def exchange_buffers(self, context: int, expert: int) -> float:
         """Bytes per sample on their way between the devices of a replica, for the largest layer."""
-        return max(exchange_buffers(layer, context, expert, backward=True) for layer in self.chain.layers)
+        if (context, expert) not in self._buffers:
+            layers = (self.chain.layers[at] for at in self.distinct_layers)
+            each = (exchange_buffers(layer, context, expert, backward=True) for layer in layers)
+            self._buffers[context, expert] = max(each)
+        return self._buffers[context, expert]
 
     @property
     def num_layers(self) -> int:

@@ -9,6 +9,10 @@ tensor width w that runs layer l on n samples in t_l(n, w) seconds contributes a
 of the model per second, whatever its stage. All devices together must do 1 per T, so
 
     (2)  T >= 1 / sum over pools of count_p r_p,     iteration >= M T.
+
+Where stages take u devices of a pool at least, and sequences are not cut, a stage has u / w replicas or more: then
+
+    (3)  n <= B w / u, rounded up, and w >= u / B.
 """
 
 from __future__ import annotations
@@ -18,12 +22,12 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from argosy.space.option import tensor_widths
+from argosy.space.option import Vector, tensor_widths
 from argosy.space.price import Prices, widest
 
 
-def throughput_bound(prices: Prices, micro_batch: int) -> float:
-    """(2): the least seconds per micro-batch."""
+def throughput_bound(prices: Prices, micro_batch: int, units: Vector | None = None) -> float:
+    """(2): the least seconds per micro-batch; with (3) for stages of so many devices at least."""
     layers = prices.chain.layers
     weight = np.array([layer.forward_flop + layer.backward_flop for layer in layers])
     if not weight.sum():
@@ -33,7 +37,11 @@ def throughput_bound(prices: Prices, micro_batch: int) -> float:
     for pool in prices.pools:
         best = 0.0
         for width in tensor_widths(pool, pool.per_node, widest(layers)):
-            for samples in _sizes(prices, pool.index, width, micro_batch):
+            unit = units[pool.index] if units is not None else 1
+            most = min(micro_batch, math.ceil(micro_batch * width / unit))
+            if micro_batch * width < unit:
+                continue
+            for samples in _sizes(prices, pool.index, width, most):
                 seconds = prices.least_seconds(pool.index, width, samples)
                 rates = np.divide(share * samples, seconds, out=np.zeros_like(seconds), where=seconds > 0)
                 best = max(best, float(rates.max()) / (micro_batch * width))
@@ -41,10 +49,10 @@ def throughput_bound(prices: Prices, micro_batch: int) -> float:
     return 1 / total if total else math.inf
 
 
-def _sizes(prices: Prices, pool: int, width: int, micro_batch: int) -> Iterable[int]:
+def _sizes(prices: Prices, pool: int, width: int, most: int) -> Iterable[int]:
     """Samples of a replica to look at: the roofline's seconds per sample never rise with the samples; a measured
     profile may do anything between the fewest and the most that were measured."""
     if not prices.model.profiles:
-        return [micro_batch]
+        return [most]
     known = prices.sample_range(pool, width)
-    return [] if known is None else range(known[0], int(min(micro_batch, known[1])) + 1)
+    return [] if known is None else range(known[0], int(min(most, known[1])) + 1)
