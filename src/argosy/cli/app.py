@@ -20,6 +20,7 @@ from argosy.cli.models import models
 from argosy.cli.nbody import nbody_app
 from argosy.cli.plan import plan
 from argosy.cli.probe import probe
+from argosy.cli.profile import profile
 from argosy.cli.report import report
 from argosy.cli.run import run
 from argosy.cli.simulate import simulate
@@ -68,6 +69,7 @@ COMMANDS = (
     calibrate,
     export,
     probe,
+    profile,
     report,
     devices,
     models,

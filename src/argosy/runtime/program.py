@@ -26,11 +26,7 @@ class Program:
 
 
 def split_name(text: str) -> tuple[Path, str]:
-    """The file and the function that ``file.py:build`` names; the function is ``build`` unless given.
-
-    >>> split_name("train.py:small")
-    (PosixPath('train.py'), 'small')
-    """
+    """The file and the function that ``file.py:build`` names; the function is ``build`` unless given."""
     file, _, name = text.partition(":")
     path = Path(file)
     if path.suffix != ".py" or not path.is_file():
