@@ -39,35 +39,25 @@ def profile(
     from argosy.cli.terminal import print_json, write_file
     from argosy.dtype import Dtype
     from argosy.errors import RunError, bad_input
-    from argosy.runtime.program import load_program, split_name
     from argosy.workload.profile_file import dump_profile
 
     counts = _counts(samples)
     if dtype not in ("fp32", "bf16", "fp16"):
         raise bad_input("fp32, bf16 or fp16", dtype, where="--dtype")
-    file, _ = split_name(program)
     try:
-        import torch
-
-        from argosy.runtime.profile import profile_model
+        from argosy.runtime.profile import profile_program
     except ModuleNotFoundError as error:
         raise RunError(f"measuring needs torch ({error}); pip install 'argosy[torch]'") from None
-    model, loss_fn, batch = load_program(program).build()
-    card = torch.cuda.is_available()
 
     def tell(layer: str, count: int) -> None:
         if not quiet:
             sys.stderr.write(f"measuring {layer} with {count} sample{'' if count == 1 else 's'}\n")
 
-    measured = profile_model(
-        model,
-        loss_fn,
-        batch,
-        name=file.stem,
-        kind=kind or (torch.cuda.get_device_name() if card else "CPU-core"),
+    measured = profile_program(
+        program,
+        kind=kind,
         samples=counts,
         dtype=Dtype(dtype),
-        device=torch.device("cuda" if card else "cpu"),
         seconds=seconds,
         sequence_length=sequence_length,
         report=tell,

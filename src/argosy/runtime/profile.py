@@ -26,6 +26,7 @@ from argosy.dtype import Dtype
 from argosy.errors import bad_input
 from argosy.plan.plan import Recompute
 from argosy.runtime.layers import find_layers
+from argosy.runtime.program import load_program, split_name
 from argosy.runtime.stage import LayerStage, LossFunction
 from argosy.workload.chain import Layer
 from argosy.workload.profile import Profile, ProfileRow
@@ -40,6 +41,35 @@ class _Amounts:
     forward_flop: float
     activation_bytes: float
     output_bytes: float
+
+
+def profile_program(
+    program: str,
+    *,
+    kind: str | None,
+    samples: Sequence[int],
+    dtype: Dtype,
+    seconds: float,
+    sequence_length: int,
+    report: Report,
+) -> Profile:
+    """The profile of a user's ``file.py:build`` on this process's card, or its CPU."""
+    path, _ = split_name(program)
+    model, loss_fn, batch = load_program(program).build()
+    card = torch.cuda.is_available()
+    return profile_model(
+        model,
+        loss_fn,
+        batch,
+        name=path.stem,
+        kind=kind or (torch.cuda.get_device_name() if card else "CPU-core"),
+        samples=samples,
+        dtype=dtype,
+        device=torch.device("cuda" if card else "cpu"),
+        seconds=seconds,
+        sequence_length=sequence_length,
+        report=report,
+    )
 
 
 def profile_model(
