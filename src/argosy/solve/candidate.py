@@ -52,8 +52,10 @@ def describe_choice(choice: Choice) -> str:
     on = " + ".join(
         f"{part.devices}x {pool.name}" for part, pool in zip(choice.option.parts, choice.option.pools, strict=True)
     )
-    widths = sorted({part.width for part in choice.option.parts})
+    widths = sorted({part.tensor_width for part in choice.option.parts})
     tricks = [f"tensor width {'/'.join(map(str, widths))}"] if widths != [1] else []
+    tricks += [f"context {choice.option.context}"] if choice.option.context > 1 else []
+    tricks += [f"expert {choice.option.expert}"] if choice.option.expert > 1 else []
     tricks += [f"zero {choice.option.zero}"] if choice.option.zero > 1 else []
     tricks += [f"recompute {choice.option.recompute}"] if choice.option.recompute is not Recompute.NONE else []
     return ", ".join([f"{counted(choice.end - choice.first, 'layer')} on {on}", *tricks])
