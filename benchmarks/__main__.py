@@ -5,11 +5,10 @@ from __future__ import annotations
 import platform
 import sys
 
-from benchmarks import fit_compute, gravity, imports, planning, simulator, spmd
+from benchmarks import fit_compute, gravity, imports, planning, reality, simulator, spmd
 
-BENCHMARKS = {
-    module.BENCHMARK.name: module.BENCHMARK for module in (simulator, planning, fit_compute, imports, spmd, gravity)
-}
+MODULES = (simulator, planning, fit_compute, imports, spmd, gravity, reality)
+BENCHMARKS = {module.BENCHMARK.name: module.BENCHMARK for module in MODULES}
 
 
 def main(names: list[str]) -> int:

@@ -6,34 +6,33 @@ its measured layer times, fp32, 1,024 samples of 2,048 tokens an iteration. Plan
 equal shares, 1F1B, no ZeRO, no recomputation; and to what was measured.
 
 Our simulator and the judge do not see the same network: the judge lets no transfer overlap, sums gradients at the
-bandwidth of one GPU, and gives small messages less. So there are two plans for each cluster: one for our simulator as
-it is, and one after three constants were fitted to what the judge says of other, random plans, which is what
-``argosy calibrate`` is for.
+bandwidth of one GPU, and gives small messages less. So for each cluster our planner makes one plan per number of
+replicas, once for transfers that overlap with compute and once for transfers that block, and the judge picks among
+these few, as it does inside Sailor's own planner.
 """
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import math
-import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from argosy.calibrate.fit import fit_to
+from argosy.calibrate.predict import exact_seconds
 from argosy.calibrate.run import MeasuredRun, Measurements
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
 from argosy.cost.calibration import Calibration
 from argosy.document import Document
-from argosy.export.sailor import SAILOR_NAMES, to_sailor
-from argosy.plan.plan import ClusterRef, ModelRef, Plan, Recompute, Replica, Stage
+from argosy.errors import InfeasibleError
+from argosy.export.sailor import to_sailor
+from argosy.plan.plan import Plan, Recompute
 from argosy.planner import Settings, find_plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
-from argosy.solve.chain import cut_chain
 from argosy.workload.chain import Chain
 from argosy.workload.profile import Profile
 from argosy.workload.sailor import read_sailor
@@ -51,9 +50,12 @@ PER_NODE = 4
 INSIDE = {"A100-40GB": 243.2e9, "V100-16GB": 68.17e9}
 BETWEEN = {"A100-40GB": 6.036e9, "V100-16GB": 5.787e9}
 """Bytes/s out of a node."""
-PROCESS = 3e9
-"""Bytes that the judge counts for a process."""
-FITTED = ("bandwidth", "latency", "reduction")
+PROCESS = 1.6e9
+"""Bytes of a process with which a V100 holds for us what it holds for the judge, which counts 24 bytes per parameter
+and no reserve."""
+MOST_UNITS = 12
+MOST_PAIRS = 72
+"""Units of a kind, and pairs of units of both, in one search."""
 GLOBAL_BATCH = 1024
 PLAIN = Settings(
     even_shares=True,
@@ -71,7 +73,7 @@ class Entry:
     plan: Plan
     ours: float
     judged: float
-    fits: bool
+    """0 where it does not fit, in the judge's count of bytes."""
     cpu_seconds: float
 
 
@@ -102,16 +104,40 @@ def judge() -> Judge:
     return Judge(FOLDER, "OPT-350", GLOBAL_BATCH)
 
 
-def contest(size: tuple[int, int], calibration: Calibration) -> Entry:
-    """Plan for a cluster under a calibration, and ask the judge."""
-    chain, profiles = model()
+def contest(size: tuple[int, int], calibration: Calibration) -> list[Entry]:
+    """One plan per number of replicas for a cluster under a calibration, and what the judge says of each."""
     cluster = sailor_cluster(*size)
+    entries = []
+    for replicas in _replicas(size):
+        units = tuple(max(replicas, replicas * 2 ** math.ceil(math.log2(n / replicas / MOST_UNITS))) for n in size)
+        if math.prod(n // unit for n, unit in zip(size, units, strict=True)) > MOST_PAIRS:
+            continue
+        with contextlib.suppress(InfeasibleError):
+            entries.append(_entry(size, cluster, calibration, replace(PLAIN, replicas=replicas, units=units)))
+    return entries
+
+
+def _replicas(size: tuple[int, int]) -> list[int]:
+    """Powers of two, and five times one where both kinds can be cut so."""
+    most = sum(size)
+    powers = [2**power for power in range(int(math.log2(most)) + 1)]
+    fives = [5 * power for power in powers if not any(count % 5 for count in size)]
+    return [count for count in (*powers, *fives) if count <= most]
+
+
+def _rounded_batch(replicas: int) -> int:
+    """At least the global batch, in whole micro-batches of up to four samples a replica: the judge rounds up, too."""
+    return math.ceil(GLOBAL_BATCH / (4 * replicas)) * 4 * replicas if GLOBAL_BATCH % replicas else GLOBAL_BATCH
+
+
+def _entry(size: tuple[int, int], cluster: Cluster, calibration: Calibration, settings: Settings) -> Entry:
+    chain, profiles = model()
     began = time.process_time()
     plan = find_plan(
         calibration.chain(chain),
         calibration.cluster(cluster),
-        global_batch=GLOBAL_BATCH,
-        settings=PLAIN,
+        global_batch=_rounded_batch(settings.replicas or 1),
+        settings=settings,
         model=calibration.compute_model(profiles),
     )
     spent = time.process_time() - began
@@ -121,79 +147,37 @@ def contest(size: tuple[int, int], calibration: Calibration) -> Entry:
         size=size,
         plan=plan,
         ours=1 / plan.predicted.iteration_seconds,
-        judged=verdict.iterations_per_second,
-        fits=verdict.fits,
+        judged=verdict.iterations_per_second if verdict.fits else 0.0,
         cpu_seconds=spent,
     )
 
 
-@cache
-def fitted_to_judge(seed: int = 0, count: int = 60) -> Calibration:
-    """Three constants fitted to what the judge says of random plans."""
-    _, profiles = model()
-    runs = tuple(random_runs(seed, count))
-    measured = Measurements(source="Sailor's judge", runs=runs, profiles=profiles, blocking=True)
-    return fit_to(measured, runs, FITTED, Calibration(blocking=True, process_bytes=PROCESS))
+def best_plans() -> Iterator[tuple[Entry, float]]:
+    """Per cluster, the plan that the judge picks among ours, and the CPU seconds of all of them."""
+    overlapping = Calibration(process_bytes=PROCESS)
+    for size in SIZES:
+        both = (overlapping, replace(overlapping, blocking=True))
+        entries = [entry for constants in both for entry in contest(size, constants)]
+        best = max(entries, key=lambda entry: entry.judged)
+        yield replace(best, ours=_overlapped(best)), sum(entry.cpu_seconds for entry in entries)
 
 
-def random_runs(seed: int, count: int) -> Iterator[MeasuredRun]:
-    """Random plans with balanced stages on random clusters of Sailor's sizes, with the judge's seconds."""
-    chain, _ = model()
-    source = random.Random(seed)
-    clusters = [sailor_cluster(*size) for size in SIZES]
-    while count:
-        cluster = source.choice(clusters)
-        plan = _random_plan(source, chain, cluster)
-        if plan is None:
-            continue
-        verdict = judge().verdict(to_sailor(plan, cluster))
-        if verdict.fits:
-            count -= 1
-            yield MeasuredRun(
-                name=repr(plan), plan=plan, chain=chain, cluster=cluster, seconds=verdict.iteration_seconds
-            )
+def _overlapped(entry: Entry) -> float:
+    """It/s of a plan in our simulator as it is, whatever constants it was searched with."""
+    chain, profiles = model()
+    measured = Measurements(source="", runs=(), profiles=profiles)
+    cluster = sailor_cluster(*entry.size)
+    run = MeasuredRun(name="", plan=entry.plan, chain=chain, cluster=cluster, seconds=1.0)
+    return 1 / exact_seconds(measured, run, Calibration())
 
 
-def _random_plan(source: random.Random, chain: Chain, cluster: Cluster) -> Plan | None:
-    """Stages on V100, then stages on A100; None where the draw makes no plan."""
-    samples = source.choice([1, 2, 4])
-    free = {kind: [d.name for d in cluster.devices if d.kind.name == kind] for kind in KINDS}
-    replicas = 2 ** source.randrange(int(math.log2(len(cluster.devices))))
-    widths = {kind: source.choice([1, 2, 4]) for kind in KINDS}
-    counts = {kind: source.randint(0, min(4, len(free[kind]) // (widths[kind] * replicas))) for kind in KINDS}
-    kinds = [KINDS[1]] * counts[KINDS[1]] + [KINDS[0]] * counts[KINDS[0]]
-    known = all(str(widths[kind]) in judge().times[SAILOR_NAMES[kind]][str(samples)] for kind in kinds)
-    if not kinds or not known or GLOBAL_BATCH % (samples * replicas):
-        return None
-    ranges = _balanced(chain, kinds, widths, samples)
-    if any(first == end for first, end in ranges):
-        return None
-    stages = []
-    for (first, end), kind in zip(ranges, kinds, strict=True):
-        groups = [[free[kind].pop(0) for _ in range(widths[kind])] for _ in range(replicas)]
-        members = tuple(Replica(devices=tuple(group), samples=samples) for group in groups)
-        stages.append(Stage(first=first, end=end, replicas=members))
-    return Plan(
-        model=ModelRef(name=chain.name, sequence_length=chain.sequence_length, dtype=chain.dtype),
-        cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=cluster.content),
-        global_batch=GLOBAL_BATCH,
-        micro_batch_size=samples * replicas,
-        num_micro_batches=GLOBAL_BATCH // (samples * replicas),
-        schedule=ScheduleSpec(),
-        stages=tuple(stages),
-    )
-
-
-def _balanced(chain: Chain, kinds: list[str], widths: dict[str, int], samples: int) -> list[tuple[int, int]]:
-    """Layers by what they take on the first kind, over stages as fast as they are on the whole model."""
-    _, profiles = model()
-
-    def seconds(kind: str) -> list[float]:
-        profile, width = profiles[kind], widths[kind]
-        return [
-            profile.forward_seconds(layer.name, samples, width) + profile.backward_seconds(layer.name, samples, width)
-            for layer in chain.layers
-        ]
-
-    cut = cut_chain(seconds(kinds[0]), [1 / sum(seconds(kind)) for kind in kinds])
-    return list(itertools.pairwise((0, *cut.ends)))
+def describe(plan: Plan) -> str:
+    """``2 samples x 8: 7 V100, 19 A100``: samples of a replica, replicas, layers of each stage and its width."""
+    kinds = {"a": "A100", "v": "V100"}
+    stages = [
+        f"{stage.end - stage.first} {kinds[stage.devices[0][0]]}"
+        + (f" x{stage.replicas[0].width}" if stage.replicas[0].width > 1 else "")
+        for stage in plan.stages
+    ]
+    first = plan.stages[0].replicas
+    return f"{first[0].samples} samples x {len(first)}: {', '.join(stages)}"

@@ -129,3 +129,16 @@ def test_a_broken_row_is_named(tmp_path: Path) -> None:
     path.write_text(",".join(COLUMNS) + "\n2,16,8,1024,16,24,1024,1,1,2,fast\n")
     with pytest.raises(InputError, match=r"runs.csv:2"):
         read_vtrain(path)
+
+
+def test_messages_and_sums_can_be_slow(imagined: Measurements) -> None:
+    """What a message takes beside its bytes, and what of a link sums of gradients reach, mean the same to the closed
+    form and to the exact engine, and are found again."""
+    slow = replace(TRUE, latency=2e-4, reduction=0.4)
+    told = told_by(imagined, slow)
+    found = fit_to(told, told.runs, ("latency", "reduction"), TRUE)
+    assert found.latency == pytest.approx(2e-4, rel=0.05)
+    assert found.reduction == pytest.approx(0.4, rel=0.05)
+    runs = told.runs[::7]
+    exact = np.array([exact_seconds(told, run, slow) for run in runs])
+    assert np.abs(quick_seconds(told, runs, slow) / exact - 1).max() < 0.05

@@ -1,0 +1,134 @@
+"""``python -m benchmarks.validation docs/validation.md``: the page of figures against measurements of others."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from argosy.calibrate.fit import Errors
+from argosy.calibrate.study import Study
+from argosy.cost.calibration import Calibration
+from argosy.report.calibration import error_cells, shown_constant
+from argosy.units import RATE, SIZE, TIME
+from benchmarks import sailor_clusters
+from benchmarks.reality import collectives, layer_kinds, studies
+
+OTHERS = {
+    "Sailor, gh200-opt350": "Sailor's own simulator: time 8.9 %, memory 6 %; Metis: time 12 %",
+    "Sailor, mixed-rtx": "Sailor's own simulator: time 10.3 %, memory 76 %; Metis: time 28 %",
+}
+HEAD = """# Predictions against measurements
+
+Made by `python -m benchmarks.validation docs/validation.md` from data that nobody of this project measured: vTrain
+(VIA-Research/vTrain, MIT), Sailor (eth-easl/sailor, MIT), Vidur (microsoft/vidur, MIT), Cephalo (benson-guo/cephalo,
+MIT). No run is judged that constants were fitted on. Predictions of runs are those of the exact engine that plans are
+judged with. How to do the same with your own runs: `argosy calibrate` and `docs/formats.md`.
+"""
+
+
+def page() -> str:
+    return "\n".join([HEAD, *_runs(), *_each_run(), *_collectives(), *_kinds(), *_clusters()]) + "\n"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head), *lines, ""]
+
+
+def _runs() -> Iterator[str]:
+    yield "## Runs\n"
+    rows = []
+    for study in studies():
+        shown: list[tuple[str, Errors | None]] = [("time", study.seconds), ("memory", study.memory)]
+        for what, found in shown:
+            if found is not None:
+                rows.append([study.measured.source, what, study.method, *error_cells(found)])
+    head = ("runs of", "error of", "how", "runs", "median", "mean", "90 % below", "worst", "rank correlation")
+    yield from _table(head, rows)
+    for name, text in OTHERS.items():
+        yield f"Beside {name}, mean errors published with the data: {text}.\n"
+    yield "Constants, fitted ones in bold:\n"
+    names = [field.name for field in fields(Calibration)]
+    yield from _table(
+        ["runs of", *names], [[s.measured.source, *(_constant(s, name) for name in names)] for s in studies()]
+    )
+    yield """\
+On the mixed RTX cluster the published peaks of memory are below what the weights and one micro-batch of activations
+take by the same source's amounts per layer (5.8 GB against 4.1 GB for `N2_D1`): nothing that adds these up can meet
+them, and Sailor's own simulator does not. The worst of vTrain's runs are small layers on groups of four, where
+launching kernels hides the reductions that the model adds to it.
+"""
+
+
+def _constant(study: Study, name: str) -> str:
+    text = shown_constant(study.calibration, name)
+    return f"**{text}**" if name in study.names else text
+
+
+def _each_run() -> Iterator[str]:
+    for study in studies():
+        if len(study.judged) > 20:
+            continue
+        yield f"## {study.measured.source}, run by run\n"
+        rows = [
+            [
+                one.run.name,
+                TIME.format(one.run.seconds),
+                TIME.format(one.seconds),
+                f"{100 * one.error:+.1f} %",
+                SIZE.format(one.run.peak_bytes or 0.0, digits=3),
+                SIZE.format(one.peak_bytes, digits=3),
+            ]
+            for one in study.judged
+        ]
+        yield from _table(("run", "measured", "predicted", "error", "peak memory", "predicted"), rows)
+
+
+def _collectives() -> Iterator[str]:
+    yield "## Collectives on a DGX A100\n"
+    yield "Bandwidth and latency of our formulas, fitted on every other size up to 67 MB, judged on those between.\n"
+    rows = [
+        [one.name, RATE.format(one.bandwidth), TIME.format(one.latency, digits=3), *error_cells(one.found)]
+        for one in collectives()
+    ]
+    head = ("collective", "bandwidth", "latency", "sizes", "median", "mean", "90 % below", "worst", "rank correlation")
+    yield from _table(head, rows)
+
+
+def _kinds() -> Iterator[str]:
+    yield "## Transformer blocks on other kinds of GPU\n"
+    yield """\
+Cephalo's measured blocks (forward + backward, 512 tokens) against the roofline with its constants from an H200,
+nothing fitted. fp32 products may have run as tf32 where a kind has it, and nothing here says so: a ratio far above 1
+in fp32 on Ampere and later is that.
+"""
+    rows = [
+        [one.kind, str(one.dtype), str(one.count), f"{one.ratio:.2f}", f"{100 * one.error:.0f} %"]
+        for one in layer_kinds()
+    ]
+    yield from _table(("kind", "dtype", "measurements", "predicted / measured, median", "median error"), rows)
+
+
+def _clusters() -> Iterator[str]:
+    yield "## Sailor's clusters\n"
+    yield """\
+OPT-350 with Sailor's layer times, 1,024 samples of 2,048 tokens, fp32, on A100-40GB and V100-16GB in nodes of four;
+iterations per second. The judge is Sailor's simulator, written anew from its formulas (`benchmarks/sailor_judge.py`);
+a test holds it against five plain uneven splits of the layers. Our planner makes a plan per number of replicas, for
+transfers that overlap and for transfers that block, and the judge picks (`benchmarks/sailor_clusters.py`). Metis
+reaches 0.0445 on 8 + 8.
+"""
+    rows = []
+    pairs = zip(sailor_clusters.best_plans(), sailor_clusters.SAILOR, sailor_clusters.FLOOR, strict=True)
+    for (entry, cpu), sailor, floor in pairs:
+        fast, slow = entry.size
+        figures = [f"{entry.ours:.4f}", f"**{entry.judged:.4f}**", f"{sailor:.4f}", f"{floor:.4f}" if floor else "-"]
+        rows.append([f"{fast} + {slow}", *figures, f"{cpu:.0f} s", sailor_clusters.describe(entry.plan)])
+    head = ("A100 + V100", "ours, our simulator", "ours, judge", "Sailor, judge", "plain split, judge", "CPU", "plan")
+    yield from _table(head, rows)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page(), encoding="utf-8")
