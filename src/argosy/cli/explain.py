@@ -30,6 +30,7 @@ def explain(
     \b
     Example:
         argosy explain llama-3-8b-on-mixed-16
+        argosy explain train.py:build --cluster two-cards
     """
     from argosy.cli.inputs import load_scenario
     from argosy.cli.terminal import print_json, progress, stdout_console
@@ -37,6 +38,11 @@ def explain(
     from argosy.plan.file import read_plan, schedule_to_dict
     from argosy.report.explain import explanation_to_dict
 
+    if plan.partition(":")[0].endswith(".py"):
+        from argosy.cli.program import explain_program
+
+        explain_program(plan, cluster, width=width, json=json, quiet=quiet)
+        return
     document = read_plan(plan)
     scenario = load_scenario(document, cluster=cluster, traces=trace or (), profiles=profile or ())
     with progress(f"simulating {scenario.plan!r} and changes to it", quiet=quiet):

@@ -54,6 +54,15 @@ ModelSource = Annotated[
     str, typer.Option("--model", "-m", help="A model's name (argosy models), a config.json or its folder, a .toml.")
 ]
 TargetCluster = Annotated[str, typer.Option("--cluster", "-c", help="A cluster file, or a bundled name.")]
+OptionalModel = Annotated[
+    str | None,
+    typer.Option("--model", "-m", help="A model's name (argosy models), a config.json or its folder, a .toml."),
+]
+OptionalBatch = Annotated[int | None, typer.Option("--global-batch", "-b", help="Samples per iteration.")]
+ProgramSource = Annotated[
+    str | None,
+    typer.Option("--program", metavar="FILE.py:build", help="A torch program to share, in place of a model."),
+]
 GlobalBatch = Annotated[int, typer.Option("--global-batch", "-b", help="Samples per iteration.")]
 SequenceLength = Annotated[
     int | None, typer.Option("--sequence-length", help="Tokens per sample, in place of the model's.")

@@ -20,14 +20,15 @@ from argosy.cli.options import (
     EvenShares,
     ExecutorName,
     Gap,
-    GlobalBatch,
     Json,
     Level,
-    ModelSource,
     NoMixed,
     NoPrune,
     OptimizerName,
+    OptionalBatch,
+    OptionalModel,
     Profiles,
+    ProgramSource,
     Quiet,
     Runnable,
     Schedules,
@@ -53,9 +54,10 @@ if TYPE_CHECKING:
 
 
 def plan(
-    model: ModelSource,
     cluster: TargetCluster,
-    global_batch: GlobalBatch,
+    model: OptionalModel = None,
+    global_batch: OptionalBatch = None,
+    program: ProgramSource = None,
     sequence_length: SequenceLength = None,
     dtype: DtypeName = None,
     optimizer: OptimizerName = None,
@@ -85,15 +87,23 @@ def plan(
     Examples:
         argosy plan -m llama-3-8b -c mixed-16 -b 128 --sequence-length 2048 --dtype fp16
         argosy plan -m gpt2-xl -c two-cards -b 64 --dtype fp16 --level 2 -o plan.json
+        argosy plan --program train.py:build -c two-cards
     """
     from argosy.cli.inputs import check_at_least, compute_model, load_calibration
     from argosy.cli.terminal import check_folder, print_json, progress, stdout_console, write_file
     from argosy.cluster.file import load_cluster
-    from argosy.errors import NothingFitsError
+    from argosy.errors import NothingFitsError, bad_input
     from argosy.plan.file import dumps_plan
     from argosy.planner import Settings
     from argosy.workload.load import load_model
 
+    if program is not None:
+        from argosy.cli.program import plan_program
+
+        plan_program(program, cluster, dtype=dtype, width=width, json=json, quiet=quiet)
+        return
+    if model is None or global_batch is None:
+        raise bad_input("--model and --global-batch, or --program FILE.py:build", where="argosy plan")
     check_at_least("--global-batch", global_batch, 1)
     if output is not None:
         check_folder(output)

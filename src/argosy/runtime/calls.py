@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from argosy.runtime import attention
 from argosy.workload.graph import Argument, Graph, Node, Ref, Role, Symbol
 
 RESHAPES = {"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"}
@@ -28,6 +29,8 @@ def function(op: str) -> Callable[..., Any]:
     """
     if op in RESHAPES:
         return torch.ops.aten.reshape.default
+    if op in attention.FUNCTIONS:
+        return attention.FUNCTIONS[op]
     namespace, name, overload = op.split(".")
     if namespace == "argosy":
         import argosy.workload.capture.decompose  # noqa: F401 (registers the operation)

@@ -1,0 +1,130 @@
+"""A distributed program for people: shares of the devices, collectives, and where every parameter is, with reasons."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from rich.table import Table
+
+from argosy.cluster.topology import Cluster
+from argosy.report.marks import names_in_short
+from argosy.report.tables import plain_table
+from argosy.solve.placement import Pricing
+from argosy.solve.spmd import Alternative, Program, alternatives
+from argosy.units import SIZE, TIME
+
+
+def program_title(program: Program, cluster: Cluster) -> str:
+    graph = program.graph
+    size = f"{graph.num_parameters():,} parameters, {len(graph.nodes):,} operations"
+    proven = program.seconds / program.bound - 1 if program.bound else 0.0
+    lines = [
+        f"{graph.name} ({size}) shared by {len(program.group)} devices of {cluster.name}",
+        f"step {TIME.format(program.seconds)}: compute {TIME.format(program.compute_seconds)}, "
+        f"collectives {TIME.format(program.transfer_seconds)}; at these shares none is more than "
+        f"{100 * max(proven, 0.0):.2f} % faster",
+    ]
+    if program.unknown:
+        lines.append(f"without a rule, done in full by every device: {', '.join(program.unknown)}")
+    return "\n".join(lines)
+
+
+def share_table(program: Program, cluster: Cluster) -> Table:
+    """Devices with the same share on one line."""
+    table = plain_table("devices", "kind", "share", "memory", right=("share", "memory"))
+    rows = [
+        (cluster.device(name).kind.name, f"{100 * ratio:.2f} %", SIZE.format(held, digits=3), name)
+        for name, ratio, held in zip(program.group.names, program.ratios, program.device_bytes, strict=True)
+    ]
+    for (kind, share, held), alike in groupby(rows, key=lambda row: row[:3]):
+        table.add_row(names_in_short(row[3] for row in alike), kind, share, held)
+    return table
+
+
+def collective_table(program: Program) -> Table:
+    """Collectives by kind and way."""
+    table = plain_table("collective", "way", "count", "bytes", "time", right=("count", "bytes", "time"))
+    found: dict[tuple[str, str], list[float]] = {}
+    for move in program.moves:
+        if move.seconds > 0:
+            total = found.setdefault((move.step.kind, move.way), [0, 0.0, 0.0])
+            total[0] += 1
+            total[1] += program.graph.values[move.value].num_bytes
+            total[2] += move.seconds
+    for (kind, way), (count, size, seconds) in sorted(found.items(), key=lambda item: -item[1][2]):
+        table.add_row(kind, way, f"{count:.0f}", SIZE.format(size, digits=3), TIME.format(seconds))
+    return table
+
+
+def placements(program: Program) -> Iterator[tuple[str, list[int]]]:
+    """Parameters that differ in numbers only and are placed alike, the largest first."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for value in program.graph.parameters:
+        name = re.sub(r"\b\d+\b", "*", program.graph.values[value].name, count=1)
+        groups.setdefault((name, str(program.deliveries[value])), []).append(value)
+
+    def weight(item: tuple[tuple[str, str], list[int]]) -> int:
+        return -sum(program.graph.values[value].elements for value in item[1])
+
+    for (name, _), values in sorted(groups.items(), key=weight):
+        yield name if len(values) > 1 else program.graph.values[values[0]].name, values
+
+
+def parameter_table(program: Program, *, most: int = 12) -> Table:
+    """Where parameters are stored, and as what they are used."""
+    table = plain_table("parameter", "count", "shape", "stored", "used as", right=("count",))
+    for name, values in list(placements(program))[:most]:
+        described, delivery = program.graph.values[values[0]], program.deliveries[values[0]]
+        shape = " x ".join(map(str, described.shape))
+        table.add_row(name, str(len(values)), shape, str(delivery.stored), " and ".join(map(str, delivery.states)))
+    return table
+
+
+def reason_table(program: Program, pricing: Pricing, *, most: int = 6) -> Table:
+    """For the largest parameters, what the best program with another placement would cost."""
+    table = plain_table("parameter", "placed", "otherwise", "step", right=("step",))
+    for name, values in list(placements(program))[:most]:
+        chosen = program.deliveries[values[0]]
+        others = [a for a in alternatives(program, pricing, values[0]) if a.delivery != chosen]
+        for place, other in enumerate(others[:3]):
+            first = (name, str(chosen)) if place == 0 else ("", "")
+            table.add_row(*first, str(other.delivery), _more(program, other))
+    return table
+
+
+def _more(program: Program, other: Alternative) -> str:
+    more = other.seconds / program.seconds - 1
+    return "the same" if more < 5e-5 else f"+{100 * more:.2f} %"
+
+
+def program_to_dict(program: Program) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    graph = program.graph
+    return {
+        "name": graph.name,
+        "operations": len(graph.nodes),
+        "parameters": graph.num_parameters(),
+        "step_seconds": program.seconds,
+        "compute_seconds": program.compute_seconds,
+        "bound_seconds": program.bound,
+        "devices": [
+            {"device": name, "share": ratio, "bytes": held}
+            for name, ratio, held in zip(program.group.names, program.ratios, program.device_bytes, strict=True)
+        ],
+        "collectives": [
+            {
+                "tensor": graph.values[move.value].name,
+                "kind": str(move.step.kind),
+                "way": str(move.way),
+                "bytes": graph.values[move.value].num_bytes,
+                "seconds": move.seconds,
+            }
+            for move in program.moves
+            if move.seconds > 0
+        ],
+        "placements": {graph.values[v].name: str(program.deliveries[v].stored) for v in graph.parameters},
+        "without_rule": list(program.unknown),
+    }
