@@ -9,9 +9,11 @@ from typing import Any
 import highspy
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from spmd_models import captured, linear_graph
+from torch import Tensor, nn
 
 from argosy.cost.group import DeviceGroup
 from argosy.errors import InfeasibleError
@@ -22,6 +24,7 @@ from argosy.solve.ratios import closed_form, solve_ratios
 from argosy.solve.spmd import alternatives, find_program
 from argosy.space.rules import Choices
 from argosy.space.sharding import REPLICATED
+from argosy.workload.capture.trace import capture
 from argosy.workload.graph import Role
 
 
@@ -250,3 +253,20 @@ def test_a_placement_is_explained_by_what_else_would_cost() -> None:
     assert others[0].seconds == pytest.approx(program.seconds) and others[0].delivery == program.deliveries[value]
     assert len(others) > 2 and others[1].seconds >= others[0].seconds
     assert REPLICATED in {other.delivery.stored for other in others}
+
+
+def test_an_operation_without_a_rule_is_done_by_everybody_and_named() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.special.i0e(self.inner(x))
+
+    graph = capture(lambda: (Odd(), lambda model, x: model(x).sum(), torch.randn(6, 8)), name="odd")
+    program = find_program(graph, Pricing(group=group(2)), ratios=(0.5, 0.5))
+    assert any("special_i0e" in op for op in program.unknown)
+    for node, row in zip(graph.nodes, program.rows, strict=True):
+        if node.op in program.unknown:
+            assert row.units == 0 and set(row.inputs) | set(row.outputs) == {REPLICATED}
