@@ -30,7 +30,7 @@ def test_a_snapshot_is_read_back(tmp_path: Path) -> None:
     write_snapshot(tmp_path / "new" / "box.hdf5", box)
     again = read_snapshot(tmp_path / "new" / "box.hdf5")
     assert (again.size, again.expansion, again.cosmology) == (box.size, box.expansion, box.cosmology)
-    assert np.array_equal(again.particles.positions, box.particles.positions)
+    np.testing.assert_allclose(again.particles.positions, box.particles.positions, rtol=1e-14)
     assert np.array_equal(again.particles.ids, box.particles.ids)
     np.testing.assert_allclose(again.particles.momenta, box.particles.momenta, rtol=1e-14)
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["box.hdf5"]
@@ -45,6 +45,8 @@ def test_a_snapshot_is_gadgets(tmp_path: Path) -> None:
         assert header["NumPart_ThisFile"].tolist() == [0, 216, 0, 0, 0, 0]
         assert header["NumPart_Total_HighWord"].tolist() == [0] * 6
         assert header["Redshift"] == pytest.approx(10)
+        assert (header["BoxSize"], header["UnitLength_in_cm"]) == (30e3, pytest.approx(3.0857e21, rel=1e-4))  # kpc/h
+        np.testing.assert_allclose(file["PartType1/Coordinates"][:], 1e3 * box.particles.positions)
         assert header["MassTable"][1] * 216 == pytest.approx(27.754 * 0.308 * 30.0**3, rel=1e-3)
         assert file["PartType1/Coordinates"].shape == file["PartType1/Velocities"].shape == (216, 3)
         peculiar = file["PartType1/Velocities"][:] * np.sqrt(box.expansion)
@@ -87,7 +89,7 @@ def test_a_snapshot_without_particles_is_told(tmp_path: Path) -> None:
         ("Velocities", np.inf, r"velocities: found \[.*inf.*\] for particle 4, expected finite numbers"),
         (
             "Coordinates",
-            31.0,
+            31e3,
             r"Coordinates: found \[.*31.0.*\] for particle 4, expected coordinates within the box of 30",
         ),
     ],

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from argosy.nbody.gravity import check_positions, list_packages
 from argosy.nbody.hilbert import hilbert_keys
 from argosy.nbody.mesh import frequencies, green
 from argosy.nbody.particles import Floats
-from argosy.nbody.settings import GravitySettings
+from argosy.nbody.settings import Cloud, GravitySettings
 from argosy.nbody.split import SPLINE
 from argosy.nbody.tasks import target_cells
 from argosy.nbody.tree import Integers, Tree, build_tree
@@ -98,7 +99,7 @@ def _mesh(positions: Tensor, box: float, scale: float, settings: GravitySettings
     for place, weight in _rows(index, weights, cells):
         mass.index_add_(0, place.flatten(), torch.round(weight * UNIT).to(torch.int64).flatten())
     modes = torch.fft.rfftn(mass.reshape(cells, cells, cells) / float(UNIT))
-    modes *= torch.from_numpy(green(cells, box, scale, settings.cloud, slice(None))).to(modes.device)
+    modes *= _green_on(modes.device, cells, box, scale, settings.cloud)
     force = torch.zeros_like(positions)
     for axis in range(3):
         k = frequencies(cells, box)[axis == 2].copy()
@@ -111,6 +112,11 @@ def _mesh(positions: Tensor, box: float, scale: float, settings: GravitySettings
         for place, weight in _rows(index, weights, cells):
             force[:, axis] += (field[place] * weight).sum(dim=1)
     return force
+
+
+@lru_cache(maxsize=1)
+def _green_on(device: torch.device, cells: int, box: float, scale: float, cloud: Cloud) -> Tensor:
+    return torch.tensor(green(cells, box, scale, cloud, 0, cells), device=device)
 
 
 def _rows(index: list[Tensor], weights: list[Tensor], cells: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -143,7 +149,7 @@ class _Pairs:
     def __init__(self, tree: Tree, positions: Tensor, lengths: tuple[float, float, float], poly: Tensor) -> None:
         self.device = positions.device
         self.box, self.cutoff, softened = lengths
-        self.h = softened / self.cutoff
+        self.h = torch.tensor(softened / self.cutoff, dtype=torch.float32, device=self.device)
         self.poly = poly
         leaves = torch.from_numpy(tree.leaves.astype(np.int64))
         self.node_start = torch.from_numpy(tree.start.astype(np.int64)).to(self.device)
@@ -247,7 +253,7 @@ def _polynomial(row: Tensor, v: Tensor) -> Tensor:
     return value
 
 
-def _sum_pairs(targets: Tensor, sources: Tensor, poly: Tensor, h: float) -> Tensor:
+def _sum_pairs(targets: Tensor, sources: Tensor, poly: Tensor, h: Tensor) -> Tensor:
     """(3) and (4) of ``split``: rows of targets x rows of sources, summed over the latter."""
     dx = sources[:, None, :, 0] - targets[:, :, None, 0]
     dy = sources[:, None, :, 1] - targets[:, :, None, 1]
@@ -264,7 +270,7 @@ def _sum_pairs(targets: Tensor, sources: Tensor, poly: Tensor, h: float) -> Tens
     return torch.stack([(w * dx).sum(2), (w * dy).sum(2), (w * dz).sum(2)], dim=-1)
 
 
-def _sum_nodes(targets: Tensor, nodes: Tensor, poly: Tensor, _h: float) -> Tensor:
+def _sum_nodes(targets: Tensor, nodes: Tensor, poly: Tensor, _h: Tensor) -> Tensor:
     """(5) of ``split``."""
     dx = nodes[:, None, :, 0] - targets[:, :, None, 0]
     dy = nodes[:, None, :, 1] - targets[:, :, None, 1]

@@ -21,6 +21,7 @@ dim does not depend on what other rows a process holds. So the force has the sam
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import scipy.fft
@@ -55,7 +56,7 @@ def mesh_force(
         inbox = send_rows(slab.ranks, positions, owner)
         held = np.concatenate(inbox)
         potential = slab.forward(slab.density(held), workers)
-        potential *= green(cells, box, scale, cloud, slab.columns)
+        potential *= green(cells, box, scale, cloud, slab.first, slab.last)
         force = np.empty((len(held), 3))
         for axis in range(3):
             field = slab.backward(gradient(potential, axis, cells, box, slab.columns), workers)
@@ -152,16 +153,22 @@ class Slab:
         return np.concatenate(blocks, axis=axis)
 
 
-def green(cells: int, box: float, scale: float, cloud: Cloud, columns: slice) -> Floats:
-    """phi(k) / density(k) of (1) for the modes of a real transform with those columns; density in particles a cell."""
-    full, last = frequencies(cells, box)
-    spread, spread_last = (np.sinc(k * box / (2 * np.pi * cells)) ** cloud.order for k in (full, last))
-    squares = full[:, None, None] ** 2 + full[None, columns, None] ** 2 + last[None, None, :] ** 2
+@lru_cache(maxsize=2)
+def green(cells: int, box: float, scale: float, cloud: Cloud, first: int, last: int) -> Floats:
+    """phi(k) / density(k) of (1) for the modes of a real transform in those columns of y; density in particles a cell.
+
+    Step after step it is the same; it is kept.
+    """
+    columns = slice(first, last)
+    full, halved = frequencies(cells, box)
+    spread, spread_last = (np.sinc(k * box / (2 * np.pi * cells)) ** cloud.order for k in (full, halved))
+    squares = full[:, None, None] ** 2 + full[None, columns, None] ** 2 + halved[None, None, :] ** 2
     zero = squares == 0
     squares[zero] = 1
     factor = -4 * np.pi * np.exp(-squares * scale * scale) / squares * (cells / box) ** 3
     factor /= (spread[:, None, None] * spread[None, columns, None] * spread_last[None, None, :]) ** 2
     factor[zero] = 0
+    factor.setflags(write=False)
     return factor
 
 

@@ -81,45 +81,42 @@ class SharedGravity:
     """Of the last force, per rank: tree and mesh."""
 
     def forces(self, particles: Particles) -> tuple[Particles, Floats]:
-        check_positions(particles.positions, self.size) if len(particles) else None
+        if len(particles):
+            check_positions(particles.positions, self.size)
         if self.starts is None:
             self.starts = equal_counts(hilbert_keys(particles.positions, self.size), self.ranks)
         particles = to_owners(particles, self.size, self.starts, self.ranks)
-        split = self.settings.split(self.size)
         planes = self.planes or even_planes(self.settings.mesh_cells, self.ranks.size)
         with ThreadPoolExecutor(self.settings.threads + 1) as pool:
             smooth = pool.submit(self._mesh, particles.positions, planes)
             begin = time.thread_time()
-            essential = essential_tree(
-                particles,
-                self.size,
-                ranks=self.ranks,
-                cell_size=self.settings.cell_size,
-                leaf_size=self.settings.leaf_size,
-                cutoff=split.cutoff,
-                softened=SPLINE * split.softening,
-                theta=self.settings.theta,
-            )
+            essential = self._essential(particles)
             growing = time.thread_time() - begin
-            found = tree_force(
-                essential.tree,
-                essential.targets,
-                essential.positions,
-                self.size,
-                split,
-                self.settings,
-                pool,
-                essential.wanted,
-            )
+            sources = essential.tree, essential.targets, essential.positions
+            split = self.settings.split(self.size)
+            found = tree_force(*sources, self.size, split, self.settings, pool, essential.wanted)
             mesh, mesh_seconds = smooth.result()
-        force = self.strength * (found.force[essential.own] + mesh)
-        pairs = Effort(work=found.pair_equivalents, seconds=found.pair_seconds)
-        tree = Effort(work=float(len(essential.positions)), seconds=found.walk_seconds + growing)
         slab = planes[self.ranks.rank + 1] - planes[self.ranks.rank]
-        cells = Effort(work=float(slab * self.settings.mesh_cells**2), seconds=mesh_seconds)
-        efforts = {Phase.PAIRS: pairs, Phase.TREE: tree, Phase.MESH: cells}
+        efforts = {
+            Phase.PAIRS: Effort(work=found.pair_equivalents, seconds=found.pair_seconds),
+            Phase.TREE: Effort(work=float(len(essential.positions)), seconds=found.walk_seconds + growing),
+            Phase.MESH: Effort(work=float(slab * self.settings.mesh_cells**2), seconds=mesh_seconds),
+        }
         self._account(particles, essential, found.work, efforts, planes)
-        return particles, force
+        return particles, self.strength * (found.force[essential.own] + mesh)
+
+    def _essential(self, particles: Particles) -> EssentialTree:
+        split = self.settings.split(self.size)
+        return essential_tree(
+            particles,
+            self.size,
+            ranks=self.ranks,
+            cell_size=self.settings.cell_size,
+            leaf_size=self.settings.leaf_size,
+            cutoff=split.cutoff,
+            softened=SPLINE * split.softening,
+            theta=self.settings.theta,
+        )
 
     def _mesh(self, positions: Floats, planes: Sequence[int]) -> tuple[Floats, float]:
         begin = time.thread_time()  # of this thread: waiting for others is not its own slowness

@@ -1,6 +1,6 @@
 """Snapshots in GADGET's HDF5 format, which yt, pynbody and others read.
 
-One file, dark matter as ``PartType1``: ``Coordinates`` in Mpc/h, ``Velocities`` u = v_peculiar / sqrt(a) in km/s,
+One file, dark matter as ``PartType1``: ``Coordinates`` in kpc/h, ``Velocities`` u = v_peculiar / sqrt(a) in km/s,
 ``ParticleIDs``; the header says box, expansion factor and cosmology. With the momenta of ``particles``, u = p / a^1.5.
 A file appears under its name only when it is complete.
 """
@@ -20,7 +20,9 @@ from argosy.errors import InputError, Problem
 from argosy.nbody.cosmology import Cosmology
 from argosy.nbody.particles import Box, Particles, check_finite, wrapped
 
-_CM_PER_MPC, _GRAMS, _CM_PER_KM = 3.085678e24, 1.989e43, 1e5
+_CM_PER_MPC, _CM_PER_KPC, _GRAMS, _CM_PER_KM = 3.085678e24, 3.085678e21, 1.989e43, 1e5
+_KPC = 1000.0
+"""Per Mpc: files are in kpc/h, which readers take for granted; inside it is Mpc/h."""
 
 
 def write_snapshot(path: Path, box: Box, *, overwrite: bool = False) -> None:
@@ -30,7 +32,7 @@ def write_snapshot(path: Path, box: Box, *, overwrite: bool = False) -> None:
     with writing(path) as file:
         _write_header(file, box)
         group = file.create_group("PartType1")
-        group["Coordinates"] = box.particles.positions
+        group["Coordinates"] = box.particles.positions * _KPC
         group["Velocities"] = box.particles.momenta / box.expansion**1.5
         group["ParticleIDs"] = box.particles.ids.astype(np.uint64)
 
@@ -66,7 +68,7 @@ def _write_header(file: Any, box: Box) -> None:
         "MassTable": masses,
         "Time": box.expansion,
         "Redshift": box.redshift,
-        "BoxSize": box.size,
+        "BoxSize": box.size * _KPC,
         "NumFilesPerSnapshot": 1,
         "Omega0": cosmology.matter,
         "OmegaLambda": cosmology.vacuum,
@@ -79,8 +81,8 @@ def _write_header(file: Any, box: Box) -> None:
         "Flag_Feedback": 0,
         "Flag_DoublePrecision": 1,
     }
-    units = {"UnitLength_in_cm": _CM_PER_MPC, "UnitMass_in_g": _GRAMS, "UnitVelocity_in_cm_per_s": _CM_PER_KM}
-    parameters = {**units, "Omega0": cosmology.matter, "OmegaLambda": cosmology.vacuum, "BoxSize": box.size}
+    units = {"UnitLength_in_cm": _CM_PER_KPC, "UnitMass_in_g": _GRAMS, "UnitVelocity_in_cm_per_s": _CM_PER_KM}
+    parameters = {**units, "Omega0": cosmology.matter, "OmegaLambda": cosmology.vacuum, "BoxSize": box.size * _KPC}
     parameters |= {"HubbleParam": cosmology.hubble, "Sigma8": cosmology.sigma8, "PrimordialIndex": cosmology.index}
     for name, values in (("Header", header | units), ("Parameters", parameters), ("Units", units)):
         file.create_group(name).attrs.update(values)
@@ -101,11 +103,11 @@ def read_snapshot(path: Path, *, rank: int = 0, processes: int = 1) -> Box:
         )
         size, a = float(header["BoxSize"]), float(header["Time"])
         # Without a unit in the file, GADGET's habit decides: boxes in kpc/h are thousands of units wide.
-        factor = unit / _CM_PER_MPC if unit else (1e-3 if size > 5000 else 1.0)
+        per_mpc = round(_CM_PER_MPC / unit, 9) if unit else (_KPC if size > 5000 else 1.0)
         group = file["PartType1"]
         count = len(group["ParticleIDs"])
         part = slice(count * rank // processes, count * (rank + 1) // processes)
-        positions = np.asarray(group["Coordinates"][part], np.float64) * factor
+        positions = np.asarray(group["Coordinates"][part], np.float64) / per_mpc
         momenta = np.asarray(group["Velocities"][part], np.float64) * a**1.5
         ids = np.asarray(group["ParticleIDs"][part], np.int64)
         extra = dict(file["Parameters"].attrs) if "Parameters" in file else {}
@@ -119,14 +121,15 @@ def read_snapshot(path: Path, *, rank: int = 0, processes: int = 1) -> Box:
         )
     particles = Particles(positions=positions, momenta=momenta, ids=ids)
     check_finite(particles, str(path))
-    outside = (positions < 0) | (positions > size * factor)
+    size /= per_mpc
+    outside = (positions < 0) | (positions > size)
     if outside.any():
         first = int(np.argmax(outside.any(axis=1)))
         found = f"{positions[first].tolist()} for particle {ids[first]}"
-        expected = f"coordinates within the box of {size * factor:g} Mpc/h"
+        expected = f"coordinates within the box of {size:g} Mpc/h"
         raise InputError([Problem(file=str(path), path="PartType1/Coordinates", found=found, expected=expected)])
-    inside = Particles(positions=wrapped(positions, size * factor), momenta=momenta, ids=ids)
-    return Box(size=size * factor, expansion=a, cosmology=cosmology, particles=inside)
+    inside = Particles(positions=wrapped(positions, size), momenta=momenta, ids=ids)
+    return Box(size=size, expansion=a, cosmology=cosmology, particles=inside)
 
 
 def num_particles(path: Path) -> int:

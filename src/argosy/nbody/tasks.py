@@ -56,6 +56,22 @@ def target_cells(tree: Tree, most_particles: int) -> Integers:
 
 
 @compiled
+def _distances(tree: Tree, target: int, source: int, box: float) -> tuple[float, float]:
+    """Squares of the gap between the boxes, and of the way from the target's box to the source's centre of mass."""
+    gap = 0.0
+    apart = 0.0
+    for d in range(3):
+        half = tree.half[target, d]
+        away = abs(tree.middle[source, d] - tree.middle[target, d])
+        away = max(min(away, box - away) - half - tree.half[source, d], 0.0)
+        gap += away * away
+        away = abs(tree.centre[source, d] - tree.middle[target, d])
+        away = max(min(away, box - away) - half, 0.0)
+        apart += away * away
+    return gap, apart
+
+
+@compiled
 def list_tasks(
     tree: Tree,
     cells: Integers,
@@ -81,16 +97,7 @@ def list_tasks(
         while depth:
             depth -= 1
             target, source = waiting[depth]
-            gap = 0.0
-            apart = 0.0
-            for d in range(3):
-                half = tree.half[target, d]
-                away = abs(tree.middle[source, d] - tree.middle[target, d])
-                away = max(min(away, box - away) - half - tree.half[source, d], 0.0)
-                gap += away * away
-                away = abs(tree.centre[source, d] - tree.middle[target, d])
-                away = max(min(away, box - away) - half, 0.0)
-                apart += away * away
+            gap, apart = _distances(tree, target, source, box)
             if gap >= cutoff * cutoff:  # (1)
                 continue
             wide = tree.width[source]
