@@ -4,16 +4,16 @@ For a device with fp32 peak P, memory bandwidth H and efficiency e, a run of the
 interactions, p of N^3 mesh cells' planes, a box of N_p particles and cut-off r_c:
 
     (1)  pairs = w x 40 FLOP / (a e P)
-    (2)  tree  = n x 3 kB / (e H)                      sort, build, walk: many passes over few bytes
+    (2)  tree  = n x 0.4 us / e                        sort, build, walk: one core of the host
     (3)  mesh  = p N^2 x 400 B / (e H)                 deposit, four transforms, three interpolations
     (4)  halo  = min(N_p - n, N_p [(v^(1/3) + 2 r_c)^3 - v]) x 36 B,   v = n / N_p, r_c in boxes: what is fetched
     (5)  turn  = 4 times 16 B for half the cells of the slab, all but the own part: what holders of the mesh exchange
     (6)  to and from the mesh: 24 B a particle, each way
     (7)  memory = n x 400 B + halo x 100 B + p N^2 x 48 B
 
-a and the bytes of (2) and (3) are round figures; ``benchmarks/gpu_gravity.py`` measures a card. Interactions along the
-curve follow the clustering of matter: drawn from a log-normal density, seeded, whose mean is that of a 50 Mpc/h box
-today.
+a, the interactions a particle needs and the seconds of (2) are those that ``benchmarks/gpu_gravity.py`` measured on an
+H200 (``benchmarks/results/2026-11-15-gravity.md``); the bytes of (3) are a round figure. Interactions along the curve
+follow the clustering of matter: drawn from a log-normal density, seeded.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from argosy.errors import bad_input
 from argosy.nbody.particles import Floats
 
 PAIR_FLOP = 40.0
-PEAK_SHARE = 0.35
+PEAK_SHARE = 0.03
 """a of (1)."""
-TREE_BYTES = 3000.0
+TREE_SECONDS = 4e-7
 MESH_BYTES = 400.0
 PARTICLE_BYTES = 400.0
 GHOST_BYTES = 100.0
@@ -42,8 +42,8 @@ STATE_BYTES = 56.0
 POINT_BYTES = 24.0
 MODE_BYTES = 16.0
 
-_INTERACTIONS = 950.0
-"""Per particle, mean of a 50 Mpc/h box of 32^3 at z = 0 with the default settings."""
+_INTERACTIONS = 4400.0
+"""Per particle, with the leaves of a GPU."""
 _SPREAD = 1.0
 """Of the logarithm of the interactions per particle, over runs of the curve."""
 _ITEMS = 4096
@@ -99,7 +99,7 @@ def rates(device: Device) -> DeviceRates:
     bandwidth = device.efficiency * device.kind.memory_bandwidth
     return DeviceRates(
         interactions=PEAK_SHARE * device.efficiency * device.kind.peak(Dtype.FP32) / PAIR_FLOP,
-        particles=bandwidth / TREE_BYTES,
+        particles=device.efficiency / TREE_SECONDS,
         cells=bandwidth / MESH_BYTES,
     )
 
