@@ -60,11 +60,10 @@ SCHEDULES = (
 _FILL = 4
 """Stages that a pipeline has, roughly; only decides which shapes are looked at first."""
 _MOST_SAMPLES = 10_000_000
-_PLAIN = 6
-"""Uniform pipelines that the exact engine plays beside the finalists."""
-_MOST_STAGES = 32
-_SLACK, _STEPS = 0.1, 64
-"""Of the gap, lost to dominance; steps of a search before another may be taken."""
+_PLAIN, _MOST_STAGES = 6, 32
+"""Uniform pipelines that the exact engine plays beside the finalists; stages."""
+_AIM, _SLACK, _STEPS = 0.9, 0.1, 64
+"""Of the gap: what the judge is held to, what is lost to dominance; steps of a search before another is taken."""
 _TASKS = 1_500
 """That the exact engine may play on level 1."""
 
@@ -285,7 +284,7 @@ class _PlanSearch:
     @property
     def _goal(self) -> float:
         """Plans that are no faster need not be looked at."""
-        return self.incumbents.best / (1 + self.settings.gap) if self.settings.level > 1 else self.incumbents.best
+        return self.incumbents.best / (1 + (_AIM * self.settings.gap if self.settings.level > 1 else 0.0))
 
     def _open(self, menu: Menu, counts: Vector, upper: float, units: Vector) -> Branch:
         """The search of a shape, with the plans that its bounds lead to at once."""
@@ -331,7 +330,8 @@ class _PlanSearch:
         plain = self._plain(scope, verdict)
         if plain:
             verdict = play([verdict.winner, *plain], executor=self.settings.executor)
-        plan = certify(verdict, self.incumbents.found, bound, self.prices, self._scope(units), self.cluster)
+        scope, bounds = self._scope(units), (bound, self.free_bound)
+        plan = certify(verdict, self.incumbents.found, bounds, self.prices, scope, self.cluster)
         search = Search(
             cpu_seconds=time.process_time() - self.began,
             candidates=self.incumbents.judge.judged,

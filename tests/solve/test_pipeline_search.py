@@ -189,3 +189,53 @@ def test_bounds_hold_in_the_exact_engine(block: int) -> None:
             assert bound <= end * (1 + 1e-9)
             played += 1
     assert played >= 15
+
+
+@pytest.mark.parametrize("kind", [ScheduleKind.ZERO_BUBBLE, ScheduleKind.GPIPE])
+def test_bounds_hold_under_schedules_outside_the_usual_ones(kind: ScheduleKind) -> None:
+    """Half a backward is waited for, or all forwards come first: every plan that fits comes out, in the order of bounds
+    that neither the judge nor the exact engine is below."""
+    compared = played = 0
+    for seed in range(4000, 4060):
+        case = replace(random_case(seed, NARROW if seed % 2 else LARGE), schedules=(ScheduleSpec(kind=kind),))
+        shape = case.shapes[seed % len(case.shapes)]
+        options = case.options(shape.micro_batch_size, case.scope(prune=False, **FEW))
+        plans = list(itertools.islice(complete_plans(case, shape, options), MOST_PLANS // 4 + 1))
+        if not 0 < len(plans) <= MOST_PLANS // 4:
+            continue
+        found = found_in_order(case.search(shape, options))
+        judged = case.seconds(shape, [plan for _, plan in found])
+        fitting = {key(plan) for (_, plan), seconds in zip(found, judged, strict=True) if seconds < math.inf}
+        assert fitting == {key(plan) for plan in plans}, seed
+        assert all(bound <= seconds * (1 + 1e-9) for (bound, _), seconds in zip(found, judged, strict=True)), seed
+        for (bound, plan), seconds in list(zip(found, judged, strict=True))[:: max(1, len(found) // 4)]:
+            if seconds < math.inf:
+                (end,) = simulate(case.placed(shape, plan), case.chain, case.cluster, model=case.model).iteration_ends
+                assert bound <= end * (1 + 1e-9), seed
+                played += 1
+        compared += 1
+    assert compared >= 15
+    assert played >= 30
+
+
+@pytest.mark.parametrize("seed", range(5000, 5030))
+def test_kinds_divide_all_plans_and_their_bounds_hold(seed: int) -> None:
+    """Every plan comes out of the menu of its own kind only; bounds hold for the exact engine, on whole nodes too."""
+    recipe = Recipe(max_devices=6, max_layers=4, batches=(2, 4), per_node=(1, 2), wide=seed % 2 == 0, tight=False)
+    case = random_case(seed, recipe)
+    shape = case.shapes[seed % len(case.shapes)]
+    options = case.options(shape.micro_batch_size, case.scope(prune=False, **FEW))
+    plans = list(itertools.islice(complete_plans(case, shape, options), MOST_PLANS // 4))
+    if not options or len(plans) == MOST_PLANS // 4:
+        return
+    found = []
+    for menu in case.menu(shape, options).by_kind():
+        found += found_in_order(PlanSearch(menu, case.counts, sum(case.counts), math.inf, slack=None))
+    judged = case.seconds(shape, [plan for _, plan in found])
+    fitting = [key(plan) for (_, plan), seconds in zip(found, judged, strict=True) if seconds < math.inf]
+    assert len(fitting) == len(set(fitting))
+    assert set(fitting) == {key(plan) for plan in plans}
+    for (bound, plan), seconds in list(zip(found, judged, strict=True))[:: max(1, len(found) // 6)]:
+        if seconds < math.inf:
+            (end,) = simulate(case.placed(shape, plan), case.chain, case.cluster, model=case.model).iteration_ends
+            assert bound <= end * (1 + 1e-9)

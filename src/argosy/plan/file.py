@@ -124,6 +124,7 @@ class CertificateSchema(Schema):
     gap: Real
     granularity: Count
     scope: str
+    free_bound_seconds: Amount | None = None
 
 
 class SearchSchema(Schema):

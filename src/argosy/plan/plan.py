@@ -161,6 +161,8 @@ class Certificate:
     granularity: int
     scope: str
     """For which plans the bound holds."""
+    free_bound_seconds: float | None = None
+    """No plan of any granularity takes less per iteration, by throughput alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

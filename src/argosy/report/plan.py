@@ -162,7 +162,10 @@ def certificate_in_a_sentence(certificate: Certificate) -> str:
     bound = TIME.format(certificate.lower_bound_seconds)
     if certificate.gap <= 0:
         return f"no plan of {certificate.scope} is faster"
-    return f"no plan of {certificate.scope} is more than {gap_in_percent(certificate.gap)} faster (bound {bound})"
+    free = certificate.free_bound_seconds
+    beyond = "" if free is None else f"; of any granularity, none below {TIME.format(free)}"
+    gap = gap_in_percent(certificate.gap)
+    return f"no plan of {certificate.scope} is more than {gap} faster (bound {bound}{beyond})"
 
 
 def gap_in_percent(gap: float) -> str:

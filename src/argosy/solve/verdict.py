@@ -104,12 +104,18 @@ def _play(plan: Plan, *, chain: Chain, calm: Cluster, model: ComputeModel, whole
 
 
 def certify(
-    verdict: Verdict, others: Sequence[Candidate], bound: float, prices: Prices, scope: Scope, cluster: Cluster
+    verdict: Verdict,
+    others: Sequence[Candidate],
+    bounds: tuple[float, float],
+    prices: Prices,
+    scope: Scope,
+    cluster: Cluster,
 ) -> Plan:
-    """The plan with its certificate, its runner-ups, and why it leaves devices out."""
+    """The plan with its certificate, its runner-ups, and why it leaves devices out; ``bounds`` hold for the scope, and
+    without one."""
     plan = verdict.plan
     assert plan.predicted is not None
-    bound = min(bound, plan.predicted.iteration_seconds)
+    bound, free = (min(one, plan.predicted.iteration_seconds) for one in bounds)
     return replace(
         plan,
         certificate=Certificate(
@@ -117,6 +123,7 @@ def certify(
             gap=plan.predicted.iteration_seconds / bound - 1,
             granularity=max(scope.units),
             scope=scope.describe(prices.pools),
+            free_bound_seconds=min(free, bound),
         ),
         runner_ups=verdict.runner_ups,
         left_out=tuple(_left_out(verdict, others, prices, scope, cluster)),
