@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("nbody",),
     ("runtime",),
     ("adapt",),
+    ("choose",),
     ("explain",),
     ("planner", "baselines", "calibrate"),
     ("solve",),

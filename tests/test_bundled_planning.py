@@ -10,12 +10,13 @@ from dataclasses import replace
 import pytest
 
 from argosy.cluster.file import bundled_clusters, load_cluster
+from argosy.cluster.lasting import at_time_zero
 from argosy.cluster.topology import Cluster
 from argosy.errors import InputError
 from argosy.explain.memory import planned_memory
 from argosy.plan.check import check_plan
 from argosy.plan.plan import Plan, Replica, Stage
-from argosy.planner import Settings, at_time_zero, find_plan
+from argosy.planner import Settings, find_plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.exact import simulate_exact
 from argosy.sim.fold import fold_plan

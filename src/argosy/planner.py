@@ -23,8 +23,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
+from argosy.cluster.lasting import at_time_zero
 from argosy.cluster.topology import Cluster
-from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError, NothingFitsError, bad_input
 from argosy.plan.plan import Plan, Recompute, Search
@@ -39,7 +39,7 @@ from argosy.solve.menu import Menu
 from argosy.solve.pipeline import PlanSearch
 from argosy.solve.shape import Shape
 from argosy.solve.uniform import uniform_candidates
-from argosy.solve.verdict import Verdict, certify, decide, why_infeasible
+from argosy.solve.verdict import Verdict, certify, decide, placed, why_infeasible
 from argosy.space.enumerate import Scope, only_runnable, stage_options, with_splits
 from argosy.space.granularity import even_unit, granularities
 from argosy.space.option import Option, Vector
@@ -152,6 +152,16 @@ def _best_even(chain: Chain, cluster: Cluster, global_batch: int, settings: Sett
     assert best.certificate is not None and best.predicted is not None
     gap = best.predicted.iteration_seconds / bound - 1
     return replace(best, certificate=replace(best.certificate, lower_bound_seconds=bound, gap=gap))
+
+
+def kept_plans(
+    chain: Chain, cluster: Cluster, *, global_batch: int, settings: Settings, model: ComputeModel, most: int = 16
+) -> list[Plan]:
+    """The best plan and other good ones of as many sorts as there are, on devices, without what is said about them."""
+    search = _PlanSearch(chain, cluster, global_batch, settings, model)
+    best = replace(search.run(), predicted=None, certificate=None, search=None, runner_ups=(), left_out=())
+    others = [placed(candidate, search.prices, cluster) for candidate in diverse(search.incumbents.found, most)]
+    return [best, *(other for other in others if other != best)]
 
 
 class _PlanSearch:
@@ -388,13 +398,3 @@ def _estimate(bound: float, shape: Shape) -> float:
 def _hope(bound: float, shape: Shape) -> float:
     """So slow a plan is not worth its place in the tables, unless nothing faster turns up."""
     return 2 * _estimate(bound, shape)
-
-
-def at_time_zero(cluster: Cluster) -> Cluster:
-    """The cluster as it is at time 0, for ever: what a plan without a scenario is made for."""
-    links = tuple(
-        replace(link, bandwidth=Trace.constant(link.bandwidth.at(0)), latency=Trace.constant(link.latency.at(0)))
-        for link in cluster.links
-    )
-    devices = tuple(replace(device, speed=Trace.constant(device.speed.at(0))) for device in cluster.devices)
-    return replace(cluster, links=links, devices=devices)

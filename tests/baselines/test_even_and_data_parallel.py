@@ -10,10 +10,10 @@ import pytest
 from argosy.baselines import BASELINES, Job, NoPlan
 from argosy.baselines.assemble import even_cuts, played, shared_by, shared_evenly, shortage
 from argosy.cluster.file import load_cluster
+from argosy.cluster.lasting import at_time_zero
 from argosy.cost.compute import ComputeModel
 from argosy.plan.check import check_plan
 from argosy.plan.plan import Plan, Replica, Stage
-from argosy.planner import at_time_zero
 from argosy.sim.simulate import simulate
 from argosy.workload.load import load_model
 

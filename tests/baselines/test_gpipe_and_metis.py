@@ -11,9 +11,9 @@ from argosy.baselines import BASELINES, Job
 from argosy.baselines.assemble import even_cuts, played
 from argosy.baselines.metis import climbed, group_sizes, proportional_ends
 from argosy.cluster.file import load_cluster
+from argosy.cluster.lasting import at_time_zero
 from argosy.cost.compute import ComputeModel
 from argosy.plan.plan import Plan, Recompute
-from argosy.planner import at_time_zero
 from argosy.schedule import ScheduleKind
 from argosy.workload.load import load_model
 

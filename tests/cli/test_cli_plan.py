@@ -236,3 +236,38 @@ def test_help_has_its_example(run: Run) -> None:
     result = run("plan", "--help")
     assert "    argosy plan -m llama-3-8b" in result.out
     assert all(kind in result.out for kind in KINDS)
+
+
+CHANGING = ("plan", "-m", "gpt2", "-c", "mixed-8", "-b", "8", "--dtype", "fp16", "--sequence-length", "256", "-q")
+
+
+def test_scenarios_and_prices_reach_the_json(run: Run) -> None:
+    on_off = "new0.nic=on-off:on=1 s,off=1 s,low=0.1,seed=2,horizon=20 s"
+    result = run(*CHANGING, "--json", "--scenario", on_off, "--scenario", "none", "--robust", "worst")
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
+    assert found["scenarios"]["robust"] == "worst"
+    assert found["scenarios"]["chosen"]["worst_seconds"] <= found["scenarios"]["average_plan"]["worst_seconds"]
+    courses = json.loads(run(*CHANGING, "--json", "--for-trace", on_off).out)["courses"]
+    assert [course["name"] for course in courses["courses"]][2:] == ["re-planned", "oracle"]
+    priced = ("plan", "-m", "gpt2", "-c", "geo-8", "-b", "8", "--dtype", "fp16", "-q", "--json", "--objective", "cost")
+    front = json.loads(run(*priced).out)["pareto"]
+    assert front == sorted(front, key=lambda point: float(point["iteration_seconds"]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--scenario", "new0.nic=on-of"), "generators on-off, periodic"),
+        (("--scenario", "none", "--robust", "p99"), 'found "p99", expected one of the objectives mean, p95, worst'),
+        (("--objective", "speed"), 'found "speed", expected one of the objectives throughput, cost'),
+        (("--objective", "cost", "--scenario", "none"), "either scenarios or prices, not both"),
+        (("--for-trace", "none"), "a scenario in which something changes"),
+        (("--objective", "cost"), "expected devices with a price_per_hour"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_messages_about_scenarios_and_prices(run: Run, arguments: tuple[str, ...], message: str) -> None:
+    result = run(*CHANGING, *arguments)
+    assert result.code == 2
+    assert message in result.err

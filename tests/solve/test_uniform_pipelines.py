@@ -7,8 +7,9 @@ import math
 import pytest
 
 from argosy.cluster.file import load_cluster
+from argosy.cluster.lasting import at_time_zero
 from argosy.cost.compute import ComputeModel
-from argosy.planner import SCHEDULES, able_pools, at_time_zero, find_plan
+from argosy.planner import SCHEDULES, able_pools, find_plan
 from argosy.schedule import ScheduleSpec
 from argosy.sim.exact import simulate_exact
 from argosy.sim.fold import fold_plan

@@ -121,8 +121,9 @@ def compared(
     """The rows of the table, telling on stderr who is planning; ``ours`` is searched for where it is not given."""
     from argosy.baselines import Job, NoPlan
     from argosy.cli.terminal import progress
+    from argosy.cluster.lasting import at_time_zero
     from argosy.explain.contest import contest
-    from argosy.planner import Settings, at_time_zero, find_plan
+    from argosy.planner import Settings, find_plan
     from argosy.report.contest import OURS, rows_of
     from argosy.sim.choose import with_collectives
 

@@ -94,6 +94,31 @@ EvenShares = Annotated[
     typer.Option("--even-shares", help="Every replica takes as many samples: for systems that cannot share unevenly."),
 ]
 NoMixed = Annotated[bool, typer.Option("--no-mixed", help="No stage on several kinds of device.")]
+Scenarios = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--scenario",
+        metavar="SCENARIO",
+        help="A way the network may change: LINK=FILE.csv, LINK=GENERATOR:key=value,..., a .toml with [[changes]], or "
+        "none; several joined by +. Repeatable: the plan is chosen over all of them.",
+    ),
+]
+RobustName = Annotated[
+    str, typer.Option("--robust", help="What counts over the scenarios: mean, p95 or worst iteration time.")
+]
+ForTrace = Annotated[
+    str | None,
+    typer.Option(
+        "--for-trace",
+        metavar="SCENARIO",
+        help="Compare one plan for all, re-planning at every change, and hindsight, over this way to change.",
+    ),
+]
+Objective = Annotated[str, typer.Option("--objective", help="throughput, or cost: the cheapest step.")]
+MaxPrice = Annotated[
+    float | None, typer.Option("--max-price-per-hour", min=0, help="Devices for at most so much an hour.")
+]
+MaxCost = Annotated[float | None, typer.Option("--max-cost-per-step", min=0, help="Steps for at most so much each.")]
 Runnable = Annotated[
     bool, typer.Option("--runnable", help="Only plans that argosy's own runtime executes as they are.")
 ]

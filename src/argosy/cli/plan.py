@@ -19,18 +19,24 @@ from argosy.cli.options import (
     DtypeName,
     EvenShares,
     ExecutorName,
+    ForTrace,
     Gap,
     Json,
     Level,
+    MaxCost,
+    MaxPrice,
     NoMixed,
     NoPrune,
+    Objective,
     OptimizerName,
     OptionalBatch,
     OptionalModel,
     Profiles,
     ProgramSource,
     Quiet,
+    RobustName,
     Runnable,
+    Scenarios,
     Schedules,
     SequenceLength,
     TargetCluster,
@@ -44,6 +50,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from argosy.choose.replan import Courses
+    from argosy.cli.choose import Outcome, Task
     from argosy.cluster.topology import Cluster
     from argosy.cost.compute import ComputeModel
     from argosy.explain.infeasible import Infeasibility
@@ -71,6 +79,12 @@ def plan(
     no_mixed: NoMixed = False,
     even_shares: EvenShares = False,
     runnable: Runnable = False,
+    scenario: Scenarios = None,
+    robust: RobustName = "mean",
+    for_trace: ForTrace = None,
+    objective: Objective = "throughput",
+    max_price_per_hour: MaxPrice = None,
+    max_cost_per_step: MaxCost = None,
     workers: Workers = 1,
     executor: ExecutorName = "process",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan here, as JSON.")] = None,
@@ -88,7 +102,9 @@ def plan(
         argosy plan -m llama-3-8b -c mixed-16 -b 128 --sequence-length 2048 --dtype fp16
         argosy plan -m gpt2-xl -c two-cards -b 64 --dtype fp16 --level 2 -o plan.json
         argosy plan --program train.py:build -c two-cards
+        argosy plan -m llama-3-8b -c mixed-16 -b 64 --dtype fp16 --scenario "v*.nic=on-off:low=0.1" --robust p95
     """
+    from argosy.cli.choose import Task, courses_over
     from argosy.cli.inputs import check_at_least, compute_model, load_calibration
     from argosy.cli.terminal import check_folder, print_json, progress, stdout_console, write_file
     from argosy.cluster.file import load_cluster
@@ -115,16 +131,16 @@ def plan(
     constants = load_calibration(calibration)
     chain = constants.chain(chain)
     where, costs = constants.cluster(load_cluster(cluster)), compute_model(profile or (), constants)
+    task = Task(chain=chain, cluster=where, global_batch=global_batch, settings=settings, model=costs)
     try:
         with _workers(executor, workers) as pool:
-            found = search(
-                chain,
-                where,
-                global_batch=global_batch,
-                settings=replace(settings, executor=pool),
-                model=costs,
-                quiet=quiet,
-            )
+            task = replace(task, settings=replace(settings, executor=pool))
+            if for_trace is not None:
+                with progress(f"planning {chain.name} for every state of {where!r}", quiet=quiet):
+                    courses = courses_over(task, for_trace)
+                show_courses(courses, json=json, width=width)
+                return
+            outcome = _find(task, scenario, robust, objective, max_price_per_hour, max_cost_per_step, quiet=quiet)
     except NothingFitsError:
         from argosy.explain.infeasible import diagnose
 
@@ -136,25 +152,66 @@ def plan(
             why = diagnose(chain, where, global_batch=global_batch, settings=settings, model=costs, reload=reload)
         show_infeasibility(why, where, json=json, width=width)
         raise NothingFitsError(why.reason) from None
+    found = outcome.plan
     found = replace(found, model=replace(found.model, name=model))  # what ``load_model`` takes, also for a file
     if output is not None:
         write_file(output, dumps_plan(found).encode())
     if json:
-        print_json("plan", _to_dict(found))
+        print_json("plan", {**_to_dict(found), **outcome.beside})
         return
     console = stdout_console(width)
     show_plan(console, found, where)
+    for part in outcome.shown:
+        console.print()
+        console.print(part)
     _show_alternatives(console, found, where)
     if output is not None:
         console.print(f"\nwrote {output}; next: argosy explain {output}, argosy simulate {output}", soft_wrap=True)
+
+
+def _find(
+    task: Task,
+    scenarios: Sequence[str] | None,
+    robust: str,
+    objective: str,
+    max_price: float | None,
+    max_cost: float | None,
+    *,
+    quiet: bool,
+) -> Outcome:
+    """The plan by whatever counts: time at time 0, time over scenarios, or money."""
+    from argosy.cli.choose import Outcome, known_name, plan_for_money, plan_for_scenarios
+    from argosy.cli.terminal import progress
+    from argosy.errors import bad_input
+
+    known_name("--objective", objective, ("throughput", "cost"), "objectives")
+    counts_money = objective == "cost" or max_price is not None or max_cost is not None
+    if scenarios and counts_money:
+        raise bad_input("either scenarios or prices, not both", "both", where="--scenario")
+    if scenarios:
+        with progress(f"planning {task.chain.name} for {task.cluster!r} under scenarios", quiet=quiet):
+            return plan_for_scenarios(task, scenarios, robust)
+    if counts_money:
+        with progress(f"planning {task.chain.name} for parts of {task.cluster!r}", quiet=quiet):
+            return plan_for_money(task, objective, max_price, max_cost)
+    plan = search(
+        task.chain,
+        task.cluster,
+        global_batch=task.global_batch,
+        settings=task.settings,
+        model=task.model,
+        quiet=quiet,
+    )
+    return Outcome(plan=plan)
 
 
 def search(
     chain: Chain, cluster: Cluster, *, global_batch: int, settings: Settings, model: ComputeModel, quiet: bool
 ) -> Plan:
     """Find a plan, telling on stderr how far the search is; an interrupt ends the search with the best so far."""
+    from argosy.cluster.lasting import at_time_zero
     from argosy.explain import with_prediction
-    from argosy.planner import at_time_zero, find_plan
+    from argosy.planner import find_plan
 
     with _watch(f"planning {chain.name} for {cluster!r}", quiet=quiet) as tell:
         settings = replace(settings, progress=tell)
@@ -276,6 +333,22 @@ def show_infeasibility(why: Infeasibility, cluster: Cluster, *, json: bool, widt
         console.print()
     for line in change_lines(why):
         console.print(line)
+
+
+def show_courses(courses: Courses, *, json: bool, width: int | None) -> None:
+    """One plan, re-planning and hindsight over a trace."""
+    from argosy.cli.terminal import print_json, stdout_console
+    from argosy.report.courses import course_table, courses_to_dict, switch_table
+
+    if json:
+        print_json("plan", {"courses": courses_to_dict(courses)})
+        return
+    console = stdout_console(width)
+    console.print(course_table(courses))
+    replanned = courses.courses[2]
+    if replanned.switches:
+        console.print("\nre-planned:", style="bold")
+        console.print(switch_table(replanned))
 
 
 def _show_alternatives(console: Console, plan: Plan, cluster: Cluster) -> None:

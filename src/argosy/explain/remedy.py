@@ -25,6 +25,7 @@ from argosy.dtype import Dtype
 from argosy.errors import ArgosyError
 from argosy.planner import Settings, able_pools, search_scope
 from argosy.solve.feasible import Fit, batch_shapes, find_fit, is_quick
+from argosy.space.enumerate import with_splits
 from argosy.space.granularity import granularities
 from argosy.space.option import Vector
 from argosy.space.pool import Pool
@@ -95,7 +96,7 @@ class Trial:
         prices = self.prices
         if not prices.pools:
             return None
-        scope = search_scope(self.settings, prices.pools, self._units(prices.pools))
+        scope = with_splits(search_scope(self.settings, prices.pools, self._units(prices.pools)), prices)
         return find_fit(prices, batch_shapes(self.global_batch, self.settings.schedules), scope)
 
     def _units(self, pools: tuple[Pool, ...]) -> Vector:

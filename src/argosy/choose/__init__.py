@@ -1,0 +1,1 @@
+"""Which plan is best when the network changes, or when money counts."""

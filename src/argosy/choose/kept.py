@@ -1,0 +1,138 @@
+"""Plans kept ready: which of hundreds is fastest now that an edge carries more or less, in microseconds.
+
+Let x be the seconds per byte of an edge. For every plan the time of an iteration is convex and piecewise linear in x
+(``steady`` (3)):
+
+    (1)  T(x) = max over lines of (a + c x)
+
+The lines are found ahead: T and its line at some x, then at every x where two neighbouring lines meet, until no new
+line turns up. Ranking after a change is one vector expression over all plans. Exact between the least and the greatest
+x that were prepared, everything else as in the cluster; beyond, and where links are shared, a lower bound.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from argosy.choose.steady import Network, SteadyGraph
+from argosy.cluster.topology import Cluster
+from argosy.cluster.trace import FloatArray
+from argosy.cost.compute import ComputeModel
+from argosy.errors import bad_input, closest
+from argosy.plan.plan import Plan
+from argosy.sim.compile import compile_plan
+from argosy.workload.chain import Chain
+
+_SAMPLES = 16
+_ROUNDS = 12
+_SAME = 1e-11
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptPlans:
+    """Plans with their lines (1) for one edge, as arrays (plans, lines)."""
+
+    plans: tuple[Plan, ...]
+    edge: str
+    low: float
+    """Bytes/s: between ``low`` and ``high`` the ranking is exact."""
+    high: float
+    intercepts: FloatArray
+    slopes: FloatArray
+
+    def seconds(self, bandwidth: float) -> FloatArray:
+        """(1) for every plan at so many bytes/s."""
+        result: FloatArray = (self.intercepts + self.slopes / bandwidth).max(axis=1)
+        return result
+
+    def ranking(self, bandwidth: float) -> list[int]:
+        """Indices of the plans, fastest first; the earlier one on a tie."""
+        order: list[int] = np.argsort(self.seconds(bandwidth), kind="stable").tolist()
+        return order
+
+
+def keep(
+    plans: Sequence[Plan],
+    chain: Chain,
+    cluster: Cluster,
+    edge: str,
+    *,
+    model: ComputeModel | None = None,
+    low: float | None = None,
+    high: float | None = None,
+) -> KeptPlans:
+    """Prepare plans for changes of an edge, by default from a hundredth of its bandwidth at time 0 to four times it."""
+    edges = sorted({link.edge for link in cluster.links})
+    if edge not in edges:
+        raise bad_input(f"an edge of {cluster.name}", edge, where="edge", suggestion=closest(edge, edges))
+    links = frozenset(index for index, link in enumerate(cluster.links) if link.edge == edge)
+    now = max(cluster.links[link].bandwidth.at(0) for link in links)
+    low, high = low or now / 100, high or 4 * now
+    lines = [edge_lines(plan, chain, cluster, links, model or ComputeModel(), low, high) for plan in plans]
+    most = max(len(one) for one in lines)
+    padded = np.array([[*one, *[one[0]] * (most - len(one))] for one in lines])
+    return KeptPlans(
+        plans=tuple(plans), edge=edge, low=low, high=high, intercepts=padded[:, :, 0], slopes=padded[:, :, 1]
+    )
+
+
+def edge_lines(
+    plan: Plan,
+    chain: Chain,
+    cluster: Cluster,
+    links: frozenset[int],
+    model: ComputeModel,
+    low: float,
+    high: float,
+) -> list[tuple[float, float]]:
+    """(a, c) of every line that is on top somewhere between two bandwidths, flattest first."""
+    steady = SteadyGraph(compile_plan(plan, chain, cluster, model), cluster)
+    calm = steady.at([0.0])
+    found: dict[tuple[float, float], tuple[float, float]] = {}
+    asked = np.geomspace(1 / high, 1 / low, _SAMPLES)
+    for _ in range(_ROUNDS):
+        seconds, slopes = steady.lines(_with_edge(calm, links, asked), links)
+        before = len(found)
+        for x, time, slope in zip(asked.tolist(), seconds.tolist(), slopes.tolist(), strict=True):
+            if np.isfinite(time):
+                found.setdefault((round(slope), float(f"{time - slope * x:.9e}")), (time - slope * x, slope))
+        if len(found) == before or not found:
+            break
+        asked = _crossings(_envelope(list(found.values())), 1 / high, 1 / low)
+        if not len(asked):
+            break
+    return _envelope(list(found.values())) or [(float("inf"), 0.0)]
+
+
+def _with_edge(calm: Network, links: frozenset[int], inverse: FloatArray) -> Network:
+    """As many states as values, in which the links have them and all else is as it was."""
+    width = len(inverse)
+    rows = np.repeat(calm.inverse, width, axis=1)
+    rows[sorted(links)] = inverse
+    return Network(rows, np.repeat(calm.slow, width, axis=1))
+
+
+def _envelope(lines: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The lines that are above all others somewhere, by slope."""
+    top: list[tuple[float, float]] = []
+    for line in sorted(lines, key=lambda one: (one[1], one[0])):
+        if top and top[-1][1] == line[1]:
+            top.pop()
+        while len(top) > 1 and _cross(top[-2], line) <= _cross(top[-2], top[-1]):
+            top.pop()
+        top.append(line)
+    return top
+
+
+def _cross(one: tuple[float, float], other: tuple[float, float]) -> float:
+    """The x at which two lines of different slope meet."""
+    return (one[0] - other[0]) / (other[1] - one[1])
+
+
+def _crossings(top: list[tuple[float, float]], low: float, high: float) -> FloatArray:
+    meets = [_cross(one, other) for one, other in itertools.pairwise(top)]
+    return np.array([x for x in meets if low < x < high])

@@ -1,0 +1,93 @@
+"""Which schedule for which bandwidth, computed ahead.
+
+A plan can change its schedule between two iterations for nothing. For every edge that may change, the time of each
+schedule that fits in memory is known as a function of the edge's bandwidth (``kept``); where another schedule than the
+one above is clearly faster, a rule says so:
+
+    (1)  at bandwidth b the schedule is that of the rule with the lowest threshold above b, or else the plan's own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from argosy.choose.kept import KeptPlans, keep
+from argosy.cluster.topology import Cluster
+from argosy.cost.compute import ComputeModel
+from argosy.explain.memory import planned_memory
+from argosy.plan.plan import Plan, PolicyRule
+from argosy.planner import SCHEDULES
+from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.space.option import USABLE
+from argosy.workload.chain import Chain
+
+CLEARLY = 0.005
+"""A schedule that gains less is not worth a switch."""
+_GRID = 128
+MORE_SCHEDULES = (*SCHEDULES, ScheduleSpec(kind=ScheduleKind.KFKB, k=8))
+
+
+def schedules_that_fit(
+    plan: Plan, chain: Chain, cluster: Cluster, schedules: Iterable[ScheduleSpec] = MORE_SCHEDULES
+) -> list[Plan]:
+    """The plan under each schedule with which it fits in memory; its own comes first."""
+    result = [plan]
+    if len(plan.stages) == 1 or plan.schedule.kind is ScheduleKind.INTERLEAVED:
+        return result
+    for schedule in schedules:
+        variant = replace(plan, schedule=schedule)
+        if schedule == plan.schedule or schedule.k > plan.num_micro_batches:
+            continue
+        held = planned_memory(variant, chain)
+        if all(size <= USABLE * cluster.device(name).kind.memory for name, size in held.items()):
+            result.append(variant)
+    return result
+
+
+def with_policy(
+    plan: Plan, chain: Chain, cluster: Cluster, edges: Sequence[str], *, model: ComputeModel | None = None
+) -> Plan:
+    """The plan with rules (1) for changes of each of these edges alone."""
+    variants = schedules_that_fit(plan, chain, cluster)
+    if len(variants) == 1:
+        return replace(plan, policy=())
+    rules = [rule for edge in edges for rule in _rules(keep(variants, chain, cluster, edge, model=model))]
+    return replace(plan, policy=tuple(rules))
+
+
+def _rules(kept: KeptPlans) -> Iterator[PolicyRule]:
+    """From the widest bandwidth down: a rule where the schedule changes."""
+    grid = np.geomspace(kept.high, kept.low, _GRID)
+    choice, above = 0, kept.high
+    for bandwidth in grid.tolist():
+        best = _best(kept, bandwidth, choice)
+        if best != choice:
+            threshold = _threshold(kept, bandwidth, above, choice) if above > bandwidth else above
+            yield PolicyRule(edge=kept.edge, below=threshold, schedule=kept.plans[best].schedule)
+            choice = best
+        above = bandwidth
+
+
+def _best(kept: KeptPlans, bandwidth: float, now: int) -> int:
+    """The schedule to use, where ``now`` is in use: another only if it is clearly faster."""
+    seconds = kept.seconds(bandwidth)
+    best = int(seconds.argmin())
+    return best if seconds[best] < seconds[now] * (1 - CLEARLY) else now
+
+
+def _threshold(kept: KeptPlans, low: float, high: float, now: int) -> float:
+    """The bandwidth between two at which it begins to pay to leave a schedule."""
+    for _ in range(20):
+        middle = (low * high) ** 0.5
+        is_left = _best(kept, middle, now) != now
+        low, high = (middle, high) if is_left else (low, middle)
+    return float(f"{high:.6g}")
+
+
+def schedule_at(plan: Plan, edge: str, bandwidth: float) -> ScheduleSpec:
+    """(1)."""
+    holding = [rule for rule in plan.policy if rule.edge == edge and bandwidth < rule.below]
+    return min(holding, key=lambda rule: rule.below).schedule if holding else plan.schedule

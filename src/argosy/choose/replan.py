@@ -1,0 +1,200 @@
+"""Whether re-planning pays over a trace: one plan for all, a plan for each change, and what hindsight would do.
+
+Between two changes of the network, a *segment* of length l, plan p does l / T(p) iterations (``steady``). Going from p
+to q at the start of a segment first takes the migration's seconds (``migrate``).
+
+    (1)  static      one plan throughout
+    (2)  re-planned  at a change, the plan that is best now, if what it gains while the network stays so for as long as
+                     it has stayed on average is more than the migration costs
+    (3)  oracle      most iterations over the whole trace, by a programme over segments and plans that knows the future
+                     (migrations that end within their segment, and the other courses)
+    (4)  a switch pays back once the new state has lasted  migration x T(old) / (T(old) - T(new))  seconds
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from argosy.choose.migrate import Migration, migration
+from argosy.choose.scenario import lasting, moments, pace
+from argosy.cluster.lasting import at_time_zero
+from argosy.cluster.topology import Cluster
+from argosy.cluster.trace import FloatArray
+from argosy.cost.compute import ComputeModel
+from argosy.errors import NothingFitsError
+from argosy.plan.plan import Plan
+from argosy.planner import Settings, kept_plans
+from argosy.workload.chain import Chain
+
+_PLANS_PER_VIEW = 6
+_QUANTILES = (0.1, 0.3, 0.7)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switch:
+    """One change of plan."""
+
+    time: float
+    old: Plan
+    new: Plan
+    migration: float
+    """Seconds."""
+    pays_after: float
+    """(4)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """One way to go through the trace."""
+
+    name: str
+    iterations: float
+    migrating: float
+    """Seconds."""
+    switches: tuple[Switch, ...]
+
+    def mean_seconds(self, horizon: float) -> float:
+        return horizon / self.iterations if self.iterations else math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class Courses:
+    """(1) to (3) side by side."""
+
+    horizon: float
+    plans: int
+    courses: tuple[Course, ...]
+
+
+def compare_courses(
+    chain: Chain,
+    cluster: Cluster,
+    *,
+    global_batch: int,
+    horizon: float,
+    settings: Settings | None = None,
+    model: ComputeModel | None = None,
+) -> Courses:
+    """How each way fares on the cluster's own traces."""
+    settings, model = settings or Settings(), model or ComputeModel()
+    views = [at_time_zero(cluster), lasting(cluster, [cluster], horizon)]
+    views += [lasting(cluster, [cluster], horizon, quantile) for quantile in _QUANTILES]
+    search = partial(kept_plans, chain, global_batch=global_batch, settings=settings, model=model)
+    found = [_best(search, view) for view in views]
+    if not found[0]:
+        raise NothingFitsError(f"no plan of {chain.name} fits on {cluster!r}")
+    plans: list[Plan] = []
+    for plan in (plan for view in found for plan in view):
+        if not any(_is_same(plan, other) for other in plans):
+            plans.append(plan)
+    journey = _Journey(plans, chain, cluster, model, horizon)
+    average = found[1][0] if found[1] else found[0][0]
+    courses = [
+        journey.static("static, for time 0", _index(plans, found[0][0])),
+        journey.static("static, for the average", _index(plans, average)),
+        journey.replanned(_index(plans, found[0][0])),
+    ]
+    best = max((journey.oracle(), *courses), key=lambda course: course.iterations)
+    return Courses(horizon=horizon, plans=len(plans), courses=(*courses, replace(best, name="oracle")))
+
+
+def _best(search: partial[list[Plan]], view: Cluster) -> list[Plan]:
+    try:
+        return search(view)[:_PLANS_PER_VIEW]
+    except NothingFitsError:
+        return []
+
+
+def _is_same(one: Plan, other: Plan) -> bool:
+    return (one.stages, one.schedule) == (other.stages, other.schedule)
+
+
+def _index(plans: Sequence[Plan], plan: Plan) -> int:
+    return next(index for index, other in enumerate(plans) if _is_same(plan, other))
+
+
+class _Journey:
+    """The trace cut into segments, with every plan's pace in each."""
+
+    def __init__(
+        self, plans: Sequence[Plan], chain: Chain, cluster: Cluster, model: ComputeModel, horizon: float
+    ) -> None:
+        self.plans = plans
+        self.chain = chain
+        self.cluster = cluster
+        self.starts = moments(cluster, horizon)
+        self.lengths = np.diff([*self.starts, horizon])
+        paces = [pace(plan, chain, cluster, model, horizon) for plan in plans]
+        self.rates = np.array([[trace.at(start) for start in self.starts] for trace in paces])
+        """(plans, segments): iterations per second."""
+        self.known: dict[tuple[int, int], Migration] = {}
+
+    def moving(self, old: int, new: int, segment: int) -> float:
+        if old == new:
+            return 0.0
+        if (old, new) not in self.known:
+            self.known[old, new] = migration(self.plans[old], self.plans[new], self.chain, self.cluster)
+        return self.known[old, new].seconds(self.cluster, self.starts[segment])
+
+    def static(self, name: str, plan: int) -> Course:
+        """(1)."""
+        return Course(name=name, iterations=float(self.rates[plan] @ self.lengths), migrating=0.0, switches=())
+
+    def replanned(self, plan: int) -> Course:
+        """(2)."""
+        first, path = plan, []
+        for segment in range(len(self.starts)):
+            best = int(self.rates[:, segment].argmax())
+            stay = self.lengths[:segment].mean() if segment else self.lengths[0]
+            gain = (self.rates[best, segment] - self.rates[plan, segment]) * stay
+            cost = self.moving(plan, best, segment) * self.rates[best, segment]
+            plan = best if gain > cost else plan
+            path.append(plan)
+        return self._course("re-planned", path, first)
+
+    def oracle(self) -> Course:
+        """(3)."""
+        count = len(self.plans)
+        value: FloatArray = self.rates[:, 0] * self.lengths[0]
+        back: list[list[int]] = []
+        for segment in range(1, len(self.starts)):
+            moves = np.array([[self.moving(old, new, segment) for new in range(count)] for old in range(count)])
+            left = self.lengths[segment] - moves
+            total = value[:, None] + np.where(left > 0, left, 0.0) * self.rates[None, :, segment]
+            total[(left <= 0) & ~np.eye(count, dtype=bool)] = -np.inf
+            back.append(total.argmax(axis=0).tolist())
+            value = total.max(axis=0)
+        path = [int(value.argmax())]
+        for step in reversed(back):
+            path.append(step[path[-1]])
+        return self._course("oracle", path[::-1], path[-1])
+
+    def _course(self, name: str, path: Sequence[int], now: int) -> Course:
+        """Count what a sequence of plans does, one for each segment, after the plan ``now``."""
+        iterations = migrating = owed = 0.0
+        switches = []
+        for segment, plan in enumerate(path):
+            if plan != now:
+                switches.append(self._switch(now, plan, segment, self.moving(now, plan, segment)))
+                owed += switches[-1].migration
+            spent = min(owed, float(self.lengths[segment]))  # what is left goes on in the next segment
+            owed, migrating = owed - spent, migrating + spent
+            iterations += float((self.lengths[segment] - spent) * self.rates[plan, segment])
+            now = plan
+        return Course(name=name, iterations=iterations, migrating=migrating, switches=tuple(switches))
+
+    def _switch(self, old: int, new: int, segment: int, moving: float) -> Switch:
+        slow, fast = self.rates[old, segment], self.rates[new, segment]
+        pays_after = float(moving * fast / (fast - slow)) if fast > slow else math.inf
+        return Switch(
+            time=self.starts[segment],
+            old=self.plans[old],
+            new=self.plans[new],
+            migration=moving,
+            pays_after=pays_after,
+        )

@@ -1,0 +1,201 @@
+"""A plan for a network that changes: chosen under all scenarios instead of for one moment.
+
+    (1)  views       = the cluster on average, at time 0, at its lowest tenth, and without the nodes that change: each
+                       searched
+    (2)  candidates  = the best unlike plans of each view, each under every schedule with which it fits
+    (3)  rank        = by the fluid estimate of the objective over all scenarios (``scenario`` (1), (2))
+    (4)  judge       = the few best, and the best for the average, by the exact engine over the same scenarios
+
+The plan for the average is always among the judged, so the choice is never worse than it by the exact engine's measure
+of the objective. The certificate of a search holds for its own view only and is dropped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from argosy.choose.policy import schedules_that_fit, with_policy
+from argosy.choose.scenario import (
+    Horizon,
+    Robust,
+    exact_times,
+    fluid_times,
+    last_change,
+    lasting,
+    objective,
+    pace,
+    without_what_changes,
+)
+from argosy.cluster.lasting import at_time_zero
+from argosy.cluster.topology import Cluster
+from argosy.cluster.trace import FloatArray
+from argosy.cost.compute import ComputeModel
+from argosy.errors import ArgosyError, NothingFitsError
+from argosy.plan.plan import ClusterRef, LeftOut, Plan, Predicted, RunnerUp, Search
+from argosy.planner import Settings, kept_plans
+from argosy.units import TIME
+from argosy.workload.chain import Chain
+
+_LOW = 0.1
+_PLANS_PER_VIEW = 12
+_PLANS = 16
+"""That are tried under every schedule."""
+_FINALISTS = 4
+_LEAST_HORIZON = 10
+"""Iterations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Iteration times of a plan over all scenarios, seconds, by the exact engine."""
+
+    plan: Plan
+    mean: float
+    p95: float
+    worst: float
+    estimate: float
+    """Of the objective, by (3)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobustChoice:
+    """The plan, with its policy, and how it and others fare under the scenarios."""
+
+    plan: Plan
+    robust: Robust
+    horizon: float
+    chosen: Figures
+    average: Figures
+    """The best plan for the average network."""
+    others: tuple[Figures, ...]
+
+    @property
+    def gain(self) -> float:
+        """Of the objective, over the plan for the average."""
+        return self.average_value / self.value - 1
+
+    @property
+    def value(self) -> float:
+        return float(getattr(self.chosen, self.robust))
+
+    @property
+    def average_value(self) -> float:
+        return float(getattr(self.average, self.robust))
+
+
+def find_robust_plan(
+    chain: Chain,
+    cluster: Cluster,
+    scenarios: Sequence[Cluster],
+    *,
+    global_batch: int,
+    robust: Robust = Robust.MEAN,
+    settings: Settings | None = None,
+    model: ComputeModel | None = None,
+    iterations: int = 40,
+) -> RobustChoice:
+    """The best plan over the scenarios, each the same cluster under other traces."""
+    began = time.process_time()
+    settings, model = settings or Settings(), model or ComputeModel()
+    horizon = last_change(scenarios)
+    views = [lasting(cluster, scenarios, horizon), at_time_zero(cluster), lasting(cluster, scenarios, horizon, _LOW)]
+    views += [without_what_changes(cluster, scenarios)]
+    search = partial(kept_plans, chain, global_batch=global_batch, settings=settings, model=model)
+    found = [list(_search(search, view))[:_PLANS_PER_VIEW] for view in views]
+    if not found[0]:
+        raise NothingFitsError(f"no plan of {chain.name} fits on {cluster!r} as it is on average")
+    estimate = partial(_estimate, chain=chain, scenarios=scenarios, model=model, robust=robust, horizon=horizon)
+    plain = _ranked({_key(plan): plan for view in found for plan in view}.values(), estimate)
+    variants = [variant for _, plan in plain[:_PLANS] for variant in schedules_that_fit(plan, chain, cluster)]
+    average = found[0][0]
+    ranked = _ranked({_key(plan): plan for plan in (average, *variants)}.values(), estimate)
+    finalists = [*ranked[:_FINALISTS], *((value, plan) for value, plan in ranked[_FINALISTS:] if plan == average)]
+    limit = Horizon(seconds=max(horizon, _LEAST_HORIZON * ranked[0][0]), iterations=iterations)
+    judged = [_figures(plan, value, chain, scenarios, model, limit) for value, plan in finalists]
+    judged.sort(key=lambda one: float(getattr(one, robust)))
+    plan = with_policy(_finished(judged, cluster, robust), chain, at_time_zero(cluster), _edges(scenarios), model=model)
+    effort = Search(cpu_seconds=time.process_time() - began, candidates=len(plain) + len(ranked), pruned=())
+    return RobustChoice(
+        plan=replace(plan, search=effort),
+        robust=robust,
+        horizon=limit.seconds,
+        chosen=judged[0],
+        average=next(one for one in judged if one.plan == average),
+        others=tuple(one for one in judged[1:] if one.plan != average),
+    )
+
+
+def _search(search: partial[list[Plan]], view: Cluster) -> Iterator[Plan]:
+    """The plans of a view; none where nothing fits on what is left of the cluster there."""
+    try:
+        yield from search(view)
+    except ArgosyError:
+        return
+
+
+def _key(plan: Plan) -> tuple[object, ...]:
+    return plan.stages, plan.schedule, plan.num_micro_batches
+
+
+def _ranked(plans: Iterable[Plan], estimate: partial[float]) -> list[tuple[float, Plan]]:
+    return sorted(((estimate(plan), plan) for plan in plans), key=lambda one: one[0])
+
+
+def _estimate(
+    plan: Plan, chain: Chain, scenarios: Sequence[Cluster], model: ComputeModel, robust: Robust, horizon: float
+) -> float:
+    """(3)."""
+    rates = [pace(plan, chain, scenario, model, max(horizon, 1e-9)) for scenario in scenarios]
+    return objective([fluid_times(rate, max(horizon, 1e-9)) for rate in rates], robust)
+
+
+def _figures(
+    plan: Plan, value: float, chain: Chain, scenarios: Sequence[Cluster], model: ComputeModel, limit: Horizon
+) -> Figures:
+    """(4)."""
+    times: list[FloatArray] = [exact_times(plan, chain, scenario, model, limit) for scenario in scenarios]
+    mean, p95, worst = (objective(times, robust) for robust in Robust)
+    return Figures(plan=plan, mean=mean, p95=p95, worst=worst, estimate=value)
+
+
+def _edges(scenarios: Sequence[Cluster]) -> list[str]:
+    """Those whose bandwidth changes in any scenario."""
+    return sorted({link.edge for scenario in scenarios for link in scenario.links if not link.bandwidth.is_constant})
+
+
+def _finished(judged: Sequence[Figures], cluster: Cluster, robust: Robust) -> Plan:
+    """The best of the judged with its mean as the prediction, why the others lost, and what it leaves out."""
+    best, used = judged[0], set(judged[0].plan.devices)
+    predicted = Predicted(
+        iteration_seconds=best.mean,
+        samples_per_second=best.plan.global_batch / best.mean,
+        peak_memory_bytes=(),
+        bottleneck="",
+    )
+    runner_ups = [
+        RunnerUp(description=repr(other.plan), iteration_seconds=other.mean, reason=_why(other, best, robust))
+        for other in judged[1:4]
+        if np.isfinite(other.mean)
+    ]
+    return replace(
+        best.plan,
+        cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=cluster.content),
+        predicted=predicted,
+        certificate=None,
+        runner_ups=tuple(runner_ups),
+        left_out=tuple(
+            LeftOut(device=device.name, reason=f"no plan with it has a better {robust} over the scenarios")
+            for device in cluster.devices
+            if device.name not in used
+        ),
+    )
+
+
+def _why(other: Figures, best: Figures, robust: Robust) -> str:
+    mine, theirs = float(getattr(best, robust)), float(getattr(other, robust))
+    return f"{robust} {TIME.format(theirs)} against {TIME.format(mine)} over the scenarios"

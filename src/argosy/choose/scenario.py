@@ -1,0 +1,155 @@
+"""How a plan fares while the network changes: iteration times over a trace, and what is made of them.
+
+While nothing changes an iteration takes T(state); when the state changes in mid-iteration, the part that is left
+goes on at the new pace:
+
+    (1)  done(t) = integral of 1 / T(state) from 0 to t,    the n-th iteration ends where done(t) = n
+
+This fluid estimate ranks; the exact engine, which plays every byte, judges. Of the iterations of all scenarios within
+the horizon the objective is
+
+    (2)  mean (of each scenario, then of all), 95th percentile, or the worst
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+
+from argosy.choose.steady import SteadyGraph
+from argosy.cluster.lasting import at_time_zero
+from argosy.cluster.topology import Cluster
+from argosy.cluster.trace import FloatArray, Trace
+from argosy.cost.compute import ComputeModel
+from argosy.plan.plan import Plan
+from argosy.sim.exact import simulate_exact
+from argosy.sim.fold import fold_plan
+from argosy.workload.chain import Chain
+
+MOST_STATES = 512
+"""Moments of a scenario that are looked at."""
+
+
+class Robust(StrEnum):
+    """(2)."""
+
+    MEAN = "mean"
+    P95 = "p95"
+    WORST = "worst"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Horizon:
+    """How far a scenario is played."""
+
+    seconds: float
+    iterations: int
+    """At most, by the exact engine."""
+
+
+def last_change(clusters: Sequence[Cluster]) -> float:
+    """The last knot of any trace; 0 where nothing changes."""
+    traces = [trace for cluster in clusters for link in cluster.links for trace in (link.bandwidth, link.latency)]
+    traces += [device.speed for cluster in clusters for device in cluster.devices]
+    return max((trace.times[-1] for trace in traces), default=0.0)
+
+
+def moments(cluster: Cluster, horizon: float) -> list[float]:
+    """When the state changes within a horizon, 0 first; evenly many of them where there are too many."""
+    knots = {0.0}
+    for trace in {link.bandwidth for link in cluster.links} | {device.speed for device in cluster.devices}:
+        knots.update(time for time in trace.times if time < horizon)
+    ordered = sorted(knots)
+    step = math.ceil(len(ordered) / MOST_STATES)
+    return ordered[::step]
+
+
+def pace(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, horizon: float) -> Trace:
+    """1 / T(state) over time; 0 while the plan cannot go on."""
+    graph, folded = fold_plan(plan, chain, cluster, model)
+    steady = SteadyGraph(graph, folded)
+    times = moments(folded, horizon)
+    seconds = steady.seconds(steady.at(times))
+    rates = [float(rate) for rate in np.where(np.isfinite(seconds), 1 / seconds, 0.0)]
+    return Trace.from_steps(zip(times, rates, strict=True), initial=rates[0])
+
+
+def fluid_times(rate: Trace, horizon: float) -> FloatArray:
+    """(1): seconds of each iteration that begins within the horizon; the last may end long after it, or never."""
+    done = rate.integral(0.0, horizon)
+    count = max(1, math.ceil(done - 1e-9))
+    times, sums = rate.knots
+    ends = np.interp(np.arange(1, count), sums, times).tolist()
+    return np.diff([0.0, *ends, rate.advance(ends[-1] if ends else 0.0, 1.0)])
+
+
+def exact_times(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, horizon: Horizon) -> FloatArray:
+    """Seconds of each iteration that begins within the horizon, by the exact engine."""
+    graph, folded = fold_plan(plan, chain, cluster, model)
+    ends = simulate_exact(graph, folded, iterations=horizon.iterations, record=0, until=horizon.seconds).iteration_ends
+    return np.diff(np.concatenate(([0.0], ends))) if ends else np.array([math.inf])
+
+
+def objective(times: Sequence[FloatArray], robust: Robust) -> float:
+    """(2) of the iteration times of each scenario."""
+    match robust:
+        case Robust.MEAN:
+            return float(np.mean([one.mean() for one in times]))
+        case Robust.P95:
+            pooled = np.concatenate(list(times))
+            return math.inf if np.isinf(pooled).any() else float(np.quantile(pooled, 0.95))
+        case Robust.WORST:
+            return float(np.concatenate(list(times)).max())
+
+
+def lasting(cluster: Cluster, scenarios: Sequence[Cluster], horizon: float, quantile: float | None = None) -> Cluster:
+    """The cluster with every link and device for ever as it is on average over all scenarios, or at a quantile over
+    time and scenarios. A device that is ever lost counts as lost at a quantile below 0.5."""
+
+    def value(traces: Sequence[Trace]) -> Trace:
+        if all(trace.is_constant for trace in traces) and len(set(traces)) == 1:
+            return traces[0]
+        if quantile is None:
+            return Trace.constant(sum(trace.mean(0.0, horizon) for trace in traces) / len(traces))
+        grid = np.linspace(0.0, horizon, 257)[:-1]
+        samples = [trace.at(time) for trace in traces for time in grid]
+        return Trace.constant(float(np.quantile(samples, quantile)))
+
+    links = [
+        replace(
+            link,
+            bandwidth=value([scenario.links[index].bandwidth for scenario in scenarios]),
+            latency=value([scenario.links[index].latency for scenario in scenarios]),
+        )
+        for index, link in enumerate(cluster.links)
+    ]
+    devices = [
+        replace(device, speed=value([scenario.devices[index].speed for scenario in scenarios]))
+        for index, device in enumerate(cluster.devices)
+    ]
+    return replace(cluster, links=tuple(links), devices=tuple(devices))
+
+
+def without_what_changes(cluster: Cluster, scenarios: Sequence[Cluster]) -> Cluster:
+    """The cluster at time 0 with every device lost that changes itself, or whose node's own links do."""
+    moving = {
+        index
+        for scenario in scenarios
+        for index, link in enumerate(scenario.links)
+        if not (link.bandwidth.is_constant and link.latency.is_constant)
+    }
+    nodes = {
+        node.name
+        for node in cluster.nodes
+        if not moving.isdisjoint({*(node.nic or ()), *(link for m in node.media for link in (*m.outward, *m.inward))})
+    }
+    lost = {device.name for scenario in scenarios for device in scenario.devices if not device.speed.is_constant} | {
+        device.name for device in cluster.devices if device.node in nodes
+    }
+    calm = at_time_zero(cluster)
+    devices = [replace(device, speed=Trace.constant(0.0)) if device.name in lost else device for device in calm.devices]
+    return replace(calm, devices=tuple(devices))

@@ -1,0 +1,128 @@
+"""The parts of ``argosy plan`` for networks that change and for prices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from argosy.errors import bad_input, closest
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from argosy.choose.replan import Courses
+    from argosy.cluster.topology import Cluster
+    from argosy.cost.compute import ComputeModel
+    from argosy.plan.plan import Plan
+    from argosy.planner import Settings
+    from argosy.workload.chain import Chain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is to be planned."""
+
+    chain: Chain
+    cluster: Cluster
+    global_batch: int
+    settings: Settings
+    model: ComputeModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A plan, and what else there is to say about the choice."""
+
+    plan: Plan
+    beside: dict[str, Any] = field(default_factory=dict)
+    """For JSON, next to the plan."""
+    shown: tuple[RenderableType, ...] = ()
+    """For people, after the plan."""
+
+
+def known_name(option: str, name: str, known: Sequence[str], what: str) -> str:
+    """``name``, or an error that lists what there is."""
+    if name not in known:
+        expected = f"one of the {what} {', '.join(known)}"
+        raise bad_input(expected, name, where=option, suggestion=closest(name, known))
+    return name
+
+
+def plan_for_scenarios(task: Task, names: Sequence[str], robust: str) -> Outcome:
+    """``--scenario`` and ``--robust``."""
+    from argosy.choose.robust import find_robust_plan
+    from argosy.choose.scenario import Robust
+    from argosy.cli.scenarios import load_scenarios
+    from argosy.report.robust import robust_lines, robust_to_dict, scenario_table
+
+    wanted = Robust(known_name("--robust", robust, [str(one) for one in Robust], "objectives"))
+    choice = find_robust_plan(
+        task.chain,
+        task.cluster,
+        load_scenarios(task.cluster, names),
+        global_batch=task.global_batch,
+        robust=wanted,
+        settings=task.settings,
+        model=task.model,
+    )
+    return Outcome(
+        plan=_with_memory(choice.plan, task.chain),
+        beside={"scenarios": robust_to_dict(choice)},
+        shown=(scenario_table(choice), *robust_lines(choice)),
+    )
+
+
+def plan_for_money(task: Task, objective: str, max_price: float | None, max_cost: float | None) -> Outcome:
+    """``--objective cost``, ``--max-price-per-hour`` and ``--max-cost-per-step``."""
+    from argosy.choose.money import Limits, choose, find_front
+    from argosy.report.money import front_table, money_lines, priced_to_dict
+
+    limits = Limits(
+        price_per_hour=math.inf if max_price is None else max_price,
+        cost_per_step=math.inf if max_cost is None else max_cost,
+    )
+    front = find_front(
+        task.chain,
+        task.cluster,
+        global_batch=task.global_batch,
+        limits=limits,
+        settings=task.settings,
+        model=task.model,
+    )
+    chosen = choose(front, cheapest=objective == "cost", limits=limits)
+    return Outcome(
+        plan=_with_memory(chosen.plan, task.chain),
+        beside={"pareto": [priced_to_dict(point) for point in front], "cost": priced_to_dict(chosen)},
+        shown=(*money_lines(chosen), front_table(front, chosen)),
+    )
+
+
+def courses_over(task: Task, name: str) -> Courses:
+    """``--for-trace``."""
+    from argosy.choose.replan import compare_courses
+    from argosy.choose.scenario import last_change
+    from argosy.cli.scenarios import load_scenarios
+
+    (cluster,) = load_scenarios(task.cluster, [name])
+    horizon = last_change([cluster])
+    if not horizon:
+        raise bad_input("a scenario in which something changes", name, where="--for-trace")
+    return compare_courses(
+        task.chain,
+        cluster,
+        global_batch=task.global_batch,
+        horizon=horizon,
+        settings=task.settings,
+        model=task.model,
+    )
+
+
+def _with_memory(plan: Plan, chain: Chain) -> Plan:
+    """The plan with the memory of its devices in its prediction."""
+    from argosy.explain.memory import planned_memory
+
+    assert plan.predicted is not None
+    held = tuple(planned_memory(plan, chain).items())
+    return replace(plan, predicted=replace(plan.predicted, peak_memory_bytes=held))

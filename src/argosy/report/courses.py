@@ -1,0 +1,71 @@
+"""One plan, re-planning and hindsight over a trace, for people and as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+from argosy.choose.replan import Course, Courses, Switch
+from argosy.report.tables import plain_table
+from argosy.units import TIME
+
+_MOST_SWITCHES = 12
+
+
+def course_table(courses: Courses) -> Table:
+    """A line for each way to go through the trace."""
+    columns = ("over the trace", "iterations", "mean", "switches", "migrating", "gain")
+    table = plain_table(*columns, right=columns[1:])
+    static = courses.courses[0].iterations
+    for course in courses.courses:
+        gain = course.iterations / static - 1 if static else 0.0
+        table.add_row(
+            course.name,
+            f"{course.iterations:.1f}",
+            TIME.format(course.mean_seconds(courses.horizon)),
+            str(len(course.switches)),
+            TIME.format(course.migrating, digits=3) if course.migrating else "-",
+            f"{100 * gain:+.1f} %",
+        )
+    return table
+
+
+def switch_table(course: Course) -> Table:
+    """When plans were changed, what moving took, and how long the new state must last for it to pay."""
+    table = plain_table("at", "moving takes", "pays after", "to", right=("at", "moving takes", "pays after"))
+    table.columns[3].no_wrap = False
+    for switch in course.switches[:_MOST_SWITCHES]:
+        pays = TIME.format(switch.pays_after, digits=3) if switch.pays_after < float("inf") else "-"
+        plan = repr(switch.new).partition(", ")[2]
+        table.add_row(TIME.format(switch.time, digits=3), TIME.format(switch.migration, digits=3), pays, plan)
+    return table
+
+
+def courses_to_dict(courses: Courses) -> dict[str, Any]:
+    """For JSON; seconds."""
+    return {
+        "horizon_seconds": courses.horizon,
+        "plans": courses.plans,
+        "courses": [
+            {
+                "name": course.name,
+                "iterations": course.iterations,
+                "mean_seconds": course.mean_seconds(courses.horizon) if course.iterations else None,
+                "migrating_seconds": course.migrating,
+                "switches": [_switch_to_dict(switch) for switch in course.switches],
+            }
+            for course in courses.courses
+        ],
+    }
+
+
+def _switch_to_dict(switch: Switch) -> dict[str, Any]:
+    pays = switch.pays_after if switch.pays_after < float("inf") else None
+    return {
+        "seconds": switch.time,
+        "migration_seconds": switch.migration,
+        "pays_after_seconds": pays,
+        "old": repr(switch.old),
+        "new": repr(switch.new),
+    }
