@@ -21,7 +21,7 @@ from functools import partial
 import numpy as np
 
 from argosy.choose.migrate import Migration, migration
-from argosy.choose.scenario import lasting, moments, pace
+from argosy.choose.scenario import lasting, moments, pace, without_what_changes
 from argosy.cluster.lasting import at_time_zero
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import FloatArray
@@ -84,6 +84,7 @@ def compare_courses(
     settings, model = settings or Settings(), model or ComputeModel()
     views = [at_time_zero(cluster), lasting(cluster, [cluster], horizon)]
     views += [lasting(cluster, [cluster], horizon, quantile) for quantile in _QUANTILES]
+    views += [without_what_changes(cluster, [cluster])]
     search = partial(kept_plans, chain, global_batch=global_batch, settings=settings, model=model)
     found = [_best(search, view) for view in views]
     if not found[0]:
