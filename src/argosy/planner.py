@@ -15,7 +15,6 @@ Every plan carries a certificate: no plan in the stated scope is faster than its
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -29,7 +28,8 @@ from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError, NothingFitsError, bad_input
 from argosy.plan.plan import Plan, Recompute, Search
 from argosy.schedule import ScheduleKind, ScheduleSpec
-from argosy.solve.candidate import Candidate, diverse, single_stages
+from argosy.solve.beside import with_uniform
+from argosy.solve.candidate import diverse, single_stages
 from argosy.solve.feasible import batch_shapes, find_fit, is_quick
 from argosy.solve.frontier import Branch
 from argosy.solve.incumbents import Incumbents
@@ -38,8 +38,7 @@ from argosy.solve.kinds import ground_of
 from argosy.solve.menu import Menu
 from argosy.solve.pipeline import PlanSearch
 from argosy.solve.shape import Shape
-from argosy.solve.uniform import uniform_candidates
-from argosy.solve.verdict import Verdict, certify, decide, placed, why_infeasible
+from argosy.solve.verdict import certify, decide, placed, why_infeasible
 from argosy.space.enumerate import Scope, only_runnable, stage_options, with_splits
 from argosy.space.granularity import even_unit, granularities
 from argosy.space.option import Option, Vector
@@ -60,8 +59,7 @@ SCHEDULES = (
 _FILL = 4
 """Stages that a pipeline has, roughly; only decides which shapes are looked at first."""
 _MOST_SAMPLES = 10_000_000
-_PLAIN, _MOST_STAGES = 6, 32
-"""Uniform pipelines that the exact engine plays beside the finalists; stages."""
+_MOST_STAGES = 32
 _AIM, _SLACK, _STEPS = 0.9, 0.1, 64
 """Of the gap: what the judge is held to, what is lost to dominance; steps of a search before another is taken."""
 _TASKS = 1_500
@@ -336,10 +334,12 @@ class _PlanSearch:
         scope = _allowed(Scope(units=units), self.settings)
         scope = only_runnable(scope) if self.settings.runnable else scope
         play = partial(decide, prices=self.prices, cluster=self.cluster, calm=self.calm, model=self.model, scope=scope)
-        verdict = play(finalists, executor=self.settings.executor)
-        plain = self._plain(scope, verdict)
-        if plain:
-            verdict = play([verdict.winner, *plain], executor=self.settings.executor)
+        play = partial(play, executor=self.settings.executor)
+        verdict = play(finalists)
+        if self.settings.units is None or self.settings.replicas is not None:
+            shapes = list(batch_shapes(self.global_batch, self.settings.schedules))
+            tasks = 12 * _TASKS * self.settings.level**3
+            verdict = with_uniform(verdict, play, self.prices, self.incumbents.judge, shapes, scope, tasks)
         scope, bounds = self._scope(units), (bound, self.free_bound)
         plan = certify(verdict, self.incumbents.found, bounds, self.prices, scope, self.cluster)
         search = Search(
@@ -348,18 +348,6 @@ class _PlanSearch:
             pruned=tuple(sorted(self.counters.removed.items())),
         )
         return replace(plan, search=search)
-
-    def _plain(self, scope: Scope, verdict: Verdict) -> list[Candidate]:
-        """Uniform pipelines that may be faster than what the search ended with; none where units were prescribed."""
-        if self.settings.units is not None and self.settings.replicas is None:
-            return []
-        assert verdict.plan.predicted is not None
-        shapes = list(batch_shapes(self.global_batch, self.settings.schedules))
-        below = verdict.plan.predicted.iteration_seconds
-        plain = uniform_candidates(self.prices, self.incumbents.judge, shapes, scope, below, _PLAIN)
-        tasks = itertools.accumulate(4 * len(one.plan) * one.shape.num_micro_batches for one in plain)
-        most = 12 * _TASKS * self.settings.level**3
-        return [one for one, played in zip(plain, tasks, strict=True) if played <= most]
 
 
 def able_pools(chain: Chain, cluster: Cluster, model: ComputeModel) -> tuple[Pool, ...]:

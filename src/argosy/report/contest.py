@@ -20,6 +20,8 @@ from argosy.units import TIME
 OURS = "argosy"
 _SAME = 1.0005
 """Plans within so much of each other count as equally fast."""
+_CLOSE = 1.02
+"""Up to here there is no single reason worth naming."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,8 @@ def _reason(entry: Entry, best: Entry, cluster: Cluster) -> str:
         return "never ends: a device or link it needs is lost"
     if entry.seconds <= best.seconds * _SAME:
         return "the fastest" if entry is best else "as fast"
+    if entry.seconds <= best.seconds * _CLOSE:
+        return "nearly as fast"
     loss, share = why_slower(entry, best)
     return in_words(loss, share, entry.plan, cluster)
 

@@ -199,7 +199,7 @@ class _Folder(Compiler):
         """The busiest NIC around a bundle over the mean of them."""
         nodes = self.sites[self.bundles[bundle].name]
         loads = [passing.get(node, 0.0) for node in nodes]
-        return max(loads) * len(loads) / sum(loads)
+        return max(loads) * len(loads) / sum(loads) if any(loads) else 1.0
 
     def _add_update(self, device: int, waits: list[int]) -> None:
         bundle = self.bundles[device]
