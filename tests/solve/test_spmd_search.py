@@ -211,7 +211,9 @@ def lp_oracle(speeds: list[float], work: float, padded: float, caps: list[float]
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.floats(0.2, 5.0), min_size=2, max_size=7), st.floats(0, 5), st.floats(0, 5), st.integers(0, 2**31))
+@given(
+    st.lists(st.floats(0.2, 5.0), min_size=2, max_size=7), st.floats(0.01, 5), st.floats(0.01, 5), st.integers(0, 2**31)
+)
 def test_the_closed_form_equals_the_programme(speeds: list[float], work: float, padded: float, seed: int) -> None:
     caps = np.random.default_rng(seed).uniform(1.2 / len(speeds), 1.0, len(speeds)).tolist()
     value, ratios = closed_form(speeds, work, padded, caps)
