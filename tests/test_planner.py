@@ -294,8 +294,10 @@ def better_files(content: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
             target[field] = int(value * factor)
         found.append((what, copy))
 
-    for at in range(len(content["nodes"])):
+    for at, node in enumerate(content["nodes"]):
         change(f"more nodes {at}", ["nodes", at], "count", 2)
+        if node["count"] * node["devices"]["count"] <= 2:  # widths that divide a node still do in one of twice the size
+            change(f"twice the devices in nodes {at}", ["nodes", at, "devices"], "count", 2)
         change(f"wider nic {at}", ["nodes", at, "nic"], "bandwidth", 1.7)
         change(f"faster bus {at}", ["nodes", at, "intra", 0], "bandwidth", 1.7)
         change(f"faster kind {at}", ["kinds", at, "flops"], "bf16", 1.3)

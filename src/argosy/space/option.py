@@ -174,10 +174,12 @@ class Option:
     def fits(self, first: int, end: int, in_flight: int, group: int) -> bool:
         """(3): whether the layers can be split so and fit; a stage holds 2 k + 1 receive buffers."""
         prices = self.prices
-        held, passing = prices.weigh_range(self.state, first, end), prices.transient(self.recompute)[first, end]
-        kept = in_flight * prices.kept_ranges(self.recompute)[first, end] + (2 * group + 1) * prices.largest_output
-        used = [(held + samples * (passing + kept)) / size for size, samples in self.room]
-        return bool(self.width <= prices.widest[first, end] and max(used) <= 1)
+        if self.width > 1 and self.width > prices.widest[first, end]:
+            return False
+        held, passing = prices.weigh_range(self.state, first, end), float(prices.transient(self.recompute)[first, end])
+        kept = in_flight * float(prices.kept_ranges(self.recompute)[first, end])
+        each = passing + kept + (2 * group + 1) * prices.largest_output
+        return all(held + samples * each <= size for size, samples in self.room)
 
     @cached_property
     def spans_nodes(self) -> bool:

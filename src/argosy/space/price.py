@@ -211,6 +211,8 @@ class Prices:
 
     def weigh_range(self, rate: Rates, first: int, end: int) -> float:
         """The same for one rate and one range."""
+        if len(self.held_by_kind) == 1:  # asked for thousands of times in a search
+            return rate[0] * float(self.held[first, end]) + rate[-1]
         amounts = self.held_by_kind[:, first, end].tolist()
         return float(sum(each * amount for each, amount in zip(rate[:-1], amounts, strict=False)) + rate[-1])
 
