@@ -50,6 +50,14 @@ def simulate(
         Path | None,
         typer.Option("--output", "-o", help="Write the timeline here, as JSON (its first 100 iterations)."),
     ] = None,
+    adapt: Annotated[
+        str | None,
+        typer.Option(
+            "--adapt", help="Play a controller that may change k, shares or (full) the plan, and others beside it."
+        ),
+    ] = None,
+    horizon: Annotated[int, typer.Option("--horizon", min=1, help="Steps that the controller counts on.")] = 1000,
+    min_gain: Annotated[float, typer.Option("--min-gain", min=0, help="Gain below which it changes nothing.")] = 0.02,
     width: Width = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -63,6 +71,7 @@ def simulate(
     Examples:
         argosy simulate llama-3-8b-on-mixed-16 --until "2 min"
         argosy simulate plan.json --trace v0.nic=measured.csv --k 4 -o timeline.json
+        argosy simulate plan.json --adapt full --until "10 min"
     """
     from argosy.cli.inputs import load_scenario
     from argosy.cli.terminal import print_json, stdout_console, write_file
@@ -80,6 +89,13 @@ def simulate(
         profiles=profile or (),
         calibration=calibration,
     )
+    if adapt is not None:
+        from argosy.cli.adapting import show_courses
+
+        show_courses(
+            scenario, adapt, until=until, horizon=horizon, min_gain=min_gain, width=width, json=json, quiet=quiet
+        )
+        return
     timeline = play(scenario, iterations=iterations, until=until, quiet=quiet, least_recorded=iteration + 1)
     if output is not None:
         write_file(output, dumps_timeline(timeline).encode())

@@ -1,0 +1,140 @@
+"""``argosy simulate --adapt``: the controller and other policies against a cluster's future."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from argosy.cli.inputs import Scenario, parse_until
+from argosy.errors import bad_input, closest
+
+if TYPE_CHECKING:
+    from argosy.adapt.controller import Reach
+    from argosy.adapt.play import Course
+    from argosy.plan.plan import Plan
+
+_MOST_DECISIONS = 12
+
+
+def show_courses(
+    scenario: Scenario,
+    adapt: str,
+    *,
+    until: str | None,
+    horizon: int,
+    min_gain: float,
+    width: int | None,
+    json: bool,
+    quiet: bool,
+) -> None:
+    """Play every policy up to the one asked for, and the oracle; print what each reached."""
+    from argosy.adapt.controller import Limits, Reach
+    from argosy.cli.terminal import print_json, progress, stdout_console
+    from argosy.report.plan import plan_title
+
+    if adapt not in list(Reach):
+        raise bad_input(f"one of {', '.join(Reach)}", adapt, where="--adapt", suggestion=closest(adapt, list(Reach)))
+    end = parse_until(until)
+    if math.isinf(end):
+        raise bad_input('a time such as --until "10 min" with --adapt', where="--until")
+    limits = Limits(reach=Reach(adapt), horizon=horizon, min_gain=min_gain)
+    with progress(f"playing policies on {scenario.plan!r}", quiet=quiet):
+        courses = _courses(scenario, limits, end)
+    if json:
+        print_json("simulate", {"adapt": adapt, "courses": [_to_dict(name, course) for name, course in courses]})
+        return
+    console = stdout_console(width)
+    console.print(f"{plan_title(scenario.plan)}\n")
+    console.print(_table(courses))
+    asked = next(course for name, course in courses if name == _name(Reach(adapt)))
+    for line in _decisions(asked):
+        console.print(line)
+
+
+def _name(reach: Reach) -> str:
+    from argosy.adapt.controller import Reach
+
+    return {Reach.OFF: "static", Reach.K: "adaptive k", Reach.SHARES: "k and shares", Reach.FULL: "full"}[reach]
+
+
+def _courses(scenario: Scenario, limits: Any, until: float) -> list[tuple[str, Course]]:
+    from dataclasses import replace
+
+    from argosy.adapt.controller import Reach
+    from argosy.adapt.play import Stage, play, play_oracle
+    from argosy.choose.policy import schedules_that_fit
+    from argosy.planner import Settings, find_plan
+
+    plan, chain, model = scenario.plan, scenario.chain, scenario.model
+
+    def replan(cluster: Any) -> Plan:
+        return find_plan(chain, cluster, global_batch=plan.global_batch, settings=Settings(), model=model)
+
+    stage = Stage(chain, scenario.cluster, model)
+    variants = schedules_that_fit(plan, chain, scenario.cluster)
+    courses = []
+    for reach in (reach for reach in Reach if limits.reach.allows(reach)):
+        own = replace(limits, reach=reach)
+        course = play(stage, plan, until=until, limits=own, schedules=variants, replan=replan)
+        courses.append((_name(reach), course))
+    future = replan if limits.reach is Reach.FULL else None
+    courses.append(("oracle", play_oracle(stage, variants, until=until, replan=future)))
+    return courses
+
+
+def _table(courses: list[tuple[str, Course]]) -> Any:
+    from argosy.report.tables import plain_table
+
+    table = plain_table(
+        "policy", "samples/s", "over static", "steps", "changes", right=("samples/s", "over static", "steps", "changes")
+    )
+    still = courses[0][1].samples_per_second
+    for name, course in courses:
+        ratio = f"{course.samples_per_second / still:.3f}" if still else "-"
+        table.add_row(
+            name, f"{course.samples_per_second:.4g}", ratio, str(len(course.steps)), str(len(course.decisions))
+        )
+    return table
+
+
+def _decisions(course: Course) -> list[str]:
+    from argosy.units import TIME
+
+    lines = [""] if course.decisions else ["\nnothing was changed"]
+    for one in course.decisions[:_MOST_DECISIONS]:
+        moving = f", moving {TIME.format(one.moving, digits=3)}" if one.moving else ""
+        times = f"{TIME.format(one.before, digits=3)} -> {TIME.format(one.after, digits=3)} a step{moving}"
+        lines.append(f"after step {one.step}: {one.what}, {one.plan.schedule!r}, {times}; {one.why}")
+    more = len(course.decisions) - _MOST_DECISIONS
+    return [*lines, f"and {more} more"] if more > 0 else lines
+
+
+def _to_dict(name: str, course: Course) -> dict[str, Any]:
+    from argosy.plan.file import schedule_to_dict
+
+    return {
+        "policy": name,
+        "samples_per_second": course.samples_per_second,
+        "end_seconds": course.end,
+        "steps": [
+            {
+                "start": step.start,
+                "seconds": step.seconds,
+                "lost": step.was_lost,
+                "schedule": schedule_to_dict(step.plan.schedule),
+            }
+            for step in course.steps
+        ],
+        "decisions": [
+            {
+                "step": one.step,
+                "what": str(one.what),
+                "schedule": schedule_to_dict(one.plan.schedule),
+                "before_seconds": one.before if math.isfinite(one.before) else None,
+                "after_seconds": one.after,
+                "moving_seconds": one.moving,
+                "why": one.why,
+            }
+            for one in course.decisions
+        ],
+    }
