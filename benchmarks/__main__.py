@@ -5,9 +5,33 @@ from __future__ import annotations
 import platform
 import sys
 
-from benchmarks import compare, fit_compute, gravity, imports, kept, planning, reality, scenarios, simulator, spmd
+from benchmarks import (
+    compare,
+    fit_compute,
+    gravity,
+    imports,
+    kept,
+    planning,
+    reality,
+    runtime_overhead,
+    scenarios,
+    simulator,
+    spmd,
+)
 
-MODULES = (simulator, planning, compare, fit_compute, imports, spmd, gravity, reality, kept, scenarios)
+MODULES = (
+    simulator,
+    planning,
+    compare,
+    fit_compute,
+    imports,
+    spmd,
+    gravity,
+    reality,
+    kept,
+    scenarios,
+    runtime_overhead,
+)
 BENCHMARKS = {module.BENCHMARK.name: module.BENCHMARK for module in MODULES}
 
 

@@ -54,8 +54,8 @@ class Gradients:
         """This rank's part of (2), squared."""
         own = [w.parameter.grad for _, first, weights in self.shared if first == self.rank for w in weights]
         own += [shard.own.grad for shards in self.shards for shard in shards.shards]
-        norms = [gradient.detach().double().square().sum() for gradient in own if gradient is not None]
-        return torch.stack(norms).sum() if norms else torch.zeros((), dtype=torch.float64, device=device)
+        norm = nn.utils.get_total_norm([gradient for gradient in own if gradient is not None and gradient.numel()])
+        return norm.double().square().to(device)
 
     def scale(self, factor: Tensor | float) -> None:
         """(3), and the way back from a scaled loss."""

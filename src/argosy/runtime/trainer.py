@@ -158,8 +158,10 @@ class Trainer:
         return loss
 
     def _agree(self, losses: torch.Tensor) -> tuple[float, float]:
-        """The loss and the norm of the gradient over all ranks."""
-        parts = torch.stack([losses.sum(), self.gradients.square_sum(self.device)])
+        """The loss over all ranks, and the norm of the gradient where it decides something (0 where not)."""
+        decides = self.clip_norm is not None or self.scale.active
+        squares_here = self.gradients.square_sum(self.device) if decides else losses.new_zeros(())
+        parts = torch.stack([losses.sum(), squares_here])
         dist.all_reduce(parts)
         loss, squares = parts.tolist()
         return loss, math.sqrt(squares) / self.scale.value if squares >= 0 else math.nan

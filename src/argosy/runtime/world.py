@@ -11,16 +11,11 @@ import torch.distributed as dist
 
 from argosy.errors import InputError, Problem, RunError
 from argosy.plan.plan import Plan
-from argosy.plan.runnable import unsupported
+from argosy.runtime import supports
 from argosy.runtime.ranks import devices_by_rank, nodes_of
 
 PATIENCE = datetime.timedelta(minutes=10)
 """How long a rank waits for another that has not gone away but says nothing."""
-
-
-def supports(plan: Plan) -> tuple[str, ...]:
-    """A sentence for everything in a plan that this runtime cannot execute; empty where it runs as it is."""
-    return unsupported(plan)
 
 
 def check_supported(plan: Plan) -> None:
