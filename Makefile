@@ -11,8 +11,8 @@ JOBS ?= auto
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## ?/\t/' | expand -t 12
 
-demo: $(VENV)/.core   ## a mixed 16-GPU cluster under a preempted link: the main job, on bundled files
-	$(BIN)/argosy demo
+demo: $(VENV)/.torch   ## a mixed 16-GPU cluster under a preempted link; then a small GPT trained by the plan that was found
+	$(BIN)/argosy demo --train
 
 test: $(VENV)/.test   ## the test suite
 	$(BIN)/python -m pytest -n $(JOBS) -m "not exhaustive"
@@ -44,7 +44,7 @@ $(VENV)/.core: $(VENV)/bin/python pyproject.toml
 	$(PIP) -e .
 	@touch $@
 
-$(VENV)/.test $(VENV)/.check $(VENV)/.bench: $(VENV)/.%: $(VENV)/.core
+$(VENV)/.test $(VENV)/.check $(VENV)/.bench $(VENV)/.torch: $(VENV)/.%: $(VENV)/.core
 	@echo "installing what '$*' needs into $(VENV)"
 	$(PIP) -e '.[$*]'
 	@touch $@

@@ -36,6 +36,7 @@ _TOLD = ("k=1", "k=4")
 
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the plan and the trace.")] = Path("out"),
+    train: Annotated[bool, typer.Option("--train", help="Also train a small GPT on three processes.")] = False,
     width: Width = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -76,6 +77,10 @@ def demo(
     console.print(f"\nwrote {plan_file}; next: argosy explain {plan_file}", soft_wrap=True)
     told = f"wrote {trace_file}, {_RECORDED} iterations with {_TOLD[0]}; open it at https://ui.perfetto.dev"
     console.print(told, soft_wrap=True)
+    if train:
+        from argosy.cli.demo_training import train as train_small
+
+        train_small(console, out, quiet=quiet)
 
 
 def _plan(by_hand: Scenario, *, quiet: bool) -> tuple[Plan, Explanation, float]:

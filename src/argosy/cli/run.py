@@ -47,6 +47,7 @@ def run(
     any_device: Annotated[
         bool, typer.Option("--any-device", help="Run also where the hardware is not the plan's.")
     ] = False,
+    here: Annotated[bool, typer.Option("--here", help="All of the plan's nodes on this machine.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command of every node, and stop.")] = False,
     slurm: Annotated[Path | None, typer.Option("--slurm", help="Write a batch script for SLURM, and stop.")] = None,
     width: Width = None,
@@ -84,6 +85,7 @@ def run(
         seed=seed,
         patience=patience,
         any_device=any_device,
+        here=here,
         address=address,
         port=port,
     )
@@ -99,6 +101,16 @@ def run(
             print_json("run", figures)
         else:
             _show(stdout_console(width), launch.plan, figures)
+
+
+def start_here(plan: Path, program: Path, out: Path, steps: int, *, quiet: bool) -> dict[str, Any]:
+    """Run a plan with all its processes on this machine; what it came to."""
+    from argosy.plan.file import load_plan
+    from argosy.runtime.launch import Launch
+
+    launch = Launch(plan=load_plan(plan), plan_file=str(plan), program=str(program), folder=out, steps=steps, here=True)
+    _check(launch, 0)
+    return _figures(launch.plan, _follow(launch, 0, quiet=quiet), out)
 
 
 def _check(launch: Launch, node_rank: int) -> None:

@@ -32,12 +32,18 @@ class Launch:
     seed: int = 0
     patience: float = 600.0
     any_device: bool = False
+    here: bool = False
+    """Every node's processes on this machine."""
     address: str | None = None
     """Where rank 0 can be reached; its node's own name unless given."""
     port: int | None = None
 
     def nodes(self) -> tuple[Node, ...]:
-        return nodes_of(self.plan)
+        """The hosts to start processes on."""
+        nodes = nodes_of(self.plan)
+        if not self.here:
+            return nodes
+        return (Node(name="here", devices=tuple(device for node in nodes for device in node.devices)),)
 
 
 def worker_arguments(launch: Launch) -> Iterator[str]:
