@@ -1,6 +1,7 @@
 """The demo's own program: a small GPT on the bytes of this very file, for ``argosy run``; alone, a plain loop.
 
-``python -m argosy.runtime.tiny_gpt STEPS MICRO_BATCH COUNT`` trains it in one process without argosy and prints the losses as JSON.
+``python -m argosy.runtime.tiny_gpt STEPS MICRO_BATCH COUNT`` trains it in one process, without argosy, and prints the
+losses as JSON.
 """
 
 from __future__ import annotations
