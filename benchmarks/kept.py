@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from argosy.choose.kept import keep
 from argosy.cluster.file import load_cluster, with_changes
+from argosy.cost.compute import ComputeModel
 from argosy.plan.plan import Plan
 from argosy.planner import SCHEDULES, Settings, kept_plans
 from argosy.schedule import ScheduleKind, ScheduleSpec
@@ -24,7 +25,7 @@ def measure() -> list[Row]:
     cluster = with_changes(load_cluster("mixed-8"), [])
     found: list[Plan] = []
     for batch in (16, 24, 32, 48, 64, 96):
-        found += kept_plans(chain, cluster, global_batch=batch, settings=Settings(level=1))
+        found += kept_plans(chain, cluster, global_batch=batch, settings=Settings(level=1), model=ComputeModel())
     plans = [replace(plan, schedule=schedule) for plan in found for schedule in VARIANTS]
     plans = [plan for plan in plans if plan.schedule.k <= plan.num_micro_batches][:PLANS]
     kept = keep(plans, chain, cluster, EDGE)
