@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from argosy.explain import Explanation
     from argosy.plan.plan import Plan
     from argosy.report.comparison import Case
+    from argosy.report.contest import Row
     from argosy.timeline import Timeline
 
 PLAN = "llama-3-8b-on-mixed-16"
 """Made by hand: a stage per node."""
+PLANNERS = ("megatron", "megatron-1-kind", "metis-like", "dapple", "fsdp")
+"""That the plan found is compared with."""
 SCHEDULES = {
     "k=1": ("kfkb", 1),
     "k=2": ("kfkb", 2),
@@ -57,6 +60,7 @@ def demo(
 
     by_hand = load_scenario(read_plan(PLAN))
     found, explanation, seconds_by_hand = _plan(by_hand, quiet=quiet)
+    rows = _compare(by_hand, found, quiet=quiet)
     cases, timelines = [], {}
     for name, (schedule, k) in SCHEDULES.items():
         scenario = load_scenario(read_plan(PLAN), schedule=schedule, k=k)
@@ -68,11 +72,11 @@ def demo(
     for path, content in trace_files(timelines[_TOLD[0]], output=trace_file).items():
         write_file(path, content)
     if json:
-        _print_json(explanation, seconds_by_hand, cases, plan_file, trace_file)
+        _print_json(explanation, seconds_by_hand, rows, cases, plan_file, trace_file)
         return
     console = stdout_console(width)
     _show_cluster(console, by_hand)
-    _show_plan(console, by_hand, explanation, seconds_by_hand)
+    _show_plan(console, by_hand, explanation, seconds_by_hand, rows)
     _show_schedules(console, by_hand.plan, cases)
     console.print(f"\nwrote {plan_file}; next: argosy explain {plan_file}", soft_wrap=True)
     told = f"wrote {trace_file}, {_RECORDED} iterations with {_TOLD[0]}; open it at https://ui.perfetto.dev"
@@ -96,6 +100,15 @@ def _plan(by_hand: Scenario, *, quiet: bool) -> tuple[Plan, Explanation, float]:
     return found, explain_plan(found, chain, cluster), seconds
 
 
+def _compare(by_hand: Scenario, found: Plan, *, quiet: bool) -> list[Row]:
+    """The plan found beside those of other planners, on the calm network."""
+    from argosy.cli.compare import compared
+    from argosy.cluster.lasting import at_time_zero
+
+    cluster, batch = at_time_zero(by_hand.cluster), by_hand.plan.global_batch
+    return compared(by_hand.chain, cluster, batch, by_hand.model, names=PLANNERS, ours=found, quiet=quiet)
+
+
 def _play(scenario: Scenario, name: str) -> tuple[Case, Timeline]:
     """The plan on the calm network, and for ``SECONDS`` on the changing one."""
     from argosy.cluster.file import with_changes
@@ -112,16 +125,23 @@ def _play(scenario: Scenario, name: str) -> tuple[Case, Timeline]:
 
 
 def _print_json(
-    explanation: Explanation, seconds_by_hand: float, cases: list[Case], plan_file: Path, trace_file: Path
+    explanation: Explanation,
+    seconds_by_hand: float,
+    rows: list[Row],
+    cases: list[Case],
+    plan_file: Path,
+    trace_file: Path,
 ) -> None:
     from argosy.cli.terminal import print_json
     from argosy.report.comparison import cases_to_dict
+    from argosy.report.contest import rows_to_dict
     from argosy.report.explain import explanation_to_dict
 
     content = {
         "by_hand": {"plan": PLAN, "iteration_seconds": seconds_by_hand},
         "explanation": explanation_to_dict(explanation),
         "cases": cases_to_dict(cases),
+        "planners": rows_to_dict(rows),
         "plan": str(plan_file),
         "trace": str(trace_file),
     }
@@ -139,9 +159,12 @@ def _show_cluster(console: Console, scenario: Scenario) -> None:
     console.print(f"{link.edge} {picture} {SECONDS:g} s; other jobs leave it {least} at times", soft_wrap=True)
 
 
-def _show_plan(console: Console, by_hand: Scenario, explanation: Explanation, seconds_by_hand: float) -> None:
+def _show_plan(
+    console: Console, by_hand: Scenario, explanation: Explanation, seconds_by_hand: float, rows: list[Row]
+) -> None:
     from argosy.cli.explain import show_reasons
     from argosy.cli.plan import show_plan
+    from argosy.report.contest import contest_table
     from argosy.report.explain import gain_in_percent, help_in_a_sentence
     from argosy.units import TIME
 
@@ -149,6 +172,8 @@ def _show_plan(console: Console, by_hand: Scenario, explanation: Explanation, se
     show_plan(console, explanation.plan, by_hand.cluster)
     by_hand_takes, gain = TIME.format(seconds_by_hand), gain_in_percent(seconds_by_hand / explanation.seconds - 1)
     console.print(f"\nBy hand, with a stage per node, an iteration takes {by_hand_takes}; this plan is {gain} faster.")
+    console.print("And with the plans of others, in the same simulator (argosy compare knows more of them):\n")
+    console.print(contest_table(rows))
     console.print("\n2. Why is it no faster?", style="bold")
     show_reasons(console, explanation, by_hand.cluster)
     console.print(f"\n{help_in_a_sentence(explanation)}")

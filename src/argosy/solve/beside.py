@@ -9,7 +9,7 @@ from dataclasses import replace
 from argosy.solve.candidate import Candidate
 from argosy.solve.judge import Judge
 from argosy.solve.shape import Shape
-from argosy.solve.uniform import shifted, uniform_candidates
+from argosy.solve.uniform import regrouped, shifted, uniform_candidates
 from argosy.solve.verdict import Verdict
 from argosy.space.enumerate import Scope
 from argosy.space.price import Prices
@@ -34,17 +34,15 @@ def with_uniform(
     plain = uniform_candidates(prices, judge, shapes, scope, below, _UNIFORM)
     tasks = itertools.accumulate(4 * len(one.plan) * one.shape.num_micro_batches for one in plain)
     plain = [one for one, played in zip(plain, tasks, strict=True) if played <= most_tasks]
-    if not plain:
-        return verdict
-    verdict = play([verdict.winner, *plain])
-    moved = _moved(verdict.winner, judge, 10 * most_tasks)
+    verdict = play([verdict.winner, *plain]) if plain else verdict
+    moved = _moved(verdict.winner, judge, scope, 10 * most_tasks)
     return play([verdict.winner, *moved]) if moved else verdict
 
 
-def _moved(winner: Candidate, judge: Judge, most_steps: int) -> list[Candidate]:
-    """The winner with a layer moved, the few that the judge finds no slower."""
-    plans = list(shifted(winner.plan))
-    if len(plans) * len(winner.plan) * winner.shape.num_micro_batches > most_steps:
+def _moved(winner: Candidate, judge: Judge, scope: Scope, most_steps: int) -> list[Candidate]:
+    """The winner with a layer moved or a stage in wider groups, the few that the judge finds no slower."""
+    plans = [*shifted(winner.plan), *regrouped(winner.plan, scope)]
+    if not plans or len(plans) * len(winner.plan) * winner.shape.num_micro_batches > most_steps:
         return []
     judged = zip(plans, *judge.seconds(winner.shape, plans), strict=True)
     found = [

@@ -272,6 +272,21 @@ def shifted(plan: Complete) -> Iterator[Complete]:
             yield tuple(Choice(choice.option, *cut) for choice, cut in zip(plan, cuts, strict=True))
 
 
+def regrouped(plan: Complete, scope: Scope) -> Iterator[Complete]:
+    """The same stages with the replicas of one of them joined in pairs to groups twice as wide."""
+    for at, choice in enumerate(plan):
+        option, part = choice.option, choice.option.parts[0]
+        wider = 2 * part.width
+        if len(option.parts) > 1 or part.replicas % 2 or option.pools[0].per_node % wider or part.context > 1:
+            continue
+        samples, extra = divmod(part.replicas * part.samples + part.extra, part.replicas // 2)
+        joined = replace(part, width=wider, replicas=part.replicas // 2, samples=samples, extra=extra)
+        if scope.allows_width(wider) and _is_allowed(option.prices, (joined,), scope):
+            zero = option.zero if joined.replicas > 1 else 0
+            other = replace(choice, option=replace(option, parts=(joined,), zero=zero))
+            yield (*plan[:at], other, *plan[at + 1 :])
+
+
 def _cut(prices: Prices, row: _Row, scope: Scope) -> Complete | None:
     """Each stage with the least recomputation and ZeRO that fit; None where nothing does."""
     for ends in _ends(prices, row):
