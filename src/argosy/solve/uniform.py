@@ -83,7 +83,7 @@ def uniform_candidates(
         for row in _rows(prices, layouts, shape, scope, below):
             used = frozenset(part.pool for parts in row.stages for part in parts)
             groups.setdefault(used, []).append(row)
-    each = max(4, _MOST_CUT // max(1, len(groups)))
+    each = max(16, _MOST_CUT // max(1, len(groups)))
     found = []
     for rows in groups.values():
         judged = itertools.islice(_judged(prices, judge, _varied(rows), scope, below), each)
