@@ -127,7 +127,7 @@ def test_demo_writes_its_trace_and_says_what_it_means(run: Run, tmp_path: Path) 
     assert result.code == 0
     assert (tmp_path / "shown" / "demo-trace.json.gz").is_file()
     assert "The preempted network makes iterations" in result.out
-    assert result.err.splitlines()[1] == "simulating 40 s with k=1"
+    assert "simulating 40 s with k=1" in result.err.splitlines()
     rows = json.loads(run("demo", "--json", "-q").out)["cases"]
     assert [row["schedule"] for row in rows] == ["k=1", "k=2", "k=4", "eager"]
     assert all(row["first_stage_peak_memory_bytes"] <= row["first_stage_memory_bytes"] for row in rows)

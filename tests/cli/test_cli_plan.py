@@ -103,7 +103,14 @@ def test_prints_stages_figures_and_proof_within_80_columns(run: Run) -> None:
     assert max(map(len, result.out.splitlines())) <= 80
     assert "\x1b" not in result.out
     assert result.out.startswith("gpt2 on two-cards: ")
-    for text in ("stage  layers", "iteration    ", " samples/s, ", "of 48 GiB", "no plan of ", "plans judged"):
+    for text in (
+        "stage  layers",
+        "iteration    ",
+        " samples/s, ",
+        " GiB on the fullest device",
+        "no plan of ",
+        "plans judged",
+    ):
         assert text in result.out
 
 

@@ -281,6 +281,10 @@ def regrouped(plan: Complete, scope: Scope) -> Iterator[Complete]:
             continue
         samples, extra = divmod(part.replicas * part.samples + part.extra, part.replicas // 2)
         joined = replace(part, width=wider, replicas=part.replicas // 2, samples=samples, extra=extra)
+        if part.expert > 1 and (
+            extra or joined.replicas % part.expert
+        ):  # experts need equal holders, as many as groups
+            continue
         if scope.allows_width(wider) and _is_allowed(option.prices, (joined,), scope):
             zero = option.zero if joined.replicas > 1 else 0
             other = replace(choice, option=replace(option, parts=(joined,), zero=zero))
