@@ -97,7 +97,7 @@ def predicted_cases() -> list[Case]:
         for schedule in schedules:
             cluster = cluster_of("lab", hosts, changes)
             plan = plan_of(cluster, job, stages, micro_batches=micro_batches, schedule=schedule)
-            cases.append(Case(name=f"{name}, {schedule!r}", cluster=cluster, job=job, plan=plan))
+            cases.append(Case(name=name, cluster=cluster, job=job, plan=plan))
 
     two = [(1.0, 100.0), (1.0, 100.0)]
     add("2 hosts, 100 Mbit/s", two, thin, [(4, [("a", 4)]), (4, [("b", 4)])], (ONE, kfkb(2)))
