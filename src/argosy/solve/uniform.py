@@ -120,18 +120,29 @@ def _judged(prices: Prices, judge: Judge, rows: Sequence[_Row], scope: Scope, be
 
 def _rows(prices: Prices, layouts: Sequence[_Layout], shape: Shape, scope: Scope, below: float) -> Iterator[_Row]:
     """Every layout that has a sample for each replica, is allowed, was measured so, and may stay below a time."""
+    known: dict[_Stage, tuple[tuple[Part, ...], float, float] | None] = {}
+    count = shape.num_micro_batches
     for layout in layouts:
-        sorts = {stage: _parts(prices, stage, shape.micro_batch_size) for stage in dict.fromkeys(layout)}
-        stages = [sorts[stage] for stage in layout]
-        known = [parts for parts in stages if parts is not None and _is_allowed(prices, parts, scope)]
-        if len(known) < len(stages):
+        for stage in layout:
+            if stage not in known:
+                known[stage] = _known(prices, stage, shape.micro_batch_size, scope)
+        stages = [found for stage in layout if (found := known[stage]) is not None]
+        if len(stages) < len(layout):
             continue
-        rate = sum(1 / _whole(prices, parts) for parts in known)
-        exchange = max(_exchange(prices, parts) for parts in sorts.values() if parts is not None) / len(layout)
-        estimate = (shape.num_micro_batches + len(layout) - 1) / rate + exchange
-        if shape.num_micro_batches / rate < below:
-            row = _Row(estimate, shape, tuple(known))
-            yield replace(row, estimate=float(_two_stage_seconds(prices, row).min())) if len(known) == 2 else row
+        rate = sum(found[1] for found in stages)
+        if count / rate < below:
+            exchange = max(found[2] for found in stages) / len(layout)
+            estimate = (count + len(layout) - 1) / rate + exchange
+            row = _Row(estimate, shape, tuple(found[0] for found in stages))
+            yield replace(row, estimate=float(_two_stage_seconds(prices, row).min())) if len(stages) == 2 else row
+
+
+def _known(prices: Prices, stage: _Stage, size: int, scope: Scope) -> tuple[tuple[Part, ...], float, float] | None:
+    """A stage's parts, 1 / W and exchange; None where it is not to be."""
+    parts = _parts(prices, stage, size)
+    if parts is None or not _is_allowed(prices, parts, scope):
+        return None
+    return parts, 1 / _whole(prices, parts), _exchange(prices, parts)
 
 
 def _layouts(prices: Prices, scope: Scope) -> Iterator[_Layout]:
