@@ -52,7 +52,9 @@ def ic(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make initial conditions: a lattice displaced after Eisenstein and Hu's spectrum.
+    """Make initial conditions.
+
+    A lattice, displaced after Eisenstein and Hu's spectrum.
 
     \b
     Example:
