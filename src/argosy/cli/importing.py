@@ -39,11 +39,13 @@ def import_cluster(
         argosy import hosts.txt --from hostfile --kind A100-80GB --intra "300 GB/s" --nic "100 Gbit/s"
         argosy import topo.xml --from nccl-xml -o cluster.toml
     """
+    from argosy.cli.inputs import parse_rate
     from argosy.cli.terminal import write_file
     from argosy.cluster.file import build_cluster
     from argosy.document import parse_toml, read_text
 
-    rates = [_rate(option, text) for option, text in (("--intra", intra), ("--nic", nic), ("--uplink", uplink))]
+    given = (("--intra", intra), ("--nic", nic), ("--uplink", uplink))
+    rates = [None if text is None else parse_rate(option, text) for option, text in given]
     text = _imported(source, read_text(file), str(file), name, kind, per_host, *rates)
     cluster = build_cluster(parse_toml(text, file=str(output or "cluster.toml")), folder=Path())
     if output is None:
@@ -93,16 +95,3 @@ def _needed(option: str, value: _Value | None, what: str) -> _Value:
     if value is None:
         raise bad_input(f"{option} with the {what}: the file does not say", where=option)
     return value
-
-
-def _rate(option: str, text: str | None) -> float | None:
-    from argosy.errors import InputError, Mismatch, Problem
-    from argosy.units import RATE
-
-    if text is None:
-        return None
-    try:
-        return RATE.parse(text)
-    except Mismatch as error:
-        problem = Problem(path=option, found=error.found, expected=error.expected, suggestion=error.suggestion)
-        raise InputError([problem]) from None

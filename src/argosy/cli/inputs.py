@@ -26,7 +26,7 @@ from argosy.plan.check import check_plan
 from argosy.plan.file import plan_from_document
 from argosy.plan.plan import Plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
-from argosy.units import TIME
+from argosy.units import RATE, TIME, Quantity
 from argosy.workload.chain import Chain
 from argosy.workload.dapple import read_dapple
 from argosy.workload.load import load_model
@@ -95,12 +95,19 @@ def compute_model(profiles: Sequence[str], calibration: Calibration | None = Non
 
 def parse_until(text: str | None) -> float:
     """Seconds; infinity where nothing is given."""
-    if text is None:
-        return math.inf
+    return math.inf if text is None else _quantity(TIME, "--until", text)
+
+
+def parse_rate(where: str, text: str) -> float:
+    """Bytes/s of an option or argument."""
+    return _quantity(RATE, where, text)
+
+
+def _quantity(quantity: Quantity, where: str, text: str) -> float:
     try:
-        return TIME.parse(text)
+        return quantity.parse(text)
     except Mismatch as error:
-        problem = Problem(path="--until", found=error.found, expected=error.expected, suggestion=error.suggestion)
+        problem = Problem(path=where, found=error.found, expected=error.expected, suggestion=error.suggestion)
         raise InputError([problem]) from None
 
 

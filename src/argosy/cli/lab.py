@@ -132,10 +132,14 @@ def change(
     Example:
         argosy lab change trial h1.nic "20 Mbit/s"
     """
+    from argosy.cli.inputs import parse_rate
     from argosy.lab.lab import open_lab
 
     lab = open_lab(name)
-    lab.change(what, _speed(value) if what in lab.cluster.device_index else _rate(value))
+    if what in lab.cluster.device_index:
+        lab.change(what, _speed(value))
+    else:
+        lab.change(what, 0.0 if value == "0" else parse_rate("VALUE", value))
 
 
 @lab_app.command()
@@ -189,19 +193,6 @@ def _described(lab: Lab) -> dict[str, object]:
             {"name": host.name, "address": host.address, "devices": list(host.devices)} for host in lab.layout.hosts
         ],
     }
-
-
-def _rate(text: str) -> float:
-    from argosy.errors import InputError, Mismatch, Problem
-    from argosy.units import RATE
-
-    if text == "0":
-        return 0.0
-    try:
-        return RATE.parse(text)
-    except Mismatch as error:
-        problem = Problem(path="VALUE", found=error.found, expected=error.expected, suggestion=error.suggestion)
-        raise InputError([problem]) from None
 
 
 def _speed(text: str) -> float:
