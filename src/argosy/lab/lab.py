@@ -110,7 +110,7 @@ class Lab:
                 if bridge is not None:
                     master = f"bridge{self.layout.bridges.index(bridge)}"
                     system.run("ip", "-n", namespace, "link", "set", interface, "master", master)
-                system.run("ip", "-n", namespace, "link", "set", interface, "up")
+                system.connect(namespace, interface)
         for host in self.layout.hosts:
             system.run("ip", "-n", self.prefix + host.name, "address", "add", f"{host.address}/16", "dev", INTERFACE)
         for speed in self._speeds.values():

@@ -1,7 +1,8 @@
 """The few things a lab asks of the kernel: namespaces and cables (ip), token buckets (tc), shares of a core (cgroups).
 
 A token bucket holds about 2 ms of traffic: with more, whole activations pass at full speed; with less, the bucket caps
-the rate below what was asked for. Core time is given out in periods of 10 ms.
+the rate below what was asked for. No packet may be larger than the smallest bucket: one that was queued before the
+bucket shrank would block it for ever. Core time is given out in periods of 10 ms.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from argosy.errors import RunError
 
 _BURST_SECONDS = 2e-3
 _LEAST_BURST = 16 * 1024
+_LARGEST_PACKET = 15_000
+"""Before it is cut into frames, whose headers come on top."""
 _QUEUE = "200ms"
 _PERIOD = 10_000
 """Microseconds."""
@@ -103,6 +106,11 @@ def environment(pid: int) -> bytes:
 
 def now() -> float:
     return time.monotonic()
+
+
+def connect(namespace: str, interface: str) -> None:
+    """Bring an interface up, with packets that fit every bucket."""
+    run("ip", "-n", namespace, "link", "set", interface, "gso_max_size", str(_LARGEST_PACKET), "up")
 
 
 def shape(namespace: str, interface: str, rate: float) -> None:
