@@ -13,6 +13,7 @@ from benchmarks import (
     kept,
     planning,
     reality,
+    replanning,
     runtime_overhead,
     scenarios,
     simulator,
@@ -30,6 +31,7 @@ MODULES = (
     reality,
     kept,
     scenarios,
+    replanning,
     runtime_overhead,
 )
 BENCHMARKS = {module.BENCHMARK.name: module.BENCHMARK for module in MODULES}

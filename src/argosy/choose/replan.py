@@ -46,6 +46,8 @@ class Switch:
     """Seconds."""
     pays_after: float
     """(4)."""
+    pays_after_steps: float
+    """The same as steps under the new plan, the migration itself not counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,15 @@ class Courses:
     courses: tuple[Course, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """Plans to go through a trace with: found for time 0, for the average, for better and for worse."""
+
+    plans: tuple[Plan, ...]
+    for_time_0: int
+    for_the_average: int
+
+
 def compare_courses(
     chain: Chain,
     cluster: Cluster,
@@ -82,6 +93,14 @@ def compare_courses(
 ) -> Courses:
     """How each way fares on the cluster's own traces."""
     settings, model = settings or Settings(), model or ComputeModel()
+    choices = plans_for_trace(chain, cluster, global_batch, horizon, settings, model)
+    return courses_with(choices, chain, cluster, horizon, model)
+
+
+def plans_for_trace(
+    chain: Chain, cluster: Cluster, global_batch: int, horizon: float, settings: Settings, model: ComputeModel
+) -> Choices:
+    """Search the network of time 0, of the average, of better and worse times, and what never changes."""
     views = [at_time_zero(cluster), lasting(cluster, [cluster], horizon)]
     views += [lasting(cluster, [cluster], horizon, quantile) for quantile in _QUANTILES]
     views += [without_what_changes(cluster, [cluster])]
@@ -93,15 +112,20 @@ def compare_courses(
     for plan in (plan for view in found for plan in view):
         if not any(_is_same(plan, other) for other in plans):
             plans.append(plan)
-    journey = _Journey(plans, chain, cluster, model, horizon)
     average = found[1][0] if found[1] else found[0][0]
+    return Choices(plans=tuple(plans), for_time_0=_index(plans, found[0][0]), for_the_average=_index(plans, average))
+
+
+def courses_with(choices: Choices, chain: Chain, cluster: Cluster, horizon: float, model: ComputeModel) -> Courses:
+    """(1) to (3) with these plans, over the cluster's traces."""
+    journey = _Journey(choices.plans, chain, cluster, model, horizon)
     courses = [
-        journey.static("static, for time 0", _index(plans, found[0][0])),
-        journey.static("static, for the average", _index(plans, average)),
-        journey.replanned(_index(plans, found[0][0])),
+        journey.static("static, for time 0", choices.for_time_0),
+        journey.static("static, for the average", choices.for_the_average),
+        journey.replanned(choices.for_time_0),
     ]
     best = max((journey.oracle(), *courses), key=lambda course: course.iterations)
-    return Courses(horizon=horizon, plans=len(plans), courses=(*courses, replace(best, name="oracle")))
+    return Courses(horizon=horizon, plans=len(choices.plans), courses=(*courses, replace(best, name="oracle")))
 
 
 def _best(search: partial[list[Plan]], view: Cluster) -> list[Plan]:
@@ -192,10 +216,12 @@ class _Journey:
     def _switch(self, old: int, new: int, segment: int, moving: float) -> Switch:
         slow, fast = self.rates[old, segment], self.rates[new, segment]
         pays_after = float(moving * fast / (fast - slow)) if fast > slow else math.inf
+        steps = float((pays_after - moving) * fast) if fast > slow else math.inf
         return Switch(
             time=self.starts[segment],
             old=self.plans[old],
             new=self.plans[new],
             migration=moving,
             pays_after=pays_after,
+            pays_after_steps=steps,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
 from rich.table import Table
@@ -36,7 +37,9 @@ def switch_table(course: Course) -> Table:
     table = plain_table("at", "moving takes", "pays after", "to", right=("at", "moving takes", "pays after"))
     table.columns[3].no_wrap = False
     for switch in course.switches[:_MOST_SWITCHES]:
-        pays = TIME.format(switch.pays_after, digits=3) if switch.pays_after < float("inf") else "-"
+        pays = "-"
+        if switch.pays_after < float("inf"):
+            pays = f"{TIME.format(switch.pays_after, digits=3)}, {ceil(switch.pays_after_steps)} steps"
         plan = repr(switch.new).partition(", ")[2]
         table.add_row(TIME.format(switch.time, digits=3), TIME.format(switch.migration, digits=3), pays, plan)
     return table
@@ -66,6 +69,7 @@ def _switch_to_dict(switch: Switch) -> dict[str, Any]:
         "seconds": switch.time,
         "migration_seconds": switch.migration,
         "pays_after_seconds": pays,
+        "pays_after_steps": switch.pays_after_steps if pays is not None else None,
         "old": repr(switch.old),
         "new": repr(switch.new),
     }
