@@ -12,6 +12,7 @@ import torch.distributed as dist
 from training_cases import Case, built, plan_of
 
 from argosy.runtime import checkpoint
+from argosy.runtime.saving import Saver
 from argosy.runtime.trainer import Trainer, parallelize
 
 Parts = dict[str, tuple[int, np.ndarray]]
@@ -45,6 +46,19 @@ def save_after(case: Case, folder: str, steps: int) -> tuple[Parts, list[float]]
     return parts(trainer), [trainer.step(batch) for _ in range(2)]
 
 
+def save_while_training(case: Case, folder: str, steps: int) -> tuple[Parts, list[float]]:
+    """The same, in the background: it has not been waited for when training goes on."""
+    trainer, batch = trainer_for(case)
+    saver = Saver()
+    for _ in range(steps):
+        trainer.step(batch)
+    saver.begin(trainer, Path(folder))
+    saved = parts(trainer)
+    losses = [trainer.step(batch) for _ in range(2)]
+    saver.wait()
+    return saved, losses
+
+
 def load_and_go_on(case: Case, path: str) -> tuple[Parts, list[float]]:
     trainer, batch = trainer_for(case)
     trainer.load(path)
@@ -60,9 +74,11 @@ def begin_with(case: Case, source: str) -> tuple[Parts, list[float]]:
 def die_while_saving(case: Case, folder: str) -> None:
     """Save once; then, in the second save, die when some of its files have been written."""
     trainer, batch = trainer_for(case)
+    saver = Saver()
     trainer.step(batch)
     trainer.save(folder)
     trainer.step(batch)
     if dist.get_rank() == 0:
         checkpoint._make_durable = lambda path: os._exit(9)  # type: ignore[assignment]
-    trainer.save(folder)
+    saver.begin(trainer, Path(folder))
+    saver.wait()

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checkpoint_cases import Parts, begin_with, die_while_saving, load_and_go_on, save_after
+from checkpoint_cases import Parts, begin_with, die_while_saving, load_and_go_on, save_after, save_while_training
 from rank_pool import RankError, RankPool
 from rank_pool import rank_pool as open_rank_pool
 from training_cases import Case, built
@@ -68,6 +68,16 @@ def test_one_device_reads_an_ordinary_state_dict(ranks: RankPool, written: Writt
         begun = whole([parts for parts, _ in results])
         assert all(np.array_equal(begun[name], saved[name]) for name in begun)
         assert results[0][1] == pytest.approx(losses[:1], rel=1e-9)
+
+
+def test_a_checkpoint_is_written_while_training_goes_on(ranks: RankPool, written: Written, tmp_path: Path) -> None:
+    _, saved, losses = written
+    results = ranks(WRITTEN.num_ranks, save_while_training, WRITTEN, str(tmp_path), 3)
+    loaded = ranks(WRITTEN.num_ranks, load_and_go_on, WRITTEN, str(tmp_path / "step-00000003"))
+    for parts in (whole([parts for parts, _ in results]), whole([parts for parts, _ in loaded])):
+        assert parts.keys() == saved.keys()
+        assert all(np.array_equal(parts[name], saved[name]) for name in saved)
+    assert results[0][1] == losses
 
 
 def test_a_kill_in_mid_save_leaves_the_checkpoint_before_whole(ranks: RankPool, tmp_path: Path) -> None:

@@ -46,6 +46,10 @@ class Rows(torch.Tensor):
     first: int
     whole: torch.Size
 
+    def on_host(self) -> Rows:
+        """A copy that training does not change any more."""
+        return Rows.of(self.as_subclass(torch.Tensor).to("cpu", copy=True), self.first, tuple(self.whole))
+
     @staticmethod
     def of(tensor: Tensor, first: int, whole: tuple[int, ...]) -> Rows:
         rows: Rows = torch.Tensor._make_subclass(Rows, tensor.detach())
@@ -86,17 +90,30 @@ def checkpoints(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def save(trainer: Trainer, folder: Path, *, keep: int = 2) -> Path:
-    """Write a checkpoint of every rank's part; the newest ``keep`` stay."""
-    name = f"step-{trainer.steps:08d}"
+def save(trainer: Trainer, folder: Path) -> Path:
+    """Write a checkpoint of every rank's part."""
+    return write(dict(trainer_state(trainer)), facts(trainer), folder)
+
+
+def facts(trainer: Trainer) -> dict[str, Any]:
+    """What a checkpoint says beside its tensors."""
+    return {"version": 1, "steps": trainer.steps, "scale": trainer.scale.value, "aliases": trainer.aliases}
+
+
+def write(
+    state: dict[str, Any], about: dict[str, Any], folder: Path, *, group: dist.ProcessGroup | None = None, keep: int = 2
+) -> Path:
+    """Write what the ranks of a group hold, each its part; the newest ``keep`` checkpoints stay."""
+    name = f"step-{about['steps']:08d}"
     partial, whole = folder / f".{name}.partial", folder / name
-    if trainer.rank == 0:
-        shutil.rmtree(partial, ignore_errors=True)
+    first = dist.get_rank() == 0
+    if first:
+        for left in folder.glob(".step-*.partial"):
+            shutil.rmtree(left)
         partial.mkdir(parents=True)
-    dist.barrier()
-    save_distributed(dict(trainer_state(trainer)), checkpoint_id=partial)
-    if trainer.rank == 0:
-        about = {"version": 1, "steps": trainer.steps, "scale": trainer.scale.value, "aliases": trainer.aliases}
+    dist.barrier(group)
+    save_distributed(state, checkpoint_id=partial, process_group=group)
+    if first:
         (partial / _ABOUT).write_text(json.dumps(about, sort_keys=True))
         _make_durable(partial)
         shutil.rmtree(whole, ignore_errors=True)
@@ -104,7 +121,7 @@ def save(trainer: Trainer, folder: Path, *, keep: int = 2) -> Path:
         _make_durable(folder)
         for old in checkpoints(folder)[:-keep]:
             shutil.rmtree(old)
-    dist.barrier()
+    dist.barrier(group)
     return whole
 
 

@@ -129,6 +129,10 @@ class Trainer:
         """Other names of tied weights, of all ranks."""
         self.buffers: dict[str, torch.Tensor] = {}
         """What this rank holds beside weights."""
+        self.votes: tuple[float, ...] = ()
+        """What this rank says to all others with its next step."""
+        self.tally: tuple[float, ...] = ()
+        """Sums of what all ranks said with the last one."""
         self.recorder = Recorder(device)
         transport = Transport.open(device)
         self.executor = Executor(plan, self.rank, programs, transport, self.recorder, self._after_gradients)
@@ -161,9 +165,10 @@ class Trainer:
         """The loss over all ranks, and the norm of the gradient where it decides something (0 where not)."""
         decides = self.clip_norm is not None or self.scale.active
         squares_here = self.gradients.square_sum(self.device) if decides else losses.new_zeros(())
-        parts = torch.stack([losses.sum(), squares_here])
+        parts = torch.cat([torch.stack([losses.sum(), squares_here]), losses.new_tensor(self.votes)])
         dist.all_reduce(parts)
-        loss, squares = parts.tolist()
+        loss, squares, *tally = parts.tolist()
+        self.tally = tuple(tally)
         return loss, math.sqrt(squares) / self.scale.value if squares >= 0 else math.nan
 
     def _update(self, norm: float) -> None:

@@ -33,6 +33,7 @@ from argosy.runtime.initialise import Recording
 from argosy.runtime.orphan import end_with_parent
 from argosy.runtime.program import Program, load_program
 from argosy.runtime.ranks import devices_by_rank
+from argosy.runtime.saving import Saver
 from argosy.runtime.trainer import Trainer, parallelize
 from argosy.runtime.world import check_supported, join
 from argosy.timeline.file import dumps_timeline
@@ -125,6 +126,7 @@ def train(trainer: Trainer, data: Callable[[int], Any], options: Any) -> None:
     if trainer.rank == 0:
         options.out.mkdir(parents=True, exist_ok=True)
         progress.unlink(missing_ok=True)
+    saver = Saver()
     first, last = trainer.steps, trainer.steps + options.steps
     while trainer.steps < last:
         trainer.recorder.enabled = trainer.steps - first < _RECORDED
@@ -136,7 +138,8 @@ def train(trainer: Trainer, data: Callable[[int], Any], options: Any) -> None:
             with progress.open("a") as file:
                 file.write(json.dumps(line) + "\n")
         if trainer.steps == last or (options.save_every and trainer.steps % options.save_every == 0):
-            trainer.save(options.out / CHECKPOINTS)
+            saver.begin(trainer, options.out / CHECKPOINTS)
+    saver.wait()
     timeline = trainer.timeline()
     if timeline is not None:
         (options.out / TIMELINE).write_text(dumps_timeline(timeline))
