@@ -54,6 +54,7 @@ TABLES: dict[type[Schema], tuple[str, str]] = {
     plan_file.LeftOutSchema: ("`plan.json`", "`left_out`"),
     timeline_file.TimelineSchema: ("`timeline.json`", "The timeline"),
     timeline_file.SpanSchema: ("`timeline.json`", "`spans`"),
+    timeline_file.ContactSchema: ("`timeline.json`", "`contacts`"),
     timeline_file.LinkUseSchema: ("`timeline.json`", "`links`"),
     profile_file._Profile: ("Profiles", "The profile"),
     profile_file._Row: ("Profiles", "`rows`"),

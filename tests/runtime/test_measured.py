@@ -7,7 +7,7 @@ from rank_pool import RankPool
 from training_cases import Case, measured_run, offsets_of_skewed_clocks
 
 from argosy.schedule import ScheduleKind
-from argosy.timeline import SpanKind
+from argosy.timeline import ContactKind, SpanKind
 from argosy.timeline.file import loads_timeline
 
 
@@ -49,3 +49,24 @@ def test_nothing_happens_before_what_it_needs(ranks: RankPool) -> None:
         if stage:
             assert span.start >= forwards[stage - 1, index, iteration].end - slack
     assert timeline.critical_path()[-1].end == pytest.approx(max(span.end for span in timeline.spans))
+
+
+def test_waiting_sending_and_receiving_are_told_apart(ranks: RankPool) -> None:
+    """On every rank, for every message; a rank that waits does not compute."""
+    case = Case(shares=((3, 1), (4,), (4,)), num_micro_batches=3, steps=2)
+    timeline = loads_timeline(ranks(case.num_ranks, measured_run, case)[0])
+    stage_of = {"n0.0": 0, "n0.1": 0, "n0.2": 1, "n0.3": 2}
+    for device, stage in stage_of.items():
+        own = [contact for contact in timeline.contacts if contact.where == device]
+        incoming = [False] * (stage > 0) + [True] * (stage < 2)
+        for kind in ContactKind:
+            found = sorted((c.iteration, c.stage, c.micro_batch, c.gradient) for c in own if c.kind is kind)
+            directions = [not back for back in incoming] if kind is ContactKind.SENDING else incoming
+            assert found == sorted((i, stage, m, back) for i in range(2) for m in range(3) for back in directions)
+        waits = [contact for contact in own if contact.kind is ContactKind.WAITING]
+        computed = [span for span in timeline.spans if span.where == device and not span.kind.is_communication]
+        assert all(one.end <= other.start or other.end <= one.start for one in waits for other in computed)
+        received = {c[4:]: c for c in own if c.kind is ContactKind.RECEIVING}
+        assert all(received[wait[4:]].start <= wait.start <= wait.end <= received[wait[4:]].end for wait in waits)
+        assert timeline.waiting()[device] == pytest.approx(sum(wait.end - wait.start for wait in waits))
+        assert timeline.waiting()[device] + sum(s.seconds for s in computed) <= timeline.end

@@ -16,7 +16,7 @@ from strategies import mutated_json
 
 from argosy.document import Document, parse_path
 from argosy.errors import InputError
-from argosy.timeline import LinkUse, Span, SpanKind, Timeline
+from argosy.timeline import Contact, ContactKind, LinkUse, Span, SpanKind, Timeline
 from argosy.timeline.file import (
     dumps_timeline,
     load_timeline,
@@ -107,7 +107,7 @@ iteration_ends = [4, 2]
 
 ## field of a plan
 schedule = "1f1b"
-> timeline.json:47: schedule: found an unknown field, expected one of the fields busy, clock, devices,
+> timeline.json:47: schedule: found an unknown field, expected one of the fields busy, clock, contacts, devices,
 | iteration_ends, links, memory, spans, stalled, version
 """
 
@@ -154,6 +154,21 @@ def test_whole_numbers_are_numbers(tmp_path: Path) -> None:
 
 
 @st.composite
+def contacts(draw: st.DrawFn, devices: st.SearchStrategy[str]) -> Contact:
+    start, number = draw(seconds), st.integers(0, 9)
+    return Contact(
+        where=draw(devices),
+        kind=draw(st.sampled_from(ContactKind)),
+        start=start,
+        end=start + draw(seconds),
+        stage=draw(number),
+        micro_batch=draw(number),
+        gradient=draw(st.booleans()),
+        iteration=draw(number),
+    )
+
+
+@st.composite
 def timelines(draw: st.DrawFn) -> Timeline:
     """Timelines in which a span waits for an earlier one and the memory is that of the devices, in their order."""
     devices = draw(st.lists(names, min_size=1, max_size=4, unique=True))
@@ -183,6 +198,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
         busy=tuple(draw(seconds) for _ in devices),
         links=tuple(draw(st.lists(st.builds(LinkUse, link=names, bytes=seconds, utilisation=seconds), max_size=2))),
         memory=tuple((device, draw(steps)) for device in devices if draw(st.booleans())),
+        contacts=tuple(draw(contacts(st.sampled_from(devices))) for _ in range(draw(st.integers(0, 3)))),
         stalled=draw(st.none() | names),
     )
 

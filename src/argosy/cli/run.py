@@ -143,6 +143,7 @@ def _follow(launch: Launch, node_rank: int, *, quiet: bool) -> list[dict[str, An
     clear_notes(launch.folder)
     progress, log = launch.folder / "progress.jsonl", launch.folder / _LOG
     progress.unlink(missing_ok=True)
+    (launch.folder / "timeline.json").unlink(missing_ok=True)
     with log.open("w") as file:
         process = subprocess.Popen(
             command_line(launch, node_rank),
@@ -219,9 +220,20 @@ def _figures(plan: Plan, lines: list[dict[str, Any]], out: Path) -> dict[str, An
         "iteration_seconds": middle,
         "samples_per_second": None if middle is None else plan.global_batch / middle,
         "predicted_seconds": None if plan.predicted is None else plan.predicted.iteration_seconds,
+        "waiting": _waiting(out / "timeline.json"),
         "timeline": str(out / "timeline.json"),
         "checkpoints": str(out / "checkpoints"),
     }
+
+
+def _waiting(path: Path) -> dict[str, float] | None:
+    """Per device, the share of the recorded time in which it waited for messages; None where nothing is recorded."""
+    from argosy.timeline.file import load_timeline
+
+    if not path.exists():
+        return None
+    timeline = load_timeline(path)
+    return {device: seconds / timeline.end for device, seconds in timeline.waiting().items()}
 
 
 def _show(console: Any, plan: Plan, figures: dict[str, Any]) -> None:
@@ -239,4 +251,7 @@ def _show(console: Any, plan: Plan, figures: dict[str, Any]) -> None:
         change = 100 * (figures["iteration_seconds"] / figures["predicted_seconds"] - 1)
         text += f"; predicted {TIME.format(figures['predicted_seconds'])} ({change:+.0f} %)"
     console.print(text)
+    if figures["waiting"]:
+        shares = ", ".join(f"{device} {100 * share:.0f} %" for device, share in figures["waiting"].items())
+        console.print(f"of that time, waiting for messages: {shares}")
     console.print(f"wrote {figures['timeline']} and {figures['checkpoints']}/", soft_wrap=True)

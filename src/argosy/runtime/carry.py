@@ -1,12 +1,13 @@
 """What one stage hands to the next: a pytree of tensors, each with the samples of a micro-batch along its first dim.
 
 Its form (tree, shapes without the samples, dtypes, which tensors take part in the gradient) is the same for every
-micro-batch of a run, so it travels once, ahead of the first; what follows is bare tensors into buffers that wait.
+micro-batch of a run, so it travels once, ahead of the first; what follows is bare tensors into buffers that wait. It
+travels as JSON: what arrives is data, and nothing in it runs.
 """
 
 from __future__ import annotations
 
-import pickle
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from argosy.errors import InputError, Problem
 
 Carry = Any
 """A pytree: tensors, tuples, lists, dicts, and constants that are equal for all micro-batches."""
+_CONSTANTS = (type(None), bool, int, float, str)
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,46 @@ class CarryForm:
         leaves = [next(remaining) if isinstance(leaf, TensorForm) else leaf for leaf in self.leaves]
         return tree_unflatten(leaves, self.tree)
 
-    def dumps(self) -> bytes:
-        return pickle.dumps(tree_unflatten(list(self.leaves), self.tree))
+    def dumps(self, *, where: str) -> bytes:
+        """As it travels; an ``InputError`` where the tree holds more than a carry may."""
+        return json.dumps(_written(tree_unflatten(list(self.leaves), self.tree), where)).encode()
 
 
 def loads_form(data: bytes) -> CarryForm:
-    """Read back what ``dumps`` of a rank of the same run wrote."""
-    leaves, tree = tree_flatten(pickle.loads(data))
+    """Read back what ``dumps`` wrote."""
+    leaves, tree = tree_flatten(_read(json.loads(data)))
     return CarryForm(tree, tuple(leaves))
+
+
+def _written(part: object, where: str) -> object:
+    """A constant as itself, all else as [kind, content]."""
+    if isinstance(part, TensorForm):
+        return ["tensor", [list(part.shape), str(part.dtype).removeprefix("torch."), part.has_gradient]]
+    if type(part) in (tuple, list):
+        return [type(part).__name__, [_written(inner, where) for inner in part]]  # type: ignore[attr-defined]
+    if type(part) is dict and all(type(key) in (int, str) for key in part):
+        return ["dict", [[key, _written(inner, where)] for key, inner in part.items()]]
+    if type(part) not in _CONSTANTS:
+        expected = "tensors, tuples, lists, dicts by name or number, and constants"
+        raise InputError(
+            [Problem(path=where, found=f"{type(part).__name__} among what is handed on", expected=expected)]
+        )
+    return part
+
+
+def _read(written: Any) -> Any:
+    if not isinstance(written, list):
+        return written
+    kind, content = written
+    match kind:
+        case "tensor":
+            shape, dtype, has_gradient = content
+            return TensorForm(tuple(shape), getattr(torch, dtype), has_gradient)
+        case "dict":
+            return {key: _read(inner) for key, inner in content}
+        case "tuple":
+            return tuple(_read(inner) for inner in content)
+    return [_read(inner) for inner in content]
 
 
 def describe(carry: Carry, samples: int, *, where: str) -> tuple[CarryForm, list[Tensor]]:

@@ -205,7 +205,7 @@ class Executor:
         for link in stage.downstream:
             if link.is_first:
                 number = stage.seat.stage
-                self.transport.send_bytes(form.dumps(), link.peer, _FORM_TAG + number, number)
+                self.transport.send_bytes(form.dumps(where=f"stage {number}"), link.peer, _FORM_TAG + number, number)
 
     def _crosses(self, stage: int) -> bool:
         """Whether what a stage hands on goes to another worker."""
@@ -277,7 +277,10 @@ class Executor:
         if key in stage.arriving:
             links = stage.downstream if gradient else stage.upstream
             with self.recorder.waiting(action), in_contact(self._peers(f"waiting for {action}'s input", links)):
-                return stage.arriving.pop(key).wait()
+                arrival = stage.arriving.pop(key)
+                tensors = arrival.wait()
+            self.recorder.received(action, arrival.posted)
+            return tensors
         neighbour = self.stages[stage.seat.stage + (1 if gradient else -1)]
         return neighbour.handed.pop(key)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from argosy.schedule import Action, ActionKind
-from argosy.timeline import SpanKind
+from argosy.timeline import ContactKind, SpanKind
 
 SPAN_KIND = {
     ActionKind.FORWARD: SpanKind.FORWARD,
@@ -21,15 +21,17 @@ SPAN_KIND = {
     ActionKind.INPUT_GRADIENT: SpanKind.INPUT_GRADIENT,
     ActionKind.WEIGHT_GRADIENT: SpanKind.WEIGHT_GRADIENT,
 }
-WAIT, SEND, STEP = "wait", "send", "step"
-"""Marks that are not spans of computation: waiting for a message, handing one over, a whole step."""
+STEP = "step"
+"""The mark of a whole step; all others are kinds of spans or of contacts."""
+
+_CONTACTS = frozenset(ContactKind)
 
 
 class Mark(NamedTuple):
     """One thing on this rank."""
 
     what: str
-    """A kind of span, or ``WAIT``, ``SEND``, ``STEP``."""
+    """A kind of span or of contact, or ``STEP``."""
     stage: int | None
     micro_batch: int | None
     gradient: bool
@@ -89,17 +91,26 @@ class Recorder:
     def _marking(self, what: str, stage: int | None, micro_batch: int | None, gradient: bool) -> _Marking | _Nothing:
         if not self.enabled:
             return _NOTHING
-        on_host = what in (WAIT, SEND)
+        on_host = what in _CONTACTS
         return _Marking(self, (what, stage, micro_batch, gradient), time.perf_counter if on_host else self.now)
 
     def computing(self, action: Action) -> _Marking | _Nothing:
         return self._marking(SPAN_KIND[action.kind], action.stage, action.micro_batch, False)
 
     def waiting(self, action: Action) -> _Marking | _Nothing:
-        return self._marking(WAIT, action.stage, action.micro_batch, action.kind is not ActionKind.FORWARD)
+        return self._marking(
+            ContactKind.WAITING, action.stage, action.micro_batch, action.kind is not ActionKind.FORWARD
+        )
 
     def sending(self, stage: int, micro_batch: int, *, gradient: bool) -> _Marking | _Nothing:
-        return self._marking(SEND, stage, micro_batch, gradient)
+        return self._marking(ContactKind.SENDING, stage, micro_batch, gradient)
+
+    def received(self, action: Action, posted: float) -> None:
+        """A message is here that room was offered for at ``posted``."""
+        if self.enabled:
+            gradient = action.kind is not ActionKind.FORWARD
+            what = (ContactKind.RECEIVING, action.stage, action.micro_batch, gradient, self.step)
+            self.raw.append((*what, posted, time.perf_counter()))
 
     def reducing(self) -> _Marking | _Nothing:
         return self._marking(SpanKind.COLLECTIVE, None, None, True)

@@ -13,6 +13,7 @@ A message is seen to leave on the sender's side and to be there on the receiver'
 
 from __future__ import annotations
 
+import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -22,12 +23,14 @@ import torch
 import torch.distributed as dist
 
 from argosy.plan.plan import Plan
-from argosy.runtime.measure import SEND, STEP, WAIT, Mark
+from argosy.runtime.measure import STEP, Mark
 from argosy.runtime.ranks import devices_by_rank, links_between, seats_of
-from argosy.timeline import Span, SpanKind, Timeline
+from argosy.runtime.world import gather_texts
+from argosy.timeline import Contact, ContactKind, Span, SpanKind, Timeline
 
 _PINGS = 12
 _COMPUTATION = frozenset(kind for kind in SpanKind if not kind.is_communication)
+_SPANS, _CONTACTS = frozenset(SpanKind), frozenset(ContactKind)
 
 
 @dataclass(frozen=True)
@@ -73,14 +76,12 @@ def gather_timeline(
     stages hand on."""
     offset = clock_offsets(device)[dist.get_rank()].seconds
     aligned = [mark._replace(start=mark.start - offset, end=mark.end - offset) for mark in marks]
-    gathered: list[tuple[list[Mark], dict[int, float]]] | None = None
-    if dist.get_rank() == 0:
-        gathered = [([], {})] * dist.get_world_size()
-    dist.gather_object((aligned, bytes_per_sample), gathered)
-    if gathered is None:
+    texts = gather_texts(json.dumps([aligned, list(bytes_per_sample.items())]), device)
+    if dist.get_rank() != 0:
         return None
-    sizes = {stage: size for _, found in gathered for stage, size in found.items()}
-    return assemble([marks for marks, _ in gathered], plan, sizes)
+    gathered = [json.loads(text) for text in texts]
+    sizes = {stage: size for _, found in gathered for stage, size in found}
+    return assemble([[Mark(*mark) for mark in marks] for marks, _ in gathered], plan, sizes)
 
 
 def assemble(marks: Sequence[Sequence[Mark]], plan: Plan, bytes_per_sample: dict[int, float]) -> Timeline:
@@ -104,6 +105,7 @@ def assemble(marks: Sequence[Sequence[Mark]], plan: Plan, bytes_per_sample: dict
         spans=_with_causes(spans),
         iteration_ends=tuple(ends[step] for step in sorted(ends)),
         busy=tuple(busy[device] for device in devices),
+        contacts=_contacts(marks, devices, zero),
     )
 
 
@@ -121,8 +123,31 @@ def _computation(marks: Sequence[Sequence[Mark]], devices: Sequence[str], zero: 
         )
         for device, found in zip(devices, marks, strict=True)
         for mark in found
-        if mark.what not in (WAIT, SEND, STEP)
+        if mark.what in _SPANS
     ]
+
+
+def _contacts(marks: Sequence[Sequence[Mark]], devices: Sequence[str], zero: float) -> tuple[Contact, ...]:
+    first = min((mark.step for found in marks for mark in found), default=0)
+    contacts = []
+    for device, found in zip(devices, marks, strict=True):
+        for mark in found:
+            if mark.what in _CONTACTS:
+                assert mark.stage is not None
+                assert mark.micro_batch is not None
+                contacts.append(
+                    Contact(
+                        where=device,
+                        kind=ContactKind(mark.what),
+                        start=max(0.0, mark.start - zero),
+                        end=max(0.0, mark.end - zero),
+                        stage=mark.stage,
+                        micro_batch=mark.micro_batch,
+                        gradient=mark.gradient,
+                        iteration=mark.step - first,
+                    )
+                )
+    return tuple(sorted(contacts, key=lambda contact: (contact.start, contact.end, contact.where)))
 
 
 def _transfers(
@@ -135,12 +160,12 @@ def _transfers(
         (rank, mark.stage, mark.micro_batch, mark.gradient, mark.step): mark.start
         for rank, found in enumerate(marks)
         for mark in found
-        if mark.what == SEND
+        if mark.what == ContactKind.SENDING
     }
     spans = []
     for rank, found in enumerate(marks):
         for mark in found:
-            if mark.what != WAIT or mark.stage is None:
+            if mark.what != ContactKind.WAITING or mark.stage is None:
                 continue
             source = mark.stage + (1 if mark.gradient else -1)
             size = bytes_per_sample.get(min(source, mark.stage), 0.0)

@@ -11,11 +11,14 @@ measured one pair at a time: a rate is that of an empty network. Each takes abou
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +26,7 @@ from torch import Tensor
 
 from argosy.cluster.probed import ProbedDevice, ProbedLink
 from argosy.dtype import Dtype
+from argosy.runtime.world import gather_texts
 
 _DTYPES = {Dtype.FP32: torch.float32, Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
 _SIZES = {"cpu": (256, 512, 1024), "cuda": (1024, 2048, 4096, 8192)}
@@ -152,6 +156,12 @@ def probe_all(*, seconds: float = 0.3) -> tuple[list[ProbedDevice], list[ProbedL
         return [probe_device(seconds=seconds)], []
     dist.barrier()
     mine = probe_device(seconds=seconds, rank=dist.get_rank())
-    devices: list[ProbedDevice] = [mine] * dist.get_world_size()
-    dist.all_gather_object(devices, mine)
-    return devices, list(probe_links(seconds=seconds))
+    texts = gather_texts(json.dumps(asdict(mine)), torch.device("cuda" if dist.get_backend() == "nccl" else "cpu"))
+    return [_probed(json.loads(text)) for text in texts], list(probe_links(seconds=seconds))
+
+
+def _probed(read: dict[str, Any]) -> ProbedDevice:
+    """Back from JSON, which knows no tuples."""
+    flops = tuple((Dtype(dtype), rate) for dtype, rate in read.pop("flops"))
+    by_size = tuple((Dtype(dtype), size, rate) for dtype, size, rate in read.pop("by_size"))
+    return ProbedDevice(**read, flops=flops, by_size=by_size)

@@ -7,6 +7,7 @@ on both sides. Where several ranks share a GPU, which NCCL refuses, messages pas
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -34,6 +35,8 @@ class Arrival:
     buffers: list[Tensor]
     works: list[Work]
     device: torch.device
+    posted: float = field(default_factory=time.perf_counter)
+    """When room for them was offered."""
 
     def wait(self) -> list[Tensor]:
         """The tensors, on the device that computes."""

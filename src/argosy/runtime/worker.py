@@ -129,7 +129,6 @@ def train(trainer: Trainer, data: Callable[[int], Any], options: Any) -> None:
     saver = Saver()
     first, last = trainer.steps, trainer.steps + options.steps
     while trainer.steps < last:
-        trainer.recorder.enabled = trainer.steps - first < _RECORDED
         begin = time.perf_counter()
         loss = trainer.step(data(trainer.steps))
         seconds = time.perf_counter() - begin
@@ -139,10 +138,16 @@ def train(trainer: Trainer, data: Callable[[int], Any], options: Any) -> None:
                 file.write(json.dumps(line) + "\n")
         if trainer.steps == last or (options.save_every and trainer.steps % options.save_every == 0):
             saver.begin(trainer, options.out / CHECKPOINTS)
+        if trainer.steps == min(last, first + _RECORDED):  # at once, because clocks drift apart
+            _write_timeline(trainer, options.out / TIMELINE)
+            trainer.recorder.enabled = False
     saver.wait()
+
+
+def _write_timeline(trainer: Trainer, path: Path) -> None:
     timeline = trainer.timeline()
     if timeline is not None:
-        (options.out / TIMELINE).write_text(dumps_timeline(timeline))
+        path.write_text(dumps_timeline(timeline))
 
 
 if __name__ == "__main__":

@@ -82,3 +82,16 @@ def open_groups(rank_sets: list[tuple[int, ...]]) -> dict[tuple[int, ...], dist.
             if isinstance(group, dist.ProcessGroup):
                 groups[ranks] = group
     return groups
+
+
+def gather_texts(text: str, device: torch.device) -> list[str]:
+    """Every rank's text, on every rank: characters as numbers, so that nothing that arrives can run."""
+    where = device if dist.get_backend() == "nccl" else torch.device("cpu")
+    data = text.encode()
+    lengths = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=where)
+    lengths[dist.get_rank()] = len(data)
+    dist.all_reduce(lengths)
+    padded = bytearray(data.ljust(int(lengths.max()), b" "))
+    rows = [torch.empty(len(padded), dtype=torch.uint8, device=where) for _ in lengths]
+    dist.all_gather(rows, torch.frombuffer(padded, dtype=torch.uint8).to(where))
+    return [bytes(row[:length].cpu().numpy()).decode() for row, length in zip(rows, lengths.tolist(), strict=True)]

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from argosy.document import Document, Schema, parse_json, read_json, validate
 from argosy.errors import InputError, Problem, closest
-from argosy.timeline.timeline import LinkUse, Span, SpanKind, Timeline
+from argosy.timeline.timeline import Contact, ContactKind, LinkUse, Span, SpanKind, Timeline
 
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """Seconds or bytes."""
@@ -34,6 +34,17 @@ class SpanSchema(Schema):
     waited_for: Natural | None = None
 
 
+class ContactSchema(Schema):
+    where: str
+    kind: Literal["waiting", "sending", "receiving"]
+    start: Amount
+    end: Amount
+    stage: Natural
+    micro_batch: Natural
+    gradient: bool = False
+    iteration: Natural = 0
+
+
 class LinkUseSchema(Schema):
     link: str
     bytes: Amount
@@ -49,6 +60,7 @@ class TimelineSchema(Schema):
     busy: list[Amount]
     links: list[LinkUseSchema] = Field(default_factory=list)
     memory: dict[str, list[MemoryStep]] = Field(default_factory=dict)
+    contacts: list[ContactSchema] = Field(default_factory=list)
     stalled: str | None = None
 
 
@@ -78,6 +90,9 @@ def timeline_from_document(document: Document) -> Timeline:
         memory=tuple(
             (device, tuple((time, held) for time, held in schema.memory[device]))
             for device in sorted(schema.memory, key=order.__getitem__)
+        ),
+        contacts=tuple(
+            Contact(**{**contact.model_dump(), "kind": ContactKind(contact.kind)}) for contact in schema.contacts
         ),
         stalled=schema.stalled,
     )
@@ -112,6 +127,12 @@ def _device_problems(schema: TimelineSchema, document: Document) -> Iterator[Pro
         if device not in schema.devices:
             expected = "one of the devices"
             yield document.problem(("memory", device), expected, device, suggestion=closest(device, schema.devices))
+    for index, contact in enumerate(schema.contacts):
+        if contact.where not in schema.devices:
+            place, suggestion = ("contacts", index, "where"), closest(contact.where, schema.devices)
+            yield document.problem(place, "one of the devices", contact.where, suggestion=suggestion)
+        if contact.end < contact.start:
+            yield document.problem(("contacts", index, "end"), f"at least the start {contact.start:g}", contact.end)
     for index, (one, other) in enumerate(itertools.pairwise(schema.iteration_ends), start=1):
         if other < one:
             yield document.problem(("iteration_ends", index), f"at least the end before it, {one:g}", other)
@@ -123,6 +144,7 @@ def dumps_timeline(timeline: Timeline) -> str:
 
 
 def timeline_to_dict(timeline: Timeline) -> dict[str, Any]:
+    contacts = [_changed(contact) | {"kind": str(contact.kind)} for contact in timeline.contacts]
     return {
         "version": 1,
         "clock": timeline.clock,
@@ -133,13 +155,18 @@ def timeline_to_dict(timeline: Timeline) -> dict[str, Any]:
         "links": [dict(vars(use)) for use in timeline.links],
         "memory": {device: [list(step) for step in steps] for device, steps in timeline.memory},
         "stalled": timeline.stalled,
+        **({"contacts": contacts} if contacts else {}),
     }
 
 
 def _span_to_dict(span: Span) -> dict[str, Any]:
-    """The fields that differ from their defaults."""
-    fields = {n: v for n, v in span._asdict().items() if n not in Span._field_defaults or v != Span._field_defaults[n]}
-    fields["kind"] = str(span.kind)
+    fields = _changed(span) | {"kind": str(span.kind)}
     if "via" in fields:
         fields["via"] = list(span.via)
     return fields
+
+
+def _changed(row: Span | Contact) -> dict[str, Any]:
+    """The fields that differ from their defaults."""
+    defaults = row._field_defaults
+    return {name: value for name, value in row._asdict().items() if name not in defaults or value != defaults[name]}

@@ -68,6 +68,32 @@ class Span(NamedTuple):
         return f"{self.label} on {self.where}, {self.start:.6g}..{self.end:.6g} s"
 
 
+class ContactKind(StrEnum):
+    """What a device's process does about messages."""
+
+    WAITING = "waiting"
+    """For one that it needs next; it does nothing else."""
+    SENDING = "sending"
+    """Handing one over; it leaves while the device computes on."""
+    RECEIVING = "receiving"
+    """From offering room for one until it is known to be there; mostly beside computation."""
+
+
+class Contact(NamedTuple):
+    """A measured device and a message."""
+
+    where: str
+    kind: ContactKind
+    start: float
+    """Seconds."""
+    end: float
+    stage: int
+    micro_batch: int
+    gradient: bool = False
+    """Whether the message is one, on its way back."""
+    iteration: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class LinkUse:
     """What a link carried from the first start to the last end."""
@@ -94,6 +120,8 @@ class Timeline:
     links: tuple[LinkUse, ...] = ()
     memory: tuple[tuple[str, tuple[tuple[float, float], ...]], ...] = ()
     """Per device, (seconds, bytes held from then on)."""
+    contacts: tuple[Contact, ...] = field(default=(), repr=False)
+    """Of a measured timeline: what the devices' processes did about messages."""
     stalled: str | None = None
     """Why it stopped before the last iteration, if it did."""
 
@@ -121,6 +149,14 @@ class Timeline:
         """(2)."""
         shares = self.utilisation().values()
         return 1 - sum(shares) / len(shares) if shares else 0.0
+
+    def waiting(self) -> dict[str, float]:
+        """Seconds that each device's process waited for messages; measured timelines know."""
+        seconds = dict.fromkeys(self.devices, 0.0)
+        for contact in self.contacts:
+            if contact.kind is ContactKind.WAITING:
+                seconds[contact.where] += contact.end - contact.start
+        return seconds
 
     def peak_memory(self) -> dict[str, float]:
         """Most bytes each device held."""
