@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from argosy.choose.kept import keep
-from argosy.choose.policy import CLEARLY, schedule_at, schedules_that_fit, with_policy
+from argosy.choose.policy import CLEARLY, schedules_that_fit, with_policy
 from argosy.choose.steady import SteadyGraph
 from argosy.cluster.changes import link_steps
 from argosy.cluster.file import cluster_from_content, with_changes
@@ -76,6 +76,6 @@ def test_the_policy_is_never_clearly_worse_than_any_schedule(case: tuple[Plan, C
     assert ruled.policy, "a slow link calls for another schedule"
     variants = schedules_that_fit(plan, chain, cluster)
     for bandwidth in np.geomspace(3e7, 1e10, 7):
-        chosen = replace(plan, schedule=schedule_at(ruled, EDGE, bandwidth))
+        chosen = replace(plan, schedule=ruled.schedule_at({EDGE: bandwidth}))
         best = min(slowly(one, chain, cluster, bandwidth) for one in variants)
         assert slowly(chosen, chain, cluster, bandwidth) <= best / (1 - 2 * CLEARLY)

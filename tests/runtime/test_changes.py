@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rank_pool import RankPool
-from training_cases import Case, differences, train_with_changes
+from training_cases import Case, differences, train_by_policy, train_with_changes
 
+from argosy.plan.plan import PolicyRule
 from argosy.schedule import ScheduleKind, ScheduleSpec
 
 CHANGES = [
@@ -23,3 +24,16 @@ def test_schedule_and_shares_change_without_a_restart(ranks: RankPool) -> None:
     case = Case(shares=((3, 1), (2, 2)), zero=3, clip=False)
     outcomes = ranks(4, train_with_changes, case, CHANGES)
     assert not differences(replace(case, steps=1 + len(CHANGES)), outcomes)
+
+
+def test_the_plan_s_policy_is_followed(ranks: RankPool) -> None:
+    """Below a threshold its schedule, of several the lowest, above all the plan's own; the numbers stay the same."""
+    case = Case(shares=((3, 1), (4,)))
+    rules = (
+        PolicyRule(edge="n0.nic", below=5e6, schedule=ScheduleSpec(kind=ScheduleKind.GPIPE)),
+        PolicyRule(edge="n0.nic", below=9e6, schedule=ScheduleSpec(kind=ScheduleKind.KFKB, k=3)),
+    )
+    results = ranks(3, train_by_policy, case, rules, [1e7, 6e6, 1e6, 9e6])
+    assert not differences(replace(case, steps=4), [outcome for outcome, _ in results])
+    expected = [ScheduleSpec(), rules[1].schedule, rules[0].schedule, ScheduleSpec()]
+    assert all(used == list(map(repr, expected)) for _, used in results)

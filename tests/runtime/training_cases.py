@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,18 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from argosy.dtype import Dtype
-from argosy.plan.plan import ClusterRef, ModelRef, Plan, Recompute, Replica, Stage
+from argosy.plan.plan import (
+    Algorithm,
+    ClusterRef,
+    Collective,
+    CollectiveChoice,
+    ModelRef,
+    Plan,
+    PolicyRule,
+    Recompute,
+    Replica,
+    Stage,
+)
 from argosy.runtime.measured import clock_offsets
 from argosy.runtime.trainer import Trainer, parallelize
 from argosy.schedule import ScheduleKind, ScheduleSpec
@@ -42,6 +53,10 @@ class Case:
     proportions: tuple[float, ...] = ()
     """How ZeRO divides rows; evenly where empty."""
     steps: int = 2
+    algorithm: Algorithm = Algorithm.RING
+    """By which replicas sum their gradients."""
+    per_node: int = 8
+    """Devices of a node."""
 
     @property
     def num_ranks(self) -> int:
@@ -57,6 +72,7 @@ class Case:
         extras = [str(self.recompute)] if self.recompute is not Recompute.NONE else []
         extras += [f"zero{self.zero}"] if self.zero else []
         extras += [name for name in ("clip", "tied", "single") if getattr(self, name)]
+        extras += [f"{self.algorithm}{self.per_node}"] if self.algorithm is not Algorithm.RING else []
         return "-".join([self.model, f"{self.kind}{self.k}", shares, f"m{self.num_micro_batches}", *extras])
 
 
@@ -76,7 +92,8 @@ def plan_of(case: Case) -> Plan:
     names: list[list[str]] = []
     for index, samples in enumerate(case.shares):
         used = sum(map(len, names[:workers]))
-        names.append(names[index - workers] if index >= workers else [f"n0.{used + at}" for at in range(len(samples))])
+        places = [divmod(used + at, case.per_node) for at in range(len(samples))]
+        names.append(names[index - workers] if index >= workers else [f"n{node}.{at}" for node, at in places])
     layers = NUM_LAYERS.get(case.model, 6)
     cuts = [round(index * layers / len(case.shares)) for index in range(len(case.shares) + 1)]
     return Plan(
@@ -97,6 +114,10 @@ def plan_of(case: Case) -> Plan:
                 zero=case.zero,
             )
             for index, samples in enumerate(case.shares)
+        ),
+        collectives=tuple(
+            CollectiveChoice(collective=Collective.WEIGHTS, stage=index, algorithm=case.algorithm)
+            for index in range(len(case.shares))
         ),
     )
 
@@ -207,6 +228,26 @@ def train_with_changes(case: Case, changes: list[Any]) -> Outcome:
             trainer.set_shares(*change)
         losses.append(trainer.step(batch))
     return outcome_of(trainer, losses)
+
+
+def train_by_policy(case: Case, policy: tuple[PolicyRule, ...], bandwidths: list[float]) -> tuple[Outcome, list[str]]:
+    """A step at each bandwidth of the policy's edge, and the schedules that were used."""
+    model, loss_fn, batch = built(case)
+    trainer = parallelize(model, loss_fn, KeepGradients, batch, replace(plan_of(case), policy=policy))
+    losses, used = [], []
+    for bandwidth in bandwidths:
+        trainer.set_bandwidths({policy[0].edge: bandwidth})
+        used.append(repr(trainer.plan.schedule))
+        losses.append(trainer.step(batch))
+    return outcome_of(trainer, losses), used
+
+
+def ways_of_summing(case: Case) -> list[str]:
+    """How this rank sums gradients, before anything is trained."""
+    model, loss_fn, batch = built(case)
+    gradients = parallelize(model, loss_fn, KeepGradients, batch, plan_of(case)).gradients
+    ways = [way for way, _, _ in gradients.shared if way is not None] + [shards.way for shards in gradients.shards]
+    return sorted({f"{type(way).__name__}{' by trees' * getattr(way, 'is_tree', False)}" for way in ways})
 
 
 def measured_run(case: Case) -> str | None:

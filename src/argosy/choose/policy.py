@@ -5,6 +5,7 @@ schedule that fits in memory is known as a function of the edge's bandwidth (``k
 one above is clearly faster, a rule says so:
 
     (1)  at bandwidth b the schedule is that of the rule with the lowest threshold above b, or else the plan's own
+         (``Plan.schedule_at``)
 """
 
 from __future__ import annotations
@@ -85,9 +86,3 @@ def _threshold(kept: KeptPlans, low: float, high: float, now: int) -> float:
         is_left = _best(kept, middle, now) != now
         low, high = (middle, high) if is_left else (low, middle)
     return float(f"{high:.6g}")
-
-
-def schedule_at(plan: Plan, edge: str, bandwidth: float) -> ScheduleSpec:
-    """(1)."""
-    holding = [rule for rule in plan.policy if rule.edge == edge and bandwidth < rule.below]
-    return min(holding, key=lambda rule: rule.below).schedule if holding else plan.schedule

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -267,6 +269,17 @@ class Plan:
                 return choice.algorithm
         uneven = collective is Collective.TENSOR and self.stages[stage].is_uneven
         return Algorithm.PADDED if uneven else Algorithm.RING
+
+    def schedule_at(self, bandwidths: Mapping[str, float]) -> ScheduleSpec:
+        """What the policy says for bandwidths (bytes/s) by edge: of the rules that hold, the one whose edge has fallen
+        furthest below its threshold, and of an edge's several the lowest; the plan's own schedule where none holds."""
+        lowest: dict[str, PolicyRule] = {}
+        for rule in sorted(self.policy, key=lambda rule: rule.below):
+            if bandwidths.get(rule.edge, math.inf) < rule.below:
+                lowest.setdefault(rule.edge, rule)
+        if not lowest:
+            return self.schedule
+        return min(lowest.values(), key=lambda rule: bandwidths[rule.edge] / rule.below).schedule
 
     def __repr__(self) -> str:
         return (

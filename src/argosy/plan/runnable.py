@@ -1,7 +1,8 @@
 """What our own runtime executes: one table, which the search keeps to and the runtime checks plans against.
 
 A row is a feature of a stage, what a stage asks for, and the values that run. Whatever has no row runs for any value:
-numbers of stages and replicas, shares of samples, numbers and sizes of micro-batches, k and depths of schedules.
+numbers of stages and replicas, shares of samples, numbers and sizes of micro-batches, k and depths of schedules, the
+algorithms of ``collectives``. A policy runs where its schedules have the same stages per worker.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 from argosy.plan.plan import Plan, Recompute, Stage
 from argosy.schedule import ScheduleKind
+from argosy.units import RATE
 
 Value = int | str
 
@@ -55,6 +57,10 @@ def _sentences(plan: Plan) -> Iterator[str]:
     if plan.schedule.kind not in SCHEDULE_KINDS:
         kinds = _listed(tuple(sorted(SCHEDULE_KINDS)))
         yield f"The plan asks for the schedule {plan.schedule.kind}, and the runtime executes only {kinds}."
+    for index, rule in enumerate(plan.policy):
+        if ScheduleKind.INTERLEAVED in (rule.schedule.kind, plan.schedule.kind):
+            switch = f"from {plan.schedule.kind} to {rule.schedule.kind} below {RATE.format(rule.below)} on {rule.edge}"
+            yield f"Rule {index} of the policy switches {switch}, and the runtime switches between others only."
     for index, stage in enumerate(plan.stages):
         for feature in FEATURES:
             if not feature.allows(stage):

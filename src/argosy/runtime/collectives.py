@@ -44,7 +44,7 @@ def gather_uneven(
     _check_part(part, sizes[rank], len(sizes), group)
     if len(sizes) == 1:
         return part.clone()
-    if _is_foreign(part, group):
+    if is_foreign(part, group):
         return gather_uneven(part.cpu(), sizes, group=group, by=by).to(part.device)
     whole = part.new_empty(sum(sizes))
     match by:
@@ -85,7 +85,7 @@ def scatter_sum_uneven(whole: Tensor, sizes: Sequence[int], *, group: Group = No
     _check_part(whole, sum(sizes), len(sizes), group)
     if len(sizes) == 1:
         return whole.clone()
-    if _is_foreign(whole, group):
+    if is_foreign(whole, group):
         return scatter_sum_uneven(whole.cpu(), sizes, group=group).to(whole.device)
     own = sizes[dist.get_rank(group)]
     received = whole.new_empty(own * len(sizes))
@@ -125,7 +125,7 @@ def offsets(sizes: Sequence[int]) -> tuple[int, ...]:
     return (0, *accumulate(sizes))[:-1]
 
 
-def _is_foreign(tensor: Tensor, group: Group) -> bool:
+def is_foreign(tensor: Tensor, group: Group) -> bool:
     """Whether a tensor must pass through host memory: gloo carries no unequal parts from a GPU."""
     return tensor.device.type != "cpu" and dist.get_backend(group) == "gloo"
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from argosy.runtime.parameters import Weight
 from argosy.runtime.sharding import ShardSet
+from argosy.runtime.summing import Way
 
 _BUCKET = 32 * 2**20
 """Bytes that travel together: large enough to be fast, small enough to need little memory beside the gradients."""
@@ -28,12 +28,12 @@ class Gradients:
 
     def __init__(
         self,
-        shared: Sequence[tuple[dist.ProcessGroup | None, int, Sequence[Weight]]],
+        shared: Sequence[tuple[Way | None, int, Sequence[Weight]]],
         shards: Sequence[ShardSet],
         rank: int,
     ) -> None:
         self.shared = shared
-        """(group, its first rank, weights) for what is held whole, by more than one rank or by this one alone."""
+        """(how holders sum, the first of them, weights) for what is held whole, by several ranks or this one alone."""
         self.shards = shards
         self.rank = rank
 
@@ -46,9 +46,9 @@ class Gradients:
         """(1)."""
         for shards in self.shards:
             shards.scatter_gradients()
-        for group, _, weights in self.shared:
-            if group is not None:
-                _sum(group, [weight.parameter for weight in weights if weight.parameter.requires_grad])
+        for way, _, weights in self.shared:
+            if way is not None:
+                _sum(way, [weight.parameter for weight in weights if weight.parameter.requires_grad])
 
     def square_sum(self, device: torch.device) -> Tensor:
         """This rank's part of (2), squared."""
@@ -74,18 +74,17 @@ class Gradients:
             parameter.grad = None
 
 
-def _sum(group: dist.ProcessGroup, parameters: list[nn.Parameter]) -> None:
-    """Sum the gradients of ``parameters`` over a group, in buckets that are under way together."""
+def _sum(way: Way, parameters: list[nn.Parameter]) -> None:
+    """Sum the gradients of ``parameters`` over their holders, in buckets that are under way together."""
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     under_way = []
     for bucket in _buckets([p.grad for p in parameters if p.grad is not None]):
         flat = _flatten_dense_tensors(bucket)
-        under_way.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
-    for bucket, flat, work in under_way:
-        assert work is not None
-        work.wait()
+        under_way.append((bucket, flat, way.begin(flat)))
+    for bucket, flat, finish in under_way:
+        finish()
         for gradient, total in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
             gradient.copy_(total)
 

@@ -16,10 +16,12 @@ from argosy.runtime.initialise import Recording
 from argosy.runtime.parameters import Weight, ranks_holding
 from argosy.runtime.sharding import ShardSet, WeightGate
 from argosy.runtime.stage import LayerStage
+from argosy.runtime.summing import Groups, Way, way_of
 
-Groups = Mapping[tuple[int, ...], dist.ProcessGroup]
 Proportions = Callable[[int], Sequence[float]]
 """How ZeRO divides the rows of a stage's weights among its replicas."""
+_Holders = tuple[tuple[int, ...], tuple[int, ...]]
+"""The ranks that hold some weights, and the stages that use them."""
 
 
 def keep_own(
@@ -86,7 +88,7 @@ class Division:
         self.plan, self.groups, self.rank = plan, groups, rank
         self.proportions = proportions or _evenly(plan)
         self.gates: dict[int, WeightGate] = {}
-        whole: dict[tuple[int, ...], list[Weight]] = {}
+        whole: dict[_Holders, list[Weight]] = {}
         parted: dict[int, list[Weight]] = {}
         for weight in weights:
             ranks = ranks_holding(weight, plan)
@@ -94,29 +96,34 @@ class Division:
             if divisible and plan.stages[weight.stages[0]].zero > 0:
                 parted.setdefault(weight.stages[0], []).append(weight)
             else:
-                whole.setdefault(ranks, []).append(weight)
+                whole.setdefault((ranks, weight.stages), []).append(weight)
         shards: list[ShardSet] = []
         for stage, candidates in sorted(parted.items()):
             shards += self._shard(stage, candidates, programs[stage], whole)
-        shared = [(groups.get(ranks), ranks[0], held) for ranks, held in sorted(whole.items())]
+        shared = [(self._way(held), ranks[0], held) for (ranks, _), held in sorted(whole.items())]
         self.gradients = Gradients(shared, shards, rank)
 
+    def _way(self, weights: Sequence[Weight]) -> Way | None:
+        ranks = ranks_holding(weights[0], self.plan)
+        return way_of(ranks, weights[0].stages, self.plan, self.groups, self.rank)
+
     def _shard(
-        self, stage: int, weights: list[Weight], program: LayerStage, whole: dict[tuple[int, ...], list[Weight]]
+        self, stage: int, weights: list[Weight], program: LayerStage, whole: dict[_Holders, list[Weight]]
     ) -> list[ShardSet]:
         """One set for the stage, or from level 2 on one per layer; what several layers share is held whole."""
         level, ranks = self.plan.stages[stage].zero, ranks_holding(weights[0], self.plan)
-        group, member, proportions = self.groups[ranks], ranks.index(self.rank), self.proportions(stage)
+        way, member, proportions = self._way(weights), ranks.index(self.rank), self.proportions(stage)
+        assert way is not None
         if level == 1:
-            return [ShardSet(weights, level, group, member, proportions)]
+            return [ShardSet(weights, level, way, member, proportions)]
         users = [[at for at, layer in enumerate(program.layers) if _uses(layer, weight)] for weight in weights]
         sets: list[ShardSet | None] = []
         for at in range(len(program.layers)):
             own = [weight for weight, used in zip(weights, users, strict=True) if used == [at]]
-            sets.append(ShardSet(own, level, group, member, proportions) if own else None)
+            sets.append(ShardSet(own, level, way, member, proportions) if own else None)
         common = [weight for weight, used in zip(weights, users, strict=True) if len(used) > 1]
         if common:
-            whole.setdefault(ranks, []).extend(common)
+            whole.setdefault((ranks, (stage,)), []).extend(common)
         self.gates[stage] = program.gate = WeightGate(sets)
         return [shards for shards in sets if shards is not None]
 

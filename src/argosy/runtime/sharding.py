@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from argosy.runtime.collectives import Group, gather_uneven, offsets, scatter_sum_uneven, split_by
+from argosy.runtime.collectives import offsets, split_by
 from argosy.runtime.parameters import Weight
+from argosy.runtime.summing import Way
 
 
 class Shard:
@@ -45,9 +46,9 @@ class Shard:
 class ShardSet:
     """Weights whose rows travel together."""
 
-    def __init__(self, weights: Sequence[Weight], level: int, group: Group, member: int, proportions: Sequence[float]):
+    def __init__(self, weights: Sequence[Weight], level: int, way: Way, member: int, proportions: Sequence[float]):
         self.level = level
-        self.group = group
+        self.way = way
         self.member = member
         self.shards = [Shard(weight, member, proportions) for weight in weights]
         self.sizes = [sum(shard.elements(at) for shard in self.shards) for at in range(len(proportions))]
@@ -73,7 +74,7 @@ class ShardSet:
         if not self.shards or all(parameter.grad is None for parameter in parameters):
             return
         whole = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        part = scatter_sum_uneven(self._pack(whole), self.sizes, group=self.group)
+        part = self.way.scatter(self._pack(whole), self.sizes)
         at = 0
         for shard, parameter in zip(self.shards, parameters, strict=True):
             rows = part[at : at + shard.own.numel()].view_as(shard.own)
@@ -94,7 +95,7 @@ class ShardSet:
         if not self.shards:
             return
         own = torch.cat([shard.own.detach().reshape(-1) for shard in self.shards])
-        whole = gather_uneven(own, self.sizes, group=self.group)
+        whole = self.way.gather(own, self.sizes)
         at = 0
         for member in range(len(self.sizes)):
             for shard in self.shards:

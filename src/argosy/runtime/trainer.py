@@ -36,6 +36,7 @@ from argosy.runtime.ranks import devices_by_rank, seats_of
 from argosy.runtime.scaling import LossScale
 from argosy.runtime.sharding import WeightGate
 from argosy.runtime.stage import LayerStage, LossFunction, StageProgram
+from argosy.runtime.summing import groups_needed
 from argosy.runtime.transport import Transport
 from argosy.runtime.world import check_supported, device_of, join, open_groups
 from argosy.schedule import ScheduleKind, ScheduleSpec
@@ -73,7 +74,9 @@ def parallelize(
     device = device_of(plan, rank)
     mine = [seat.stage for stage in seats_of(plan) for seat in stage if seat.rank == rank]
     weights = weights_of(model, layers, plan)
-    groups = open_groups([ranks_holding(weight, plan) for weight in weights])
+    groups = open_groups(
+        [ranks for weight in weights for ranks in groups_needed(ranks_holding(weight, plan), weight.stages, plan)]
+    )
     kept = keep_own(weights, layers, plan, mine, device, recording)
     if recording is None:
         share_initial_values(kept, plan, groups)
@@ -116,6 +119,8 @@ class Trainer:
         scale: LossScale | None = None,
     ) -> None:
         self.plan = plan
+        self.planned = plan.schedule
+        """The plan's own schedule, whatever is in use."""
         self.device = device
         self.rank = dist.get_rank()
         self.name = devices_by_rank(plan)[self.rank]
@@ -224,6 +229,14 @@ class Trainer:
             expected = "a schedule with the same stages per worker; interleaved ones have several"
             raise InputError([Problem(path="schedule", found=repr(spec), expected=expected)])
         self._follow(replace(self.plan, schedule=spec))
+
+    def set_bandwidths(self, bandwidths: Mapping[str, float]) -> ScheduleSpec:
+        """Take the schedule that the plan's policy has for these bandwidths (bytes/s) by edge, from the next step on;
+        what is in use then. Every rank calls this at the same step with the same numbers."""
+        spec = replace(self.plan, schedule=self.planned).schedule_at(bandwidths)
+        if spec != self.plan.schedule:
+            self.set_schedule(spec)
+        return spec
 
     def set_shares(self, stage: int, samples: Sequence[int]) -> None:
         """Other shares of every micro-batch for a stage's replicas. Every rank calls this at the same step."""
