@@ -173,10 +173,8 @@ def _conclude(output: Path, redshift: float, steps: int, seconds: float, *, json
 
 def _start_processes(count: int, snapshot: Path, output: Path, choice: _Choice, *, json: bool, quiet: bool) -> None:
     """The same command under torchrun, on this machine."""
-    from argosy.errors import RunError, bad_input
+    from argosy.errors import RunError
 
-    if choice.block_levels:
-        raise bad_input("no --block-levels with --processes", choice.block_levels, where="--block-levels")
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), "-m", "argosy"]
     flags = ["--resume", *(["--json"] if json else []), *(["--quiet"] if quiet else [])]
     command = ["nbody", "run", str(snapshot), "--output", str(output), *choice.arguments(), *flags]

@@ -41,30 +41,36 @@ class EssentialTree:
     positions: Floats
     """Own particles and those of others, in the order of the curve."""
     targets: Integers
-    """Nodes of the cells in which the rank owns particles."""
+    """Nodes of the cells in which the rank owns active particles."""
     wanted: Flags
-    """Leaves in which it owns particles."""
+    """Leaves in which it owns active particles."""
     own: Integers
-    """Where its own particles stand in ``positions``, in the order they came in."""
+    """Where its active particles stand in ``positions``, in the order they came in."""
     received: int
     """Particles that came from other ranks."""
 
 
-def to_owners(particles: Particles, box: float, starts: Keys, ranks: Ranks) -> Particles:
-    """Send every particle to the rank whose run it is in now; rank r's begins at ``starts[r]``."""
+def to_owners(
+    particles: Particles, carried: Floats, box: float, starts: Keys, ranks: Ranks
+) -> tuple[Particles, Floats]:
+    """Send every particle, with its row of ``carried``, to the rank whose run it is in; r's begins at ``starts[r]``."""
     keys = hilbert_keys(particles.positions, box)
     owner = np.searchsorted(starts[1:], keys, side="right")
-    state = np.concatenate([particles.positions, particles.momenta], axis=1)
+    state = np.concatenate([particles.positions, particles.momenta, carried], axis=1)
     parts, names = [], []
     for rank in range(ranks.size):
         parts.append(state[owner == rank])
         names.append(particles.ids[owner == rank])
     rows, ids = np.concatenate(ranks.exchange(parts)), np.concatenate(ranks.exchange(names))
-    order = np.lexsort((ids, hilbert_keys(rows[:, :3], box)))
+    order = along_curve(rows[:, :3], ids, box)
     rows = rows[order]
-    return Particles(
-        positions=np.ascontiguousarray(rows[:, :3]), momenta=np.ascontiguousarray(rows[:, 3:]), ids=ids[order]
-    )
+    positions, momenta = np.ascontiguousarray(rows[:, :3]), np.ascontiguousarray(rows[:, 3:6])
+    return Particles(positions=positions, momenta=momenta, ids=ids[order]), rows[:, 6:]
+
+
+def along_curve(positions: Floats, ids: Names, box: float) -> Names:
+    """The order of the curve; particles of one key by their id."""
+    return np.lexsort((ids, hilbert_keys(positions, box)))
 
 
 def common_cells(keys: Keys, most_particles: int, ranks: Ranks) -> Cells:
@@ -97,6 +103,7 @@ def common_cells(keys: Keys, most_particles: int, ranks: Ranks) -> Cells:
 
 def essential_tree(
     particles: Particles,
+    active: Flags,
     box: float,
     *,
     ranks: Ranks,
@@ -106,11 +113,12 @@ def essential_tree(
     softened: float,
     theta: float,
 ) -> EssentialTree:
-    """The part of the common tree that this rank's particles, sorted along the curve, will look at."""
+    """The part of the common tree that the active ones of this rank's particles, sorted along the curve, look at."""
     keys = hilbert_keys(particles.positions, box)
     cells = common_cells(keys, cell_size, ranks)
-    mine = np.unique(np.searchsorted(cells.high, keys))
-    home = _homes(mine, len(cells.low), ranks)
+    cell = np.searchsorted(cells.high, keys)
+    mine = np.unique(cell[active])
+    home = _homes(np.unique(cell), len(cells.low), ranks)
     kept = _Rows.of(particles, keys).completed(cells, home, ranks)
     top = _top_tree(cells, kept, leaf_size, ranks)
     opened = _opened(top, top.leaves[mine], box, cutoff, softened, theta)
@@ -120,7 +128,7 @@ def essential_tree(
     fill_leaves(tree, present.positions)
     merge_upwards(tree)
     place = np.argsort(present.ids)
-    own = place[np.searchsorted(present.ids, particles.ids, sorter=place)].astype(np.int32)
+    own = place[np.searchsorted(present.ids, particles.ids[active], sorter=place)].astype(np.int32)
     holds = np.zeros(len(present.ids) + 1, np.int64)
     np.add.at(holds, own + 1, 1)
     before = np.cumsum(holds)

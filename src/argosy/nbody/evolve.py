@@ -27,12 +27,43 @@ from argosy.nbody.cosmology import Cosmology
 from argosy.nbody.gravity import compute_forces, short_force, smooth_force
 from argosy.nbody.particles import Box, Floats, Particles, wrapped
 from argosy.nbody.settings import GravitySettings
+from argosy.nbody.tasks import Flags
 
 
 class Engine(Protocol):
     """Whatever computes forces; it may hand particles to other processes, and returns those that are now its own."""
 
     def forces(self, particles: Particles) -> tuple[Particles, Floats]: ...
+
+
+class BlockEngine(Protocol):
+    """Whatever computes the two parts of a force on their own, the short-range one on some particles only."""
+
+    @property
+    def size(self) -> float: ...
+
+    @property
+    def settings(self) -> GravitySettings: ...
+
+    def settle(self, particles: Particles, carried: Floats) -> tuple[Particles, Floats]:
+        """Hand particles, each with its row of ``carried``, to whom they belong; those that are now its own."""
+        ...
+
+    def short(self, particles: Particles, active: Flags) -> Floats:
+        """The tree's part on the ``active`` ones; on others it is anything."""
+        ...
+
+    def smooth(self, particles: Particles) -> Floats:
+        """The mesh's part."""
+        ...
+
+    def most(self, value: int) -> int:
+        """The largest over all processes."""
+        ...
+
+    def account(self, particles: Particles) -> None:
+        """A step is over: balance what it took."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +78,21 @@ class LocalGravity:
 
     def forces(self, particles: Particles) -> tuple[Particles, Floats]:
         return particles, compute_forces(particles.positions, self.size, self.strength, self.settings).total
+
+    def settle(self, particles: Particles, carried: Floats) -> tuple[Particles, Floats]:
+        return particles, carried
+
+    def short(self, particles: Particles, active: Flags) -> Floats:
+        return short_force(particles.positions, self.size, self.strength, self.settings, active)
+
+    def smooth(self, particles: Particles) -> Floats:
+        return smooth_force(particles.positions, self.size, self.strength, self.settings)
+
+    def most(self, value: int) -> int:
+        return value
+
+    def account(self, particles: Particles) -> None:
+        return None
 
 
 Levels = NDArray[np.int64]
@@ -101,37 +147,39 @@ class BlockSteps:
 def evolve_in_blocks(
     box: Box,
     steps: Sequence[float],
-    engine: LocalGravity,
+    engine: BlockEngine,
     blocks: BlockSteps,
     *,
     first: int = 0,
     after_step: AfterStep | None = None,
 ) -> Box:
     """Like ``evolve``, with the short-range force in parts of a step where (3) asks for them."""
-    positions, momenta = box.particles.positions, box.particles.momenta.copy()
-    everyone = np.ones(len(positions), bool)
-    size, strength, settings = engine.size, engine.strength, engine.settings
-    smooth = smooth_force(positions, size, strength, settings)
-    short = short_force(positions, size, strength, settings, everyone)
+    cosmology = box.cosmology
+    particles, _ = engine.settle(box.particles, np.zeros((len(box.particles), 0)))
+    smooth, short = engine.smooth(particles), engine.short(particles, np.ones(len(particles), bool))
     for number in range(first, len(steps) - 1):
         a, b = steps[number], steps[number + 1]
-        level = _levels(smooth + short, a, b, box.cosmology, settings.softening, blocks)
-        parts = 2 ** int(level.max())
+        level = _levels(smooth + short, a, b, cosmology, engine.settings.softening, blocks)
+        parts = 2 ** engine.most(int(level.max(initial=0)))
         roots = np.linspace(math.sqrt(a), math.sqrt(b), parts + 1)
         times = [a, *(roots[1:-1] ** 2).tolist(), b]
         span = parts >> level  # parts of the step from one kick of a particle to its next
-        momenta += smooth * box.cosmology.kick(a, halfway(a, b))
+        momenta = particles.momenta + smooth * cosmology.kick(a, halfway(a, b))
         for part in range(parts):
-            momenta += short * _kicks(times, part, span, box.cosmology, opening=True)[:, None]
-            drift = box.cosmology.drift(times[part], times[part + 1])
-            positions = wrapped(positions + momenta * drift, size)
-            ending = (part + 1) % span == 0
-            fresh = short_force(positions, size, strength, settings, ending)
-            short = np.where(ending[:, None], fresh, short)
-            momenta += short * _kicks(times, part + 1, span, box.cosmology, opening=False)[:, None]
-        smooth = smooth_force(positions, size, strength, settings)
-        momenta += smooth * box.cosmology.kick(halfway(a, b), b)
-        particles = Particles(positions=positions, momenta=momenta.copy(), ids=box.particles.ids)
+            momenta = momenta + short * _kicks(times, part, span, cosmology, opening=True)
+            positions = wrapped(particles.positions + momenta * cosmology.drift(times[part], times[part + 1]), box.size)
+            particles = Particles(positions=positions, momenta=momenta, ids=particles.ids)
+            closing = _kicks(times, part + 1, span, cosmology, opening=False)
+            if part == parts - 1:  # everyone's interval closes: the moment to change hands
+                particles, closing = engine.settle(particles, closing)
+                short = engine.short(particles, np.ones(len(particles), bool))
+            else:
+                ending = (part + 1) % span == 0
+                short = np.where(ending[:, None], engine.short(particles, ending), short)
+            momenta = particles.momenta + short * closing
+        smooth = engine.smooth(particles)
+        particles = replace(particles, momenta=momenta + smooth * cosmology.kick(halfway(a, b), b))
+        engine.account(particles)
         box = replace(box, expansion=b, particles=particles)
         if after_step is not None:
             after_step(number + 1, box)
@@ -155,7 +203,7 @@ def _kicks(
     *,
     opening: bool,
 ) -> Floats:
-    """Half a kick for the particles whose interval opens (or closes) at ``times[part]``, zero for the others."""
+    """A column: half a kick for particles whose interval opens (or closes) at ``times[part]``, zero for the others."""
     kicks = np.zeros(len(span))
     for width in np.unique(span):
         if part % width == 0:
@@ -163,4 +211,4 @@ def _kicks(
             early, late = sorted((times[part], times[other]))
             middle = halfway(early, late)
             kicks[span == width] = cosmology.kick(early, middle) if opening else cosmology.kick(middle, late)
-    return kicks
+    return kicks[:, None]

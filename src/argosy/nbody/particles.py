@@ -30,6 +30,10 @@ class Particles:
     def __repr__(self) -> str:
         return f"{len(self)} particles"
 
+    def taken(self, rows: Names) -> Particles:
+        """These of them, in this order."""
+        return Particles(positions=self.positions[rows], momenta=self.momenta[rows], ids=self.ids[rows])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Box:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from argosy.errors import InputError, Problem, bad_input
+from argosy.errors import InputError, Problem
 from argosy.nbody.balance import Balancer
 from argosy.nbody.evolve import BlockSteps, LocalGravity, evolve, evolve_in_blocks, expansion_steps
 from argosy.nbody.particles import Box, Particles
@@ -103,12 +103,10 @@ def run_box(
             )
             report(where)
 
-    if shared is not None:
-        return evolve(box, steps, shared, first=first, after_step=after_step)
-    local = LocalGravity(size=box.size, strength=strength, settings=settings.gravity)
+    engine = shared or LocalGravity(size=box.size, strength=strength, settings=settings.gravity)
     if settings.blocks is not None:
-        return evolve_in_blocks(box, steps, local, settings.blocks, first=first, after_step=after_step)
-    return evolve(box, steps, local, first=first, after_step=after_step)
+        return evolve_in_blocks(box, steps, engine, settings.blocks, first=first, after_step=after_step)
+    return evolve(box, steps, engine, first=first, after_step=after_step)
 
 
 def _shared(processes: Processes, size: float, strength: float, gravity: GravitySettings) -> SharedGravity:
@@ -126,8 +124,6 @@ def _shared(processes: Processes, size: float, strength: float, gravity: Gravity
 
 def _begin(folder: Path, box: Box, settings: RunSettings, count: int, ranks: Ranks) -> int:
     """The step to go on from; the folder is checked by every rank before rank 0 writes into it."""
-    if ranks.size > 1 and settings.blocks is not None:
-        raise bad_input("no block steps on several processes", "--block-levels", where="run")
     asked = _what_is_asked(box, settings, count)
     mark = folder / "run.json"
     known = json.loads(mark.read_text(encoding="utf-8")) if mark.exists() else None

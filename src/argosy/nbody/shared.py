@@ -9,7 +9,7 @@ what, so a re-balance changes when a result is there, not the result.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -17,14 +17,15 @@ from enum import StrEnum
 import numpy as np
 
 from argosy.nbody.balance import Balancer, Ends, Leaves, Look
-from argosy.nbody.domain import END_OF_CURVE, EssentialTree, essential_tree, to_owners
-from argosy.nbody.gravity import NODE_PAIRS, check_positions, tree_force
+from argosy.nbody.domain import END_OF_CURVE, EssentialTree, along_curve, essential_tree, to_owners
+from argosy.nbody.gravity import NODE_PAIRS, TreeForce, check_positions, tree_force
 from argosy.nbody.hilbert import Keys, hilbert_keys
 from argosy.nbody.mesh import mesh_force
-from argosy.nbody.particles import Floats, Particles
+from argosy.nbody.particles import Floats, Names, Particles
 from argosy.nbody.ranks import Ranks, gather
 from argosy.nbody.settings import GravitySettings
 from argosy.nbody.split import SPLINE
+from argosy.nbody.tasks import Flags
 
 PARTICLE_BYTES = 400.0
 """Positions, momenta, forces and the tree's share, with what is held twice while particles travel."""
@@ -75,40 +76,63 @@ class SharedGravity:
     planes: tuple[int, ...] = ()
     """Where each rank's slab begins, and the end; by default equal slabs."""
     clock: Clock = measured
+    sum_tree: Callable[..., TreeForce] = tree_force
+    """What walks the tree and sums pairs, as ``gravity.tree_force`` does."""
     starts: Keys | None = None
     """Where each rank's run of the curve begins."""
     seconds: Floats = field(default_factory=lambda: np.zeros((0, 2)))
     """Of the last force, per rank: tree and mesh."""
 
+    _efforts: dict[Phase, Effort] = field(default_factory=dict)
+    """Since the last account."""
+    _work: Floats = field(default_factory=lambda: np.zeros(0))
+    """Of every own particle since the last account, in pairs."""
+
     def forces(self, particles: Particles) -> tuple[Particles, Floats]:
+        particles, _ = self.settle(particles, np.zeros((len(particles), 0)))
+        with ThreadPoolExecutor(self.settings.threads + 1) as pool:
+            smooth = pool.submit(self._mesh, particles)
+            short = self._tree(particles, np.ones(len(particles), bool), np.arange(len(particles)), pool)
+            mesh = smooth.result()
+        self.account(particles)
+        return particles, self.strength * (short + mesh)
+
+    def settle(self, particles: Particles, carried: Floats) -> tuple[Particles, Floats]:
+        """Every particle on the rank whose run of the curve it is in, with its row of ``carried``."""
         if len(particles):
             check_positions(particles.positions, self.size)
         if self.starts is None:
             self.starts = equal_counts(hilbert_keys(particles.positions, self.size), self.ranks)
-        particles = to_owners(particles, self.size, self.starts, self.ranks)
-        planes = self.planes or even_planes(self.settings.mesh_cells, self.ranks.size)
-        with ThreadPoolExecutor(self.settings.threads + 1) as pool:
-            smooth = pool.submit(self._mesh, particles.positions, planes)
-            begin = time.thread_time()
-            essential = self._essential(particles)
-            growing = time.thread_time() - begin
-            sources = essential.tree, essential.targets, essential.positions
-            split = self.settings.split(self.size)
-            found = tree_force(*sources, self.size, split, self.settings, pool, essential.wanted)
-            mesh, mesh_seconds = smooth.result()
-        slab = planes[self.ranks.rank + 1] - planes[self.ranks.rank]
-        efforts = {
-            Phase.PAIRS: Effort(work=found.pair_equivalents, seconds=found.pair_seconds),
-            Phase.TREE: Effort(work=float(len(essential.positions)), seconds=found.walk_seconds + growing),
-            Phase.MESH: Effort(work=float(slab * self.settings.mesh_cells**2), seconds=mesh_seconds),
-        }
-        self._account(particles, essential, found.work, efforts, planes)
-        return particles, self.strength * (found.force[essential.own] + mesh)
+        if len(self._work) != len(particles):
+            self._work = np.zeros(len(particles))
+        rows = np.concatenate([carried, self._work[:, None]], axis=1)
+        particles, rows = to_owners(particles, rows, self.size, self.starts, self.ranks)
+        self._work = rows[:, -1].copy()
+        return particles, rows[:, :-1]
 
-    def _essential(self, particles: Particles) -> EssentialTree:
+    def short(self, particles: Particles, active: Flags) -> Floats:
+        """The tree's part on the ``active`` particles; on others it is anything."""
+        order = along_curve(particles.positions, particles.ids, self.size)
+        force = np.empty((len(particles), 3))
+        with ThreadPoolExecutor(self.settings.threads) as pool:
+            force[order] = self._tree(particles.taken(order), active[order], order, pool)
+        return self.strength * force
+
+    def smooth(self, particles: Particles) -> Floats:
+        """The mesh's part."""
+        return self.strength * self._mesh(particles)
+
+    def most(self, value: int) -> int:
+        """The largest over all ranks."""
+        return int(np.concatenate(gather(self.ranks, np.array([value]))).max())
+
+    def _tree(self, particles: Particles, active: Flags, places: Names, pool: ThreadPoolExecutor) -> Floats:
+        """Of particles sorted along the curve; ``places`` says where each stands among the rank's own."""
         split = self.settings.split(self.size)
-        return essential_tree(
+        begin = time.thread_time()
+        essential = essential_tree(
             particles,
+            active,
             self.size,
             ranks=self.ranks,
             cell_size=self.settings.cell_size,
@@ -117,36 +141,47 @@ class SharedGravity:
             softened=SPLINE * split.softening,
             theta=self.settings.theta,
         )
+        growing = time.thread_time() - begin
+        sources = essential.tree, essential.targets, essential.positions
+        found = self.sum_tree(*sources, self.size, split, self.settings, pool, essential.wanted)
+        self._spend(Phase.PAIRS, found.pair_equivalents, found.pair_seconds)
+        self._spend(Phase.TREE, float(len(essential.positions)), found.walk_seconds + growing)
+        self._work[places[active]] += _particle_work(essential, found.work)
+        force = np.zeros((len(particles), 3))
+        force[active] = found.force[essential.own]
+        return force
 
-    def _mesh(self, positions: Floats, planes: Sequence[int]) -> tuple[Floats, float]:
+    def _mesh(self, particles: Particles) -> Floats:
         begin = time.thread_time()  # of this thread: waiting for others is not its own slowness
+        cells = self.settings.mesh_cells
+        planes = self.planes or even_planes(cells, self.ranks.size)
         force = mesh_force(
-            positions,
+            particles.positions,
             self.size,
-            self.settings.mesh_cells,
+            cells,
             self.settings.split(self.size).scale,
             cloud=self.settings.cloud,
             ranks=self.mesh_ranks,
             planes=planes,
         )
-        return force, time.thread_time() - begin
+        slab = planes[self.ranks.rank + 1] - planes[self.ranks.rank]
+        self._spend(Phase.MESH, float(slab * cells**2), time.thread_time() - begin)
+        return force
 
-    def _account(
-        self,
-        particles: Particles,
-        essential: EssentialTree,
-        leaf_work: Floats,
-        efforts: dict[Phase, Effort],
-        planes: tuple[int, ...],
-    ) -> None:
-        """Tell all ranks what this one took, and cut anew where that pays."""
-        rank = self.ranks.rank
+    def _spend(self, phase: Phase, work: float, seconds: float) -> None:
+        before = self._efforts.get(phase, Effort(work=0.0, seconds=0.0))
+        self._efforts[phase] = Effort(work=before.work + work, seconds=before.seconds + seconds)
+
+    def account(self, particles: Particles) -> None:
+        """Tell all ranks what this one took for its sorted particles since it last did, and cut anew if that pays."""
+        efforts, work, rank = self._efforts, self._work, self.ranks.rank
+        self._efforts, self._work = {}, np.zeros(len(particles))
         seconds = {phase: self.clock(phase, rank, effort) for phase, effort in efforts.items()}
         spent = np.array([[seconds[Phase.PAIRS] + seconds[Phase.TREE], seconds[Phase.MESH]]])
         self.seconds = np.concatenate(gather(self.ranks, spent))
         if self.balancer is None:
             return
-        keys, work, counts = _own_leaves(particles, essential, leaf_work, self.size)
+        keys, work, counts = _pieces(hilbert_keys(particles.positions, self.size), work, self.settings.leaf_size)
         rates = np.array(
             [[efforts[Phase.PAIRS].work, seconds[Phase.PAIRS]], [efforts[Phase.TREE].work, seconds[Phase.TREE]]]
         )
@@ -160,22 +195,27 @@ class SharedGravity:
         fresh = self.balancer.decide(look)
         if fresh is not None:
             self.starts = run_starts(all_keys, fresh)
+        planes = self.planes or even_planes(self.settings.mesh_cells, self.ranks.size)
         self.planes = self.balancer.slabs(planes, self.seconds[:, 1])
 
 
-def _own_leaves(
-    particles: Particles, essential: EssentialTree, leaf_work: Floats, box: float
-) -> tuple[Keys, Floats, Floats]:
-    """Of the leaves in which this rank owns particles: first own key, work of the own share, own particles."""
-    starts = essential.tree.start[essential.tree.leaves]
+def _particle_work(essential: EssentialTree, leaf_work: Floats) -> Floats:
+    """Pairs of each active particle, with a node as so many: its part of its leaf's."""
+    tree = essential.tree
+    starts, sizes = tree.start[tree.leaves], (tree.end - tree.start)[tree.leaves]
     # Leaves without particles here begin at 0 and would hide the true one: look among those that hold some.
-    held = np.flatnonzero(essential.tree.end[essential.tree.leaves] > starts)
+    held = np.flatnonzero(sizes > 0)
     leaf = held[np.searchsorted(starts[held], essential.own, side="right") - 1]
-    found, first, counts = np.unique(leaf, return_index=True, return_counts=True)
-    keys = hilbert_keys(particles.positions[first], box)
-    whole = (essential.tree.end - essential.tree.start)[essential.tree.leaves][found]
-    work = (leaf_work[found, 1] + NODE_PAIRS * leaf_work[found, 0]) * counts / whole
-    return keys, work, counts.astype(np.float64)
+    work: Floats = (leaf_work[leaf, 1] + NODE_PAIRS * leaf_work[leaf, 0]) / sizes[leaf]
+    return work
+
+
+def _pieces(keys: Keys, work: Floats, most: int) -> tuple[Keys, Floats, Floats]:
+    """The sorted particles of a rank in pieces of ``most``: first key, work, particles of each."""
+    first = np.arange(0, len(keys), most)
+    counts = np.diff(np.append(first, len(keys))).astype(np.float64)
+    totals = np.add.reduceat(work, first) if len(first) else np.zeros(0)
+    return keys[first], totals, counts
 
 
 def _average_rates(rates: Floats) -> Floats:
