@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -104,7 +105,22 @@ def test_memory_binds() -> None:
         Balancer(capacity=(400.0, 400.0)).decide(look([1.0] * 12, (6, 12), [6.0, 6.0]))
 
 
-def test_slabs_follow_the_mesh_speed() -> None:
-    balancer = Balancer(capacity=(math.inf,) * 3)
-    assert balancer.slabs((0, 16, 32, 32), np.array([1.0, 3.0, 0.0])) == (0, 24, 32, 32)
-    assert balancer.slabs((0, 24, 32, 32), np.array([1.5, 1.5, 0.0])) == (0, 24, 32, 32)
+def slabs_after(capacity: float, planes: tuple[int, ...], seconds: list[float]) -> tuple[int, ...]:
+    """Three ranks with 400 bytes of particles each and planes of 10 bytes."""
+    balancer = Balancer(capacity=(capacity,) * 3, plane_bytes=10.0)
+    return balancer.slabs(replace(look([1.0] * 12, (4, 8, 12), [1.0] * 3, seconds), planes=planes))
+
+
+def test_slabs_follow_the_mesh_speed_as_far_as_memory_goes() -> None:
+    assert slabs_after(math.inf, (0, 16, 32, 32), [1.0, 3.0, 0.0]) == (0, 24, 32, 32)
+    assert slabs_after(math.inf, (0, 24, 32, 32), [1.5, 1.5, 0.0]) == (0, 24, 32, 32)
+    assert slabs_after(600.0, (0, 16, 32, 32), [1.0, 3.0, 0.0]) == (0, 20, 32, 32)
+    assert slabs_after(500.0, (0, 16, 32, 32), [1.0, 3.0, 0.0]) == (0, 16, 32, 32), "nothing fits: left as it is"
+
+
+def test_planes_leave_less_room_for_particles() -> None:
+    measured = replace(look([1.0] * 12, (4, 12), [1.0, 8.0]), planes=(0, 30, 32))
+    roomy = Balancer(capacity=(1100.0, math.inf), plane_bytes=0.0).decide(measured)
+    tight = Balancer(capacity=(1100.0, math.inf), plane_bytes=20.0).decide(measured)
+    assert roomy == (10, 12)
+    assert tight == (5, 12), "30 planes of 20 bytes leave 500 of 1,100"

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from boxes import clustered
+from thread_ranks import ThreadRanks, on_threads
 
-from argosy.nbody.gpu import for_gpu, gpu_forces
-from argosy.nbody.gravity import compute_forces
+from argosy.nbody.balance import Balancer
+from argosy.nbody.evolve import BlockSteps, LocalGravity, evolve, evolve_in_blocks, expansion_steps
+from argosy.nbody.gpu import GpuGravity, GpuTree, for_gpu, gpu_forces
+from argosy.nbody.gravity import compute_forces, tree_force
+from argosy.nbody.hilbert import hilbert_keys
+from argosy.nbody.initial import initial_conditions
+from argosy.nbody.particles import Particles
 from argosy.nbody.settings import Cloud, GravitySettings
+from argosy.nbody.shared import SharedGravity
+from argosy.nbody.tasks import target_cells
+from argosy.nbody.tree import build_tree
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -32,3 +45,49 @@ def test_larger_leaves_do_not_lose_accuracy() -> None:
     exact = compute_forces(positions, 10.0, 1.0, settings).total
     found = gpu_forces(positions, 10.0, 1.0, for_gpu(settings), DEVICE).total
     assert np.median(np.linalg.norm(found - exact, axis=1) / np.linalg.norm(exact, axis=1)) <= 1e-6
+
+
+def test_a_device_takes_the_steps_of_the_threads() -> None:
+    """Plain and block steps, alone and by two ranks whose pairs a device sums."""
+    box = initial_conditions(box=20.0, per_side=8, redshift=9, seed=3)
+    strength = box.cosmology.particle_gravity(box.size, len(box.particles))
+    settings = GravitySettings(mesh_cells=32, softening=0.05, threads=1, cell_size=64, leaf_size=16)
+    steps, blocks = expansion_steps(box.expansion, 0.4, 3), BlockSteps(accuracy=0.001, most_levels=2)
+    on_cpu = LocalGravity(size=box.size, strength=strength, settings=settings)
+    on_device = GpuGravity(size=box.size, strength=strength, settings=settings, device=DEVICE)
+
+    def shared(ranks: ThreadRanks, mesh_ranks: ThreadRanks) -> Particles:
+        engine = SharedGravity(
+            size=box.size,
+            strength=strength,
+            settings=settings,
+            ranks=ranks,
+            mesh_ranks=mesh_ranks,
+            balancer=Balancer(capacity=(math.inf,) * 2),
+            sum_tree=GpuTree(DEVICE),
+        )
+        mine = box.particles.taken(np.flatnonzero(np.arange(len(box.particles)) % 2 == ranks.rank))
+        return evolve_in_blocks(replace(box, particles=mine), steps, engine, blocks).particles
+
+    plain = evolve(box, steps, on_cpu).particles.positions
+    np.testing.assert_allclose(evolve(box, steps, on_device).particles.positions, plain, atol=1e-5)
+    divided = evolve_in_blocks(box, steps, on_cpu, blocks).particles
+    alone = evolve_in_blocks(box, steps, on_device, blocks).particles.positions
+    np.testing.assert_allclose(alone, divided.positions, atol=1e-4)
+    parts = on_threads(2, shared)
+    together = np.concatenate([part.positions for part in parts])
+    order = np.argsort(np.concatenate([part.ids for part in parts]))
+    np.testing.assert_allclose(together[order], divided.positions[np.argsort(divided.ids)], atol=1e-4)
+
+
+def test_a_device_counts_the_work_of_the_threads() -> None:
+    positions = clustered(800, 10.0, seed=21)
+    settings = GravitySettings(mesh_cells=32, softening=0.01, threads=1)
+    keys = hilbert_keys(positions, 10.0)
+    order = np.argsort(keys, kind="stable")
+    tree = build_tree(keys[order], positions[order], leaf_size=settings.leaf_size)
+    job = (tree, target_cells(tree, settings.cell_size), positions[order], 10.0, settings.split(10.0), settings)
+    with ThreadPoolExecutor(1) as pool:
+        here, there = tree_force(*job, pool), GpuTree(DEVICE)(*job, pool)
+    assert np.array_equal(here.work, there.work)
+    assert here.pair_equivalents > 0

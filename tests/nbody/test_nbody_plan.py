@@ -13,7 +13,8 @@ from argosy.cluster.file import load_cluster
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
 from argosy.errors import InfeasibleError, InputError
-from argosy.nbody.plan import plan_step, play_run
+from argosy.nbody.plan import plan_step
+from argosy.nbody.play import play_run
 from argosy.nbody.pricing import halo_particles, rates, typical_box
 
 
@@ -67,8 +68,8 @@ def test_re_balancing_pays_when_a_device_slows_down() -> None:
     step = plan_step(steady, box).best.step_seconds
     cluster = slowed(steady, steady.devices[0].name, 3 * step, 0.4)
     plan = plan_step(cluster, box)
-    fixed = play_run(plan, plan.best, 20, rebalance=False)
-    moving = play_run(plan, plan.best, 20, rebalance=True)
+    fixed = play_run(plan.cluster, plan.box, plan.best.domains, 20, rebalance=False)
+    moving = play_run(plan.cluster, plan.box, plan.best.domains, 20, rebalance=True)
     assert fixed.moves == 0 and moving.moves >= 1
     assert moving.ends[-1] < 0.9 * fixed.ends[-1]
     assert moving.ends[0] == pytest.approx(step)
@@ -77,9 +78,9 @@ def test_re_balancing_pays_when_a_device_slows_down() -> None:
 def test_a_lost_device_stalls_a_fixed_run() -> None:
     steady = load_cluster("two-cards")
     plan = plan_step(slowed(steady, steady.devices[0].name, 1e-3, 0.0), typical_box(192**3))
-    assert play_run(plan, plan.others[0], 5, rebalance=False).ends == ()
+    assert play_run(plan.cluster, plan.box, plan.others[0].domains, 5, rebalance=False).ends == ()
     assert plan.best.domains.ends[0] == 0, "what is lost is not planned for"
-    assert len(play_run(plan, plan.best, 5, rebalance=False).ends) == 5
+    assert len(play_run(plan.cluster, plan.box, plan.best.domains, 5, rebalance=False).ends) == 5
 
 
 def test_halos_are_within_the_box_and_shrink_with_the_cutoff() -> None:

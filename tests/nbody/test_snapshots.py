@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -168,3 +169,42 @@ def test_a_picture_is_a_png_with_the_mass_where_it_is() -> None:
     length = int.from_bytes(file[33:37], "big")
     rows = np.frombuffer(zlib.decompress(file[41 : 41 + length]), np.uint8).reshape(64, 1 + 64 * 3)
     assert np.array_equal(rows[:, 1:].reshape(64, 64, 3), image)
+
+
+YT = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+import yt
+yt.set_log_level(50)
+data = yt.load(sys.argv[1])
+all_data = data.all_data()
+field = lambda name, unit: all_data["PartType1", name].to(unit).tolist()
+print(json.dumps({
+    "redshift": float(data.current_redshift),
+    "hubble": float(data.hubble_constant),
+    "matter": float(data.omega_matter),
+    "ids": field("particle_index", "dimensionless"),
+    "positions": field("particle_position", "Mpccm/h"),
+    "velocities": field("particle_velocity", "km/s"),
+    "mass": float(all_data["PartType1", "particle_mass"].sum().to("Msun")),
+}))
+"""
+
+
+def test_yt_reads_what_was_written(tmp_path: Path) -> None:
+    """An independent reader finds the same particles, in its own units."""
+    box = initial_conditions(box=50.0, per_side=8, redshift=24, seed=2)
+    write_snapshot(tmp_path / "ic.hdf5", box)
+    done = subprocess.run(
+        [sys.executable, "-c", YT, str(tmp_path / "ic.hdf5")], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    order, ours = np.argsort(found["ids"]), np.argsort(box.particles.ids)
+    assert found["redshift"] == pytest.approx(24)
+    assert (found["hubble"], found["matter"]) == pytest.approx((box.cosmology.hubble, box.cosmology.matter))
+    np.testing.assert_allclose(np.array(found["positions"])[order], box.particles.positions[ours], rtol=1e-6)
+    peculiar = box.particles.momenta / box.expansion  # p = a^2 dx/dt, and yt tells a dx/dt
+    np.testing.assert_allclose(np.array(found["velocities"])[order], peculiar[ours], rtol=1e-5, atol=1e-4)
+    solar = box.cosmology.particle_mass(box.size, 512) * 1e10 * 512 / box.cosmology.hubble
+    assert found["mass"] == pytest.approx(solar, rel=1e-3)

@@ -64,6 +64,7 @@ def compare(
     Examples:
         argosy compare -m gpt2-xl -c mixed-16 -b 64 --dtype fp16
         argosy compare -m llama-3-8b -c one-per-node-16 --only megatron --json
+        argosy compare -m gravity:512^3 -c mixed-16
     """
     from argosy.cli.inputs import check_at_least, compute_model, with_traces
     from argosy.cli.terminal import print_json, stdout_console
@@ -73,6 +74,13 @@ def compare(
 
     where, costs = load_cluster(cluster), compute_model(profile or ())
     where = with_traces(where, trace) if trace else where
+    if model.startswith("gravity:"):
+        from argosy.cli.gravity import compare_gravity, refuse_options
+
+        given = {"--global-batch": global_batch, "--only": only, "--sequence-length": sequence_length, "--dtype": dtype}
+        refuse_options(given | {"--optimizer": optimizer, "--profile": profile}, "for gravity")
+        compare_gravity(model, where, width=width, json=json, quiet=quiet)
+        return
     batch = _PER_DEVICE * len(where.devices) if global_batch is None else global_batch
     check_at_least("--global-batch", batch, 1)
     chain = load_model(model, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)

@@ -12,7 +12,8 @@ from argosy.cli.options import Json, Quiet, TargetCluster, Traces, Width
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from argosy.nbody.plan import PlayedRun, PricedDomains, StepPlan
+    from argosy.nbody.plan import PricedDomains, StepPlan
+    from argosy.nbody.play import PlayedRun
 
 
 def plan(
@@ -22,7 +23,9 @@ def plan(
     trace: Traces = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="How many to play under the cluster's changes.")] = 20,
     seed: Annotated[int, typer.Option("--seed", help="Of the clustering that is assumed.")] = 1,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the JSON here, too.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the plan here, for argosy simulate.")
+    ] = None,
     json: Json = False,
     width: Width = None,
     quiet: Quiet = False,
@@ -34,35 +37,33 @@ def plan(
 
     \b
     Example:
-        argosy nbody plan --cluster mixed-16 --particles 512^3
+        argosy nbody plan --cluster mixed-16 --particles 512^3 -o gravity.json
     """
-    import json as json_text
-
     from argosy.cli.inputs import with_traces
     from argosy.cli.terminal import print_json, progress, stdout_console, write_file
     from argosy.cluster.file import load_cluster
-    from argosy.nbody.plan import plan_step, play_run
+    from argosy.nbody.plan import plan_step
+    from argosy.nbody.plan_file import dumps_gravity_plan
+    from argosy.nbody.play import play_run
     from argosy.nbody.pricing import typical_box
 
     where = load_cluster(cluster)
     where = with_traces(where, trace) if trace else where
-    box = typical_box(_count(particles), mesh_cells=mesh, seed=seed)
+    box = typical_box(parse_count(particles), mesh_cells=mesh, seed=seed)
     with progress(f"planning {box.particles} particles on {where!r}", quiet=quiet):
         found = plan_step(where, box)
         choices = (*found.others, found.best)
-        played = [(choice, play_run(found, choice, steps, rebalance=False)) for choice in choices]
-        played.append((found.best, play_run(found, found.best, steps, rebalance=True)))
-    content = _content(found, played)
+        played = [(choice, play_run(where, box, choice.domains, steps, rebalance=False)) for choice in choices]
+        played.append((found.best, play_run(where, box, found.best.domains, steps, rebalance=True)))
     if output is not None:
-        text = json_text.dumps({"version": 1, "command": "nbody plan", **content}, indent=1, sort_keys=True) + "\n"
-        write_file(output, text.encode())
+        write_file(output, dumps_gravity_plan(found, seed).encode())
     if json:
-        print_json("nbody plan", content)
+        print_json("nbody plan", _content(found, played))
         return
     _show(stdout_console(width), found, played)
 
 
-def _count(text: str) -> int:
+def parse_count(text: str, where: str = "--particles") -> int:
     """A number of particles: ``512^3``, ``1000000`` or ``1e9``."""
     from argosy.errors import bad_input
 
@@ -70,9 +71,9 @@ def _count(text: str) -> int:
     try:
         value = int(base) ** int(power) if caret else int(float(text))
     except (ValueError, OverflowError):
-        raise bad_input("a number such as 512^3 or 1e9", text, where="--particles") from None
+        raise bad_input("a number such as 512^3 or 1e9", text, where=where) from None
     if not 1000 <= value <= 10**14:
-        raise bad_input("1e3 to 1e14 particles", text, where="--particles")
+        raise bad_input("1e3 to 1e14 particles", text, where=where)
     return value
 
 

@@ -42,18 +42,28 @@ def run(
     restart_every: Annotated[int, typer.Option("--restart-every", min=1, help="Steps between restart files.")] = 16,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="Per process; by default all cores.")] = None,
-    processes: Annotated[int, typer.Option("--processes", min=1, help="Start so many on this machine.")] = 1,
+    processes: Annotated[
+        int | None,
+        typer.Option("--processes", min=1, help="Start so many on this machine; by default one for each device of -c."),
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", "-c", help="Devices of the processes: memory, speeds to begin with.")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="Where pairs are summed: cpu, or cuda.")] = "cpu",
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Evolve a box of particles to a later time.
 
     Runs on one process, on several of this machine (--processes), or on many machines under torchrun. A run that was
-    killed goes on with --resume, to the same bits.
+    killed goes on with --resume, to the same bits. With --cluster, process i is the cluster's device i: none gets more
+    than fits into its memory, runs begin cut by the devices' speeds, and go on by those measured. A process alone also
+    has its mesh on the --device; several keep theirs on the CPU.
 
     \b
-    Example:
+    Examples:
         argosy nbody run ic.hdf5 -o run --steps 128 --snapshot 2 --snapshot 1
+        argosy nbody run ic.hdf5 -o run --cluster two-cards
     """
     from argosy.errors import InputError, Problem
 
@@ -72,9 +82,12 @@ def run(
         block_levels=block_levels,
         restart_every=restart_every,
         threads=threads,
+        cluster=cluster,
+        device=device,
     )
-    if processes > 1 and "RANK" not in os.environ:
-        _start_processes(processes, snapshot, output, choice, json=json, quiet=quiet)
+    count = _count_processes(processes, cluster)
+    if count > 1 and "RANK" not in os.environ:
+        _start_processes(count, snapshot, output, choice, json=json, quiet=quiet)
     else:
         _evolve(snapshot, output, choice, json=json, quiet=quiet)
 
@@ -93,6 +106,8 @@ class _Choice:
     block_levels: int
     restart_every: int
     threads: int | None
+    cluster: str | None
+    device: str
 
     def arguments(self) -> list[str]:
         """As a command line."""
@@ -110,13 +125,32 @@ class _Choice:
             suggestion = closest(self.cloud, known)
             raise bad_input(f"one of {', '.join(known)}", self.cloud, where="--cloud", suggestion=suggestion)
         side = count ** (1 / 3)
-        return GravitySettings(
+        settings = GravitySettings(
             mesh_cells=max(2 * round(side), 32) if self.mesh is None else self.mesh,
             softening=box / side / 30 if self.softening is None else self.softening,
             theta=self.theta,
             cloud=Cloud(self.cloud),
             threads=self.threads or max((os.cpu_count() or 1) // processes, 1),
         )
+        if self.device == "cpu":
+            return settings
+        from argosy.nbody.gpu import for_gpu
+
+        return for_gpu(settings)
+
+
+def _count_processes(asked: int | None, cluster: str | None) -> int:
+    if cluster is None:
+        return asked or 1
+    from argosy.cluster.file import load_cluster
+    from argosy.errors import bad_input
+
+    where = load_cluster(cluster)
+    started = int(os.environ["WORLD_SIZE"]) if "WORLD_SIZE" in os.environ else asked or len(where.devices)
+    if started != len(where.devices):
+        expected = f"one for each of the {len(where.devices)} devices of {where.name}"
+        raise bad_input(expected, f"{started} processes", where="--processes")
+    return started
 
 
 def _evolve(snapshot: Path, output: Path, choice: _Choice, *, json: bool, quiet: bool) -> None:
@@ -128,13 +162,15 @@ def _evolve(snapshot: Path, output: Path, choice: _Choice, *, json: bool, quiet:
         from argosy.nbody.run import run_box
         from argosy.nbody.snapshot import num_particles, read_snapshot
     count = num_particles(snapshot)
-    together = _processes()
+    device = _device(choice.device)
+    together = _processes(choice.cluster)
     rank, size = (together.ranks.rank, together.ranks.size) if together else (0, 1)
     try:
         box = read_snapshot(snapshot, rank=rank, processes=size)
         settings = _settings(choice, choice.gravity(box.size, count, size))
         begin = time.monotonic()
-        final = run_box(box, output, settings, processes=together, report=_reporter(quiet=quiet or rank > 0))
+        report = _reporter(quiet=quiet or rank > 0)
+        final = run_box(box, output, settings, processes=together, device=device, report=report)
         seconds = time.monotonic() - begin
     finally:
         if together is not None:
@@ -183,15 +219,27 @@ def _start_processes(count: int, snapshot: Path, output: Path, choice: _Choice, 
         raise RunError(f"one of {count} processes failed; their messages are above")
 
 
-def _processes() -> Processes | None:
+def _device(name: str) -> str:
+    if name == "cpu":
+        return name
+    from argosy.nbody.gpu import usable_device
+
+    return usable_device(name, int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def _processes(cluster: str | None) -> Processes | None:
     """The processes that torchrun started, this one among them."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 and cluster is None:
         return None
-    from argosy.nbody.ranks import join_processes
+    from argosy.cluster.file import load_cluster
+    from argosy.nbody.ranks import Alone, join_processes
     from argosy.nbody.run import Processes
 
+    where = None if cluster is None else load_cluster(cluster)
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return Processes(ranks=Alone(), mesh_ranks=Alone(), cluster=where)
     ranks, mesh_ranks = join_processes()
-    return Processes(ranks=ranks, mesh_ranks=mesh_ranks)
+    return Processes(ranks=ranks, mesh_ranks=mesh_ranks, cluster=where)
 
 
 def _reporter(*, quiet: bool) -> Callable[[Progress], None] | None:

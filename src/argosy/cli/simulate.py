@@ -72,6 +72,7 @@ def simulate(
         argosy simulate llama-3-8b-on-mixed-16 --until "2 min"
         argosy simulate plan.json --trace v0.nic=measured.csv --k 4 -o timeline.json
         argosy simulate plan.json --adapt full --until "10 min"
+        argosy simulate gravity.json --adapt full --iterations 20
     """
     from argosy.cli.inputs import load_scenario
     from argosy.cli.terminal import print_json, stdout_console, write_file
@@ -80,6 +81,25 @@ def simulate(
     from argosy.timeline.file import dumps_timeline
 
     document = read_plan(plan)
+    if document.data.get("kind") == "gravity":
+        from argosy.cli.gravity import refuse_options, simulate_gravity
+
+        refuse_options(
+            {"--schedule": schedule, "--k": k, "--profile": profile, "--calibration": calibration, "--output": output},
+            "for a gravity plan",
+        )
+        simulate_gravity(
+            document,
+            cluster=cluster,
+            traces=trace or (),
+            iterations=iterations,
+            until=until,
+            adapt=adapt,
+            width=width,
+            json=json,
+            quiet=quiet,
+        )
+        return
     scenario = load_scenario(
         document,
         cluster=cluster,

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from argosy.errors import InfeasibleError
 from argosy.nbody.particles import Floats
 from argosy.solve.chain import cut_chain
 
@@ -53,6 +54,8 @@ class Look:
     """Per rank."""
     mesh_seconds: Floats
     """Per rank, not overlapped."""
+    planes: tuple[int, ...] = ()
+    """Where each rank's slab of the mesh begins, and the end; nothing where planes take no memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +76,8 @@ class Balancer:
     """Remembers speeds between looks; equal input, equal decisions on every rank."""
 
     capacity: tuple[float, ...]
-    """Bytes per rank; ``math.inf`` for a rank without a limit."""
+    """Bytes per rank, for particles and planes; ``math.inf`` for a rank without a limit."""
+    plane_bytes: float = 0.0
     rules: Rules = field(default_factory=Rules)
     speeds: Floats | None = None
     moves: int = 0
@@ -82,7 +86,7 @@ class Balancer:
         """New ends, or None to leave them."""
         self._learn(look)
         now = float((look.tree_seconds + look.mesh_seconds).max())
-        ends, then = self.best(look.leaves, look.mesh_seconds)
+        ends, then = self.best(look.leaves, look.mesh_seconds, look.planes)
         moved = _moved_bytes(look.leaves, look.ends, ends)
         gain = (now - then) * self.rules.horizon
         if ends == look.ends or then > now * (1 - self.rules.hysteresis) or gain <= moved / self.rules.bandwidth:
@@ -90,29 +94,33 @@ class Balancer:
         self.moves += 1
         return ends
 
-    def slabs(self, planes: tuple[int, ...], mesh_seconds: Floats) -> tuple[int, ...]:
-        """Where the slabs of the mesh begin; a rank without planes gets none, for its speed is not known."""
-        counts = np.diff(planes)
-        holds = (counts > 0) & (mesh_seconds > 0)
+    def slabs(self, look: Look) -> tuple[int, ...]:
+        """Where the slabs should begin; a rank without planes gets none, for its speed is not known."""
+        counts = np.diff(look.planes)
+        holds = (counts > 0) & (look.mesh_seconds > 0)
         if holds.sum() < 2:
-            return planes
-        speeds = counts[holds] / mesh_seconds[holds]
-        found = cut_chain(np.ones(planes[-1]), speeds)
-        if found.seconds > mesh_seconds.max() * (1 - self.rules.hysteresis):
-            return planes
+            return look.planes
+        speeds = counts[holds] / look.mesh_seconds[holds]
+        room = np.array(self.capacity) - run_totals(look.leaves.bytes, look.ends)
+        ones = np.ones(look.planes[-1])
+        try:
+            found = cut_chain(ones, speeds, memory=ones * self.plane_bytes, capacity=room[holds])
+        except InfeasibleError:
+            return look.planes
+        if found.seconds > look.mesh_seconds.max() * (1 - self.rules.hysteresis):
+            return look.planes
         sizes = np.zeros(len(counts), np.int64)
         sizes[holds] = np.diff((0, *found.ends))
         return (0, *np.cumsum(sizes).tolist())
 
-    def best(self, leaves: Leaves, mesh_seconds: Floats) -> tuple[Ends, float]:
+    def best(self, leaves: Leaves, mesh_seconds: Floats, planes: tuple[int, ...] = ()) -> tuple[Ends, float]:
         """(2): ends and the slowest rank's seconds."""
         assert self.speeds is not None
         speeds, slowest = self.speeds, math.inf
+        capacity = np.array(self.capacity) - (np.diff(planes) * self.plane_bytes if planes else 0.0)
         for _ in range(_ROUNDS):
             share = 1 - mesh_seconds / slowest if slowest < math.inf else np.ones(len(speeds))
-            found = cut_chain(
-                leaves.work, speeds * np.maximum(share, 1e-3), memory=leaves.bytes, capacity=self.capacity
-            )
+            found = cut_chain(leaves.work, speeds * np.maximum(share, 1e-3), memory=leaves.bytes, capacity=capacity)
             ends = found.ends
             slowest = float((run_totals(leaves.work, ends) / speeds + mesh_seconds).max())
         return ends, slowest

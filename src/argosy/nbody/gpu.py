@@ -17,14 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from argosy.errors import bad_input
 from argosy.nbody.cloud import UNIT
-from argosy.nbody.gravity import check_positions, list_packages
+from argosy.nbody.evolve import LocalGravity
+from argosy.nbody.gravity import Package, TreeForce, check_positions, list_packages, short_force
 from argosy.nbody.hilbert import hilbert_keys
 from argosy.nbody.mesh import frequencies, green
-from argosy.nbody.particles import Floats
+from argosy.nbody.particles import Floats, Particles
 from argosy.nbody.settings import Cloud, GravitySettings
-from argosy.nbody.split import SPLINE
-from argosy.nbody.tasks import target_cells
+from argosy.nbody.split import ForceSplit
+from argosy.nbody.tasks import Flags, target_cells
 from argosy.nbody.tree import Integers, Tree, build_tree
 
 LEAF_SIZE = 128
@@ -63,21 +65,95 @@ def gpu_forces(
     smooth = _mesh(here, box, split.scale, settings)
     tree = build_tree(keys[order], along, leaf_size=settings.leaf_size)
     cells = target_cells(tree, max(settings.cell_size, settings.leaf_size))
-    lengths = (box, split.cutoff, max(SPLINE * split.softening, 1e-6 * split.cutoff))
-    packages = list(list_packages(tree, cells, np.ones(len(tree.leaves), bool), np.array(lengths), settings.theta))
+    lengths = split.lengths(box)
+    packages = list(list_packages(tree, cells, np.ones(len(tree.leaves), bool), lengths, settings.theta))
     grown = time.perf_counter()
     _wait(where)
     meshed = time.perf_counter()
-    pairs = _Pairs(tree, here, lengths, torch.tensor(split.coefficients.copy(), device=where))
+    pairs = _Pairs(tree, here, lengths, split)
     for package in packages:
         pairs.add(package.first, package.starts, package.order)
-    force = pairs.force / split.cutoff**2 + smooth
-    found = force.cpu().numpy()
+    found = (pairs.force / split.cutoff**2 + smooth).cpu().numpy()
     end = time.perf_counter()
     total = np.empty_like(found)
     total[order] = mass * found
     seconds = {"tree": grown - begin, "mesh": meshed - grown, "pairs": end - meshed, "all": end - begin}
     return GpuForces(total=total, pairs=pairs.count, seconds=seconds)
+
+
+@dataclass(frozen=True)
+class GpuTree:
+    """``gravity.tree_force`` with its pairs summed on a device."""
+
+    device: str
+
+    def __call__(
+        self,
+        tree: Tree,
+        cells: Integers,
+        positions: Floats,
+        box: float,
+        split: ForceSplit,
+        settings: GravitySettings,
+        _pool: object,
+        wanted: Flags | None = None,
+    ) -> TreeForce:
+        wanted = np.ones(len(tree.leaves), bool) if wanted is None else wanted
+        lengths, begin = split.lengths(box), time.perf_counter()
+        packages = list(list_packages(tree, cells, wanted, lengths, settings.theta))
+        work = np.zeros((len(tree.leaves), 2))
+        for package in packages:
+            work[package.first : package.last] += _package_work(tree, package)
+        walked = time.perf_counter()
+        if not packages:
+            nothing = np.zeros((len(positions), 3))
+            return TreeForce(force=nothing, work=work, walk_seconds=walked - begin, pair_seconds=0.0)
+        pairs = _Pairs(tree, torch.from_numpy(positions).to(self.device), lengths, split)
+        for package in packages:
+            pairs.add(package.first, package.starts, package.order)
+        force: Floats = (pairs.force / split.cutoff**2).cpu().numpy()
+        seconds = time.perf_counter() - walked
+        return TreeForce(force=force, work=work, walk_seconds=walked - begin, pair_seconds=seconds)
+
+
+def _package_work(tree: Tree, package: Package) -> Floats:
+    """Per leaf of a package: node interactions, pairs."""
+    sizes = tree.end - tree.start
+    targets = sizes[tree.leaves[package.first : package.last]]
+    sources = np.concatenate(([0], np.cumsum(sizes[package.order], dtype=np.int64)))
+    nodes = package.starts[1::3] - package.starts[:-1:3]
+    pairs = sources[package.starts[3::3]] - sources[package.starts[1::3]]
+    return np.stack([targets * nodes, targets * pairs], axis=1).astype(np.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuGravity(LocalGravity):
+    """Forces within this process, on a device."""
+
+    device: str
+
+    def forces(self, particles: Particles) -> tuple[Particles, Floats]:
+        found = gpu_forces(particles.positions, self.size, self.strength, self.settings, self.device)
+        return particles, found.total
+
+    def short(self, particles: Particles, active: Flags) -> Floats:
+        sum_tree = GpuTree(self.device)
+        return short_force(particles.positions, self.size, self.strength, self.settings, active, sum_tree)
+
+    def smooth(self, particles: Particles) -> Floats:
+        here = torch.from_numpy(particles.positions).to(self.device)
+        force: Floats = _mesh(here, self.size, self.settings.split(self.size).scale, self.settings).cpu().numpy()
+        return self.strength * force
+
+
+def usable_device(name: str, place: int) -> str:
+    """The torch device of this name, for the process with this place on its machine; ``InputError`` if it is not."""
+    where = torch.device(name)
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise bad_input("a device that torch finds here (it finds no CUDA card)", name, where="--device")
+    if where.type == "cuda" and where.index is None:
+        return f"cuda:{place % torch.cuda.device_count()}"
+    return name
 
 
 def for_gpu(settings: GravitySettings) -> GravitySettings:
@@ -146,11 +222,11 @@ def _cloud(x: Tensor, order: int) -> tuple[Tensor, list[Tensor]]:
 class _Pairs:
     """Sums over sources, leaf by leaf."""
 
-    def __init__(self, tree: Tree, positions: Tensor, lengths: tuple[float, float, float], poly: Tensor) -> None:
+    def __init__(self, tree: Tree, positions: Tensor, lengths: Floats, split: ForceSplit) -> None:
         self.device = positions.device
-        self.box, self.cutoff, softened = lengths
+        self.box, self.cutoff, softened = (float(length) for length in lengths)
         self.h = torch.tensor(softened / self.cutoff, dtype=torch.float32, device=self.device)
-        self.poly = poly
+        self.poly = torch.tensor(split.coefficients.copy(), device=self.device)
         leaves = torch.from_numpy(tree.leaves.astype(np.int64))
         self.node_start = torch.from_numpy(tree.start.astype(np.int64)).to(self.device)
         self.node_size = torch.from_numpy((tree.end - tree.start).astype(np.int64)).to(self.device)

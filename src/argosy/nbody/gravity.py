@@ -22,7 +22,7 @@ from argosy.nbody.hilbert import Positions, hilbert_keys
 from argosy.nbody.mesh import mesh_force
 from argosy.nbody.pairs import compute_leaves, sort_tasks
 from argosy.nbody.settings import GravitySettings
-from argosy.nbody.split import SPLINE, ForceSplit
+from argosy.nbody.split import ForceSplit
 from argosy.nbody.tasks import Flags, TaskBuffer, empty_buffer, list_tasks, target_cells
 from argosy.nbody.tree import Floats, Integers, Tree, build_tree
 
@@ -68,8 +68,15 @@ def smooth_force(positions: Positions, box: float, mass: float, settings: Gravit
     return mass * _smooth_force(positions, box, settings)
 
 
-def short_force(positions: Positions, box: float, mass: float, settings: GravitySettings, active: Flags) -> Floats:
-    """The tree's part alone, on the ``active`` particles; on others it is anything."""
+def short_force(
+    positions: Positions,
+    box: float,
+    mass: float,
+    settings: GravitySettings,
+    active: Flags,
+    sum_tree: Callable[..., TreeForce] | None = None,
+) -> Floats:
+    """The tree's part alone, on the ``active`` particles; on others it is anything. ``sum_tree``: as ``tree_force``."""
     keys = hilbert_keys(positions, box)
     order = np.argsort(keys, kind="stable")
     along = positions[order]
@@ -78,7 +85,8 @@ def short_force(positions: Positions, box: float, mass: float, settings: Gravity
     cells = target_cells(tree, settings.cell_size)
     cells = cells[np.logical_or.reduceat(wanted, tree.first_leaf[cells])]
     with ThreadPoolExecutor(settings.threads + 1) as pool:
-        force = tree_force(tree, cells, along, box, settings.split(box), settings, pool, wanted).force
+        add_up = sum_tree or tree_force
+        force = add_up(tree, cells, along, box, settings.split(box), settings, pool, wanted).force
     total = np.empty_like(force)
     total[order] = mass * force
     return total
@@ -128,7 +136,7 @@ def tree_force(
     wanted = np.ones(len(tree.leaves), bool) if wanted is None else wanted
     force = np.zeros((len(positions), 3))
     work = np.zeros((len(tree.leaves), 2))
-    lengths = np.array([box, split.cutoff, max(SPLINE * split.softening, 1e-6 * split.cutoff)])
+    lengths = split.lengths(box)
     parts = settings.threads * _CHUNKS
     walking = computing = 0.0
     running: list[Future[float]] = []

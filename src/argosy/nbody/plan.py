@@ -11,19 +11,17 @@ Compared are the cuts that others would make: equal counts, and counts by speed.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from argosy.cluster.topology import Cluster
-from argosy.cluster.trace import Trace
 from argosy.errors import InfeasibleError
-from argosy.nbody.balance import Balancer, Ends, Leaves, Look, Rules, run_totals
+from argosy.nbody.balance import Balancer, Ends, Leaves, run_totals
 from argosy.nbody.particles import Floats
 from argosy.nbody.pricing import (
     CELL_BYTES,
@@ -40,7 +38,7 @@ from argosy.nbody.pricing import (
 from argosy.sim.exact import simulate_exact
 from argosy.sim.graph import Flow, Task, TaskGraph
 from argosy.solve.chain import cut_chain
-from argosy.timeline import SpanKind, Timeline
+from argosy.timeline import SpanKind
 
 Flags = NDArray[np.bool_]
 
@@ -98,7 +96,7 @@ class StepPlan:
 
 def plan_step(cluster: Cluster, box: BoxWork) -> StepPlan:
     """Domains by work over speed with the best holders of the mesh, beside equal counts and counts by speed."""
-    prices = _Prices(cluster, box)
+    prices = Prices(cluster, box)
     ours = [found for active, planes in prices.choices() if (found := prices.cut(active, planes)) is not None]
     if not ours:
         what = f"{box.particles} particles and a mesh of {box.mesh_cells}^3 cells"
@@ -115,7 +113,7 @@ def plan_step(cluster: Cluster, box: BoxWork) -> StepPlan:
     return StepPlan(cluster=cluster, box=box, best=best, others=others)
 
 
-class _Prices:
+class Prices:
     """Seconds and bytes of every device for every choice."""
 
     def __init__(self, cluster: Cluster, box: BoxWork) -> None:
@@ -126,7 +124,7 @@ class _Prices:
         self.mesh_speed = np.array([rate.cells for rate in known])
         self.ways: dict[tuple[str, str], tuple[int, ...]] = {}
         """Links between two devices, as far as they were looked up."""
-        self.capacity = np.array([_USABLE * device.kind.memory for device in cluster.devices])
+        self.memory = np.array([_USABLE * device.kind.memory for device in cluster.devices])
 
     def choices(self) -> Iterator[tuple[Flags, tuple[int, ...]]]:
         """Devices that take part, and their planes: all, a node, a kind, the fastest 1, 2, 4, ...; any such group of
@@ -162,7 +160,7 @@ class _Prices:
 
     def cut(self, active: Flags, planes: tuple[int, ...]) -> Domains | None:
         """Work by speed on the active devices beside those planes; None where it does not fit."""
-        left = self.capacity - np.array(planes) * self.box.mesh_cells**2 * CELL_BYTES
+        left = self.capacity(planes)
         if (left < 0).any():
             return None
         leaves, speeds = self.leaves(), self.speeds()
@@ -174,6 +172,11 @@ class _Prices:
         runs = np.zeros(self.size, int)
         runs[active] = np.diff((0, *ends))
         return Domains(name="work by speed", ends=tuple(np.cumsum(runs).tolist()), planes=planes)
+
+    def capacity(self, planes: Sequence[int]) -> Floats:
+        """Bytes left for particles beside those planes."""
+        left: Floats = self.memory - np.array(planes) * self.box.mesh_cells**2 * CELL_BYTES
+        return left
 
     def leaves(self) -> Leaves:
         """Items with reference work: interactions and particles at mean speed."""
@@ -201,7 +204,7 @@ class _Prices:
         halo = np.array([halo_particles(self.box, count) for count in particles])
         memory = particles * PARTICLE_BYTES + halo * GHOST_BYTES
         memory += np.array(domains.planes) * self.box.mesh_cells**2 * CELL_BYTES
-        step = play(self.cluster, self.graph(domains)).iteration_ends[-1:]
+        step = simulate_exact(self.graph(domains), self.cluster).iteration_ends[-1:]
         speed = np.where(tree + pairs + mesh > 0, self.pair_speed, 0.0)
         ideal = ((tree + pairs + mesh) * speed).sum() / speed.sum()
         return PricedDomains(
@@ -211,7 +214,7 @@ class _Prices:
             pair_seconds=tuple(pairs.tolist()),
             mesh_seconds=tuple(mesh.tolist()),
             memory=tuple(memory.tolist()),
-            fits=tuple((memory <= self.capacity).tolist()),
+            fits=tuple((memory <= self.memory).tolist()),
             balance=float((tree + pairs + mesh).max() / ideal),
         )
 
@@ -242,7 +245,7 @@ class _Prices:
 class _StepGraph:
     """Tasks of one step, numbered as they are added; each device's own in the order it runs them."""
 
-    def __init__(self, prices: _Prices, domains: Domains) -> None:
+    def __init__(self, prices: Prices, domains: Domains) -> None:
         self.prices, self.domains, self.box = prices, domains, prices.box
         self.particles = prices.particles(domains.ends)
         self.pairs = run_totals(self.box.interactions, domains.ends) / prices.pair_speed
@@ -317,77 +320,3 @@ class _StepGraph:
             for other in self.holders
             if one != other
         ]
-
-
-def play(cluster: Cluster, graph: TaskGraph, *, steps: int = 1) -> Timeline:
-    return simulate_exact(graph, cluster, iterations=steps)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlayedRun:
-    """Steps under the cluster's changes."""
-
-    ends: tuple[float, ...]
-    """When each step was over, seconds."""
-    moves: int
-    """Re-balances."""
-
-
-def play_run(plan: StepPlan, choice: PricedDomains, steps: int, *, rebalance: bool) -> PlayedRun:
-    """Steps one after the other from time 0; with ``rebalance``, the controller looks after each."""
-    if not _changes(plan.cluster):
-        return PlayedRun(ends=tuple(choice.step_seconds * (number + 1) for number in range(steps)), moves=0)
-    prices, domains = _Prices(plan.cluster, plan.box), choice.domains
-    leaves = prices.leaves()
-    left = prices.capacity - np.array(domains.planes) * plan.box.mesh_cells**2 * CELL_BYTES
-    balancer = Balancer(capacity=tuple(left.tolist()), rules=Rules(bandwidth=_slowest_hop(plan.cluster)))
-    ends, now = [], 0.0
-    for _ in range(steps):
-        timeline = play(_from(plan.cluster, now), prices.graph(domains))
-        if not timeline.iteration_ends:
-            break  # a device or link is lost for good
-        now += timeline.iteration_ends[-1]
-        ends.append(now)
-        if rebalance:
-            seconds = _device_seconds(timeline, prices.size)
-            look = Look(leaves=leaves, ends=domains.ends, tree_seconds=seconds[:, 0], mesh_seconds=seconds[:, 1])
-            domains = replace(domains, ends=balancer.decide(look) or domains.ends)
-    return PlayedRun(ends=tuple(ends), moves=balancer.moves)
-
-
-def _device_seconds(timeline: Timeline, size: int) -> Floats:
-    """Per device, seconds of tree and pairs, and of the mesh."""
-    index = {name: number for number, name in enumerate(timeline.devices)}
-    seconds = np.zeros((size, 2))
-    for span in timeline.spans:
-        if not span.kind.is_communication and span.stage is not None:
-            seconds[index[span.where], int(span.stage == list(Phase).index(Phase.MESH))] += span.seconds
-    return seconds
-
-
-def _slowest_hop(cluster: Cluster) -> float:
-    """Bytes/s between neighbours along the curve, at the start."""
-    names = [device.name for device in cluster.devices]
-    routes = [cluster.fastest(one, other, 1e9) for one, other in itertools.pairwise(names)]
-    return min((cluster.bandwidth(route).at(0.0) for route in routes), default=math.inf)
-
-
-def _changes(cluster: Cluster) -> bool:
-    traces = [device.speed for device in cluster.devices]
-    traces += [trace for link in cluster.links for trace in (link.bandwidth, link.latency)]
-    return not all(trace.is_constant for trace in traces)
-
-
-def _from(cluster: Cluster, time: float) -> Cluster:
-    """The cluster as it is from ``time`` on."""
-    if time == 0:
-        return cluster
-
-    def later(trace: Trace) -> Trace:
-        steps = [(at - time, value) for at, value in zip(trace.times, trace.values, strict=True) if at > time]
-        return Trace.from_steps(steps, initial=trace.at(time))
-
-    links = tuple(replace(link, bandwidth=later(link.bandwidth), latency=later(link.latency)) for link in cluster.links)
-    return replace(
-        cluster, links=links, devices=tuple(replace(device, speed=later(device.speed)) for device in cluster.devices)
-    )

@@ -14,10 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
+from argosy.cluster.topology import Cluster
 from argosy.errors import InputError, Problem
 from argosy.nbody.balance import Balancer
 from argosy.nbody.evolve import BlockSteps, LocalGravity, evolve, evolve_in_blocks, expansion_steps
+from argosy.nbody.gravity import TreeForce, tree_force
 from argosy.nbody.particles import Box, Particles
+from argosy.nbody.placement import place_on
 from argosy.nbody.ranks import Alone, Ranks, total
 from argosy.nbody.restart import last_restart, read_restart, write_restart
 from argosy.nbody.settings import GravitySettings
@@ -63,19 +66,32 @@ class Processes:
     mesh_ranks: Ranks
     balance: bool = True
     clock: Clock = measured
+    cluster: Cluster | None = None
+    """Whose devices they are, in their order: its memory limits them, its speeds and links say how to begin."""
 
 
 Report = Callable[[Progress], None]
 
 
 def run_box(
-    box: Box, folder: Path, settings: RunSettings, *, processes: Processes | None = None, report: Report | None = None
+    box: Box,
+    folder: Path,
+    settings: RunSettings,
+    *,
+    processes: Processes | None = None,
+    device: str = "cpu",
+    report: Report | None = None,
 ) -> Box:
-    """Evolve this process's part of a box, beginning in an empty folder or going on in one that was begun."""
+    """Evolve this process's part of a box, beginning in an empty folder or going on in one that was begun.
+
+    ``device``: where pairs are summed, as torch names it; of a process alone also the mesh.
+    """
     ranks: Ranks = processes.ranks if processes else Alone()
     count = int(total(ranks, np.array([len(box.particles)]))[0])
     strength = box.cosmology.particle_gravity(box.size, count)
     steps = expansion_steps(box.expansion, settings.end, settings.steps, also=settings.snapshots)
+    shared = None if processes is None else _shared(processes, box.size, count, strength, settings.gravity, device)
+    engine = shared or _local(box.size, strength, settings.gravity, device)
     first = _begin(folder, box, settings, count, ranks)
     if first:
         particles = read_restart(folder / "restart", ranks.rank, ranks.size)
@@ -83,7 +99,6 @@ def run_box(
     wanted = {*(a for a in settings.snapshots if a in steps), steps[-1]}
     numbers = {a: number for number, a in enumerate(sorted(wanted))}
     begin = time.monotonic()
-    shared = None if processes is None else _shared(processes, box.size, strength, settings.gravity)
 
     def after_step(done: int, now: Box) -> None:
         if now.expansion in numbers:
@@ -103,23 +118,45 @@ def run_box(
             )
             report(where)
 
-    engine = shared or LocalGravity(size=box.size, strength=strength, settings=settings.gravity)
     if settings.blocks is not None:
         return evolve_in_blocks(box, steps, engine, settings.blocks, first=first, after_step=after_step)
     return evolve(box, steps, engine, first=first, after_step=after_step)
 
 
-def _shared(processes: Processes, size: float, strength: float, gravity: GravitySettings) -> SharedGravity:
-    unlimited = (float("inf"),) * processes.ranks.size
-    return SharedGravity(
+def _shared(
+    processes: Processes, size: float, count: int, strength: float, gravity: GravitySettings, device: str
+) -> SharedGravity:
+    engine = SharedGravity(
         size=size,
         strength=strength,
         settings=gravity,
         ranks=processes.ranks,
         mesh_ranks=processes.mesh_ranks,
-        balancer=Balancer(capacity=unlimited) if processes.balance else None,
         clock=processes.clock,
+        sum_tree=_tree_on(device),
     )
+    if processes.cluster is not None:
+        begin = place_on(processes.cluster, count, gravity.mesh_cells)
+        engine.parts, engine.planes, engine.balancer = begin.parts, begin.planes, begin.balancer
+    elif processes.balance:
+        engine.balancer = Balancer(capacity=(float("inf"),) * processes.ranks.size)
+    return engine
+
+
+def _tree_on(device: str) -> Callable[..., TreeForce]:
+    if device == "cpu":
+        return tree_force
+    from argosy.nbody.gpu import GpuTree
+
+    return GpuTree(device)
+
+
+def _local(size: float, strength: float, gravity: GravitySettings, device: str) -> LocalGravity:
+    if device == "cpu":
+        return LocalGravity(size=size, strength=strength, settings=gravity)
+    from argosy.nbody.gpu import GpuGravity
+
+    return GpuGravity(size=size, strength=strength, settings=gravity, device=device)
 
 
 def _begin(folder: Path, box: Box, settings: RunSettings, count: int, ranks: Ranks) -> int:

@@ -9,9 +9,9 @@ what, so a re-balance changes when a result is there, not the result.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -75,6 +75,8 @@ class SharedGravity:
     balancer: Balancer | None = None
     planes: tuple[int, ...] = ()
     """Where each rank's slab begins, and the end; by default equal slabs."""
+    parts: tuple[float, ...] = ()
+    """Up to where each rank's run goes before anything is measured, as a part of all particles; by default even."""
     clock: Clock = measured
     sum_tree: Callable[..., TreeForce] = tree_force
     """What walks the tree and sums pairs, as ``gravity.tree_force`` does."""
@@ -102,7 +104,8 @@ class SharedGravity:
         if len(particles):
             check_positions(particles.positions, self.size)
         if self.starts is None:
-            self.starts = equal_counts(hilbert_keys(particles.positions, self.size), self.ranks)
+            even = tuple((rank + 1) / self.ranks.size for rank in range(self.ranks.size))
+            self.starts = counted_starts(hilbert_keys(particles.positions, self.size), self.parts or even, self.ranks)
         if len(self._work) != len(particles):
             self._work = np.zeros(len(particles))
         rows = np.concatenate([carried, self._work[:, None]], axis=1)
@@ -154,7 +157,7 @@ class SharedGravity:
     def _mesh(self, particles: Particles) -> Floats:
         begin = time.thread_time()  # of this thread: waiting for others is not its own slowness
         cells = self.settings.mesh_cells
-        planes = self.planes or even_planes(cells, self.ranks.size)
+        self.planes = self.planes or even_planes(cells, self.ranks.size)
         force = mesh_force(
             particles.positions,
             self.size,
@@ -162,9 +165,9 @@ class SharedGravity:
             self.settings.split(self.size).scale,
             cloud=self.settings.cloud,
             ranks=self.mesh_ranks,
-            planes=planes,
+            planes=self.planes,
         )
-        slab = planes[self.ranks.rank + 1] - planes[self.ranks.rank]
+        slab = self.planes[self.ranks.rank + 1] - self.planes[self.ranks.rank]
         self._spend(Phase.MESH, float(slab * cells**2), time.thread_time() - begin)
         return force
 
@@ -191,12 +194,18 @@ class SharedGravity:
         ends = tuple(np.cumsum([len(part) for part in parts]).tolist())
         rows, all_keys = np.concatenate(parts), np.concatenate(starts)
         leaves = Leaves(work=rows[:, 0], bytes=rows[:, 1] * PARTICLE_BYTES, sent=rows[:, 1] * STATE_BYTES)
-        look = Look(leaves=leaves, ends=ends, tree_seconds=self.seconds[:, 0], mesh_seconds=self.seconds[:, 1])
+        look = Look(
+            leaves=leaves,
+            ends=ends,
+            tree_seconds=self.seconds[:, 0],
+            mesh_seconds=self.seconds[:, 1],
+            planes=self.planes,
+        )
         fresh = self.balancer.decide(look)
         if fresh is not None:
             self.starts = run_starts(all_keys, fresh)
-        planes = self.planes or even_planes(self.settings.mesh_cells, self.ranks.size)
-        self.planes = self.balancer.slabs(planes, self.seconds[:, 1])
+            look = replace(look, ends=fresh)
+        self.planes = self.balancer.slabs(look)
 
 
 def _particle_work(essential: EssentialTree, leaf_work: Floats) -> Floats:
@@ -232,11 +241,11 @@ def run_starts(leaf_keys: Keys, ends: Ends) -> Keys:
     return np.array([0, *keys[1:]], np.int64)
 
 
-def equal_counts(keys: Keys, ranks: Ranks) -> Keys:
-    """Runs with about the same number of particles, from every rank's keys."""
-    everyone = np.sort(np.concatenate(gather(ranks, keys)))
-    cuts = [len(everyone) * rank // ranks.size for rank in range(ranks.size)]
-    return np.array([0, *everyone[cuts[1:]]], np.int64)
+def counted_starts(keys: Keys, parts: Sequence[float], ranks: Ranks) -> Keys:
+    """Runs that end after such parts of all ranks' particles."""
+    everyone = np.append(np.sort(np.concatenate(gather(ranks, keys))), END_OF_CURVE)
+    cuts = [round(part * (len(everyone) - 1)) for part in parts[:-1]]
+    return np.array([0, *everyone[cuts]], np.int64)
 
 
 def even_planes(cells: int, ranks: int) -> tuple[int, ...]:

@@ -58,6 +58,10 @@ class ForceSplit:
         """Rows of P, P' and P'' in powers of z, padded to one length."""
         return _fit(self.cutoff / self.scale, DEGREE)
 
+    def lengths(self, box: float) -> NDArray[np.float64]:
+        """What a walk compares with: the box, the cut-off, and within which distance a force may be softened."""
+        return np.array([box, self.cutoff, max(SPLINE * self.softening, 1e-6 * self.cutoff)])
+
 
 def smooth_factor(u: float) -> float:
     """l of (1) in units of (2 r_s)^-3; its series where the closed form cancels."""

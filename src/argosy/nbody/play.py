@@ -1,0 +1,97 @@
+"""Steps one after the other on a cluster that changes, with and without re-balancing."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from argosy.cluster.topology import Cluster
+from argosy.cluster.trace import Trace
+from argosy.nbody.balance import Balancer, Look, Rules
+from argosy.nbody.particles import Floats
+from argosy.nbody.plan import Domains, Phase, Prices
+from argosy.nbody.pricing import BoxWork
+from argosy.sim.exact import simulate_exact
+from argosy.timeline import Timeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedRun:
+    """Steps under the cluster's changes."""
+
+    ends: tuple[float, ...]
+    """When each step was over, seconds."""
+    moves: int
+    """Re-balances."""
+    first: Timeline
+    """Of the first step."""
+
+
+def play_run(
+    cluster: Cluster, box: BoxWork, domains: Domains, steps: int, *, rebalance: bool, until: float = math.inf
+) -> PlayedRun:
+    """Steps one after the other from time 0; with ``rebalance``, the controller looks after each."""
+    prices = Prices(cluster, box)
+    first = simulate_exact(prices.graph(domains), cluster)
+    if first.iteration_ends and not _changes(cluster):
+        seconds = first.iteration_ends[-1]
+        count = int(min(steps, until // seconds)) if until < math.inf else steps
+        return PlayedRun(ends=tuple(seconds * (number + 1) for number in range(count)), moves=0, first=first)
+    leaves = prices.leaves()
+    left = prices.capacity(domains.planes)
+    balancer = Balancer(capacity=tuple(left.tolist()), rules=Rules(bandwidth=slowest_hop(cluster)))
+    ends: list[float] = []
+    now, timeline = 0.0, first
+    while len(ends) < steps and timeline.iteration_ends:  # else a device or link is lost for good
+        now += timeline.iteration_ends[-1]
+        if now > until:
+            break
+        ends.append(now)
+        if rebalance:
+            seconds_of = _device_seconds(timeline, prices.size)
+            look = Look(leaves=leaves, ends=domains.ends, tree_seconds=seconds_of[:, 0], mesh_seconds=seconds_of[:, 1])
+            domains = replace(domains, ends=balancer.decide(look) or domains.ends)
+        if len(ends) < steps:
+            timeline = simulate_exact(prices.graph(domains), _from(cluster, now))
+    return PlayedRun(ends=tuple(ends), moves=balancer.moves, first=first)
+
+
+def _device_seconds(timeline: Timeline, size: int) -> Floats:
+    """Per device, seconds of tree and pairs, and of the mesh."""
+    index = {name: number for number, name in enumerate(timeline.devices)}
+    seconds = np.zeros((size, 2))
+    for span in timeline.spans:
+        if not span.kind.is_communication and span.stage is not None:
+            seconds[index[span.where], int(span.stage == list(Phase).index(Phase.MESH))] += span.seconds
+    return seconds
+
+
+def slowest_hop(cluster: Cluster) -> float:
+    """Bytes/s between neighbours along the curve, at the start."""
+    names = [device.name for device in cluster.devices]
+    routes = [cluster.fastest(one, other, 1e9) for one, other in itertools.pairwise(names)]
+    return min((cluster.bandwidth(route).at(0.0) for route in routes), default=math.inf)
+
+
+def _changes(cluster: Cluster) -> bool:
+    traces = [device.speed for device in cluster.devices]
+    traces += [trace for link in cluster.links for trace in (link.bandwidth, link.latency)]
+    return not all(trace.is_constant for trace in traces)
+
+
+def _from(cluster: Cluster, time: float) -> Cluster:
+    """The cluster as it is from ``time`` on."""
+    if time == 0:
+        return cluster
+
+    def later(trace: Trace) -> Trace:
+        steps = [(at - time, value) for at, value in zip(trace.times, trace.values, strict=True) if at > time]
+        return Trace.from_steps(steps, initial=trace.at(time))
+
+    links = tuple(replace(link, bandwidth=later(link.bandwidth), latency=later(link.latency)) for link in cluster.links)
+    return replace(
+        cluster, links=links, devices=tuple(replace(device, speed=later(device.speed)) for device in cluster.devices)
+    )

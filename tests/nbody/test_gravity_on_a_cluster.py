@@ -1,0 +1,180 @@
+"""Gravity and cluster files: runs that keep to a cluster's memory and begin at its speeds, plans that can be played."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from boxes import clustered
+from emulated import EmulatedClock
+from thread_ranks import ThreadRanks, on_threads
+
+from argosy.cli import main
+from argosy.cluster.file import load_cluster
+from argosy.cluster.topology import Cluster
+from argosy.errors import InfeasibleError
+from argosy.nbody.particles import Particles
+from argosy.nbody.placement import place_on
+from argosy.nbody.settings import GravitySettings
+from argosy.nbody.shared import PARTICLE_BYTES, SharedGravity
+from argosy.nbody.snapshot import read_snapshot
+
+FOUR = load_cluster("two-cards")
+PAIR = """
+name = "pair"
+[[nodes]]
+name = "box"
+devices = [{ kind = "A100-80GB", count = 1 }, { kind = "RTX-2080Ti", count = 1, efficiency = 0.4 }]
+intra = [{ medium = "nvlink", bandwidth = "600 GB/s", latency = "1 us" }]
+"""
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Cluster:
+    (tmp_path / "pair.toml").write_text(PAIR)
+    return load_cluster(tmp_path / "pair.toml")
+
+
+def argosy(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([*arguments, "--quiet"])
+    return int(stop.value.code or 0)
+
+
+def with_memory(cluster: Cluster, *sizes: float) -> Cluster:
+    pairs = zip(cluster.devices, sizes, strict=True)
+    return replace(
+        cluster, devices=tuple(replace(device, kind=replace(device.kind, memory=size)) for device, size in pairs)
+    )
+
+
+def held_after(cluster: Cluster, speeds: list[float], forces: int) -> list[list[int]]:
+    """Particles on each of two ranks, force after force."""
+    positions = clustered(4000, 10.0, seed=7)
+    begin = place_on(cluster, len(positions), 32)
+
+    def work(ranks: ThreadRanks, mesh_ranks: ThreadRanks) -> list[int]:
+        mine = np.flatnonzero(np.arange(len(positions)) % 2 == ranks.rank)
+        particles = Particles(positions=positions[mine], momenta=np.zeros((len(mine), 3)), ids=mine)
+        engine = SharedGravity(
+            size=10.0,
+            strength=1.0,
+            settings=GravitySettings(mesh_cells=32, softening=0.01, threads=1, cell_size=64, leaf_size=16),
+            ranks=ranks,
+            mesh_ranks=mesh_ranks,
+            parts=begin.parts,
+            planes=begin.planes,
+            balancer=replace(begin.balancer),
+            clock=EmulatedClock(speeds),
+        )
+        counts = []
+        for _ in range(forces):
+            particles, _ = engine.forces(particles)
+            counts.append(len(particles))
+        return counts
+
+    return on_threads(2, work)
+
+
+def test_a_run_begins_by_speed_and_goes_on_by_measurement(pair: Cluster) -> None:
+    fast, slow = held_after(pair, [1.0, 4.0], 6)
+    assert fast[0] > slow[0], "the faster card begins with more"
+    assert fast[-1] < slow[-1], "but turned out to be the slower one"
+
+
+def test_memory_of_the_cluster_binds_whatever_the_speed(pair: Cluster) -> None:
+    mesh = 48.0 * 32**3
+    small = (mesh + 1000 * PARTICLE_BYTES) / 0.9
+    first, second = held_after(with_memory(pair, small, 1e9), [16.0, 1.0], 6)
+    limit = 0.9 * small / PARTICLE_BYTES
+    assert max(first) <= limit
+    assert first[-1] + second[-1] == 4000
+    with pytest.raises(InfeasibleError, match="do not fit into the memory of pair"):
+        place_on(with_memory(pair, 1e5, 1e5), 4000, 32)
+
+
+def test_a_run_on_a_cluster_is_the_same_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    initial, alone, together = tmp_path / "ic.hdf5", tmp_path / "alone", tmp_path / "together"
+    assert argosy("nbody", "ic", "--box", "50", "--per-side", "16", "-z", "24", "-o", str(initial)) == 0
+    common = ("nbody", "run", str(initial), "--steps", "4", "--block-levels", "1")
+    assert argosy(*common, "-o", str(alone)) == 0
+    assert argosy(*common, "-o", str(together), "--cluster", "two-cards") == 0
+    one, other = (read_snapshot(folder / "snapshot_000.hdf5").particles for folder in (alone, together))
+    np.testing.assert_allclose(other.positions, one.positions, atol=1e-6)
+    capfd.readouterr()
+    assert argosy(*common, "-o", str(tmp_path / "no"), "--cluster", "two-cards", "--processes", "3") == 2
+    expected = 'error: --processes: found "3 processes", expected one for each of the 4 devices of two-cards'
+    assert capfd.readouterr().err.strip() == expected
+    assert argosy(*common, "-o", str(tmp_path / "no"), "--device", "cuda:7") == 2
+    assert "--device" in capfd.readouterr().err
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gravity") / "gravity.json"
+    assert argosy("nbody", "plan", "-c", "two-cards", "--particles", "128^3", "-o", str(path)) == 0
+    return path
+
+
+def test_a_plan_is_played_like_any_other(plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert argosy("simulate", str(plan_file), "--iterations", "3", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    steady = {run["name"]: run["step_seconds"] for run in told["runs"]}
+    assert told["workload"] == "gravity" and len(steady) == 3
+    assert all(len(seconds) == 3 and seconds[0] == pytest.approx(seconds[2]) for seconds in steady.values())
+    assert min(steady, key=lambda name: steady[name][0]) == "work by speed"
+    step = steady["work by speed"][0]
+    trace = tmp_path / "slow.csv"
+    trace.write_text(f"seconds,speed\n0,1\n{2 * step},0.4\n")
+    device = FOUR.devices[0].name
+    slowed = ("--trace", f"{device}={trace}", "--iterations", "12", "--adapt", "full", "--json")
+    assert argosy("simulate", str(plan_file), *slowed) == 0
+    runs = {run["name"]: run for run in json.loads(capsys.readouterr().out)["runs"]}
+    moved = runs["work by speed, re-balanced"]
+    assert moved["moves"] >= 1
+    assert sum(moved["step_seconds"]) < 0.9 * sum(runs["work by speed"]["step_seconds"])
+    assert argosy("simulate", str(plan_file), "--until", f"{5.5 * step} s", "--width", "100") == 0
+    assert "counts by speed" in capsys.readouterr().out
+
+
+def test_cuts_are_compared_like_plans(capsys: pytest.CaptureFixture[str]) -> None:
+    assert argosy("compare", "-m", "gravity:128^3", "-c", "two-cards", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["name"] for row in rows] == ["argosy", "equal counts", "counts by speed"]
+    assert all(rows[0]["iteration_seconds"] <= row["iteration_seconds"] for row in rows)
+    assert rows[0]["samples_per_second"] == pytest.approx(128**3 / rows[0]["iteration_seconds"])
+    assert argosy("compare", "-m", "gravity:128^3", "-c", "two-cards", "--width", "120") == 0
+    assert "computes 1." in capsys.readouterr().out
+    assert argosy("compare", "-m", "gravity:128^3", "-c", "two-cards", "--dtype", "fp16") == 2
+    assert capsys.readouterr().err.strip() == 'error: --dtype: found "fp16", expected no such option for gravity'
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"planes": [1]}, "plan.planes: found 1 numbers, expected 4 numbers, one for each device of two-cards"),
+        ({"ends": [5, 4, 4, 4]}, "plan.ends: found a list of 4, expected numbers that never fall, up to 4096"),
+        ({"planes": [3, 4, 0, 0]}, "plan.planes: found 7 in all, expected 256 in all"),
+        ({"colour": 1}, "plan.colour"),
+    ],
+)
+def test_a_broken_plan_is_told(
+    change: dict[str, object],
+    message: str,
+    plan_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    content = json.loads(plan_file.read_text())
+    content["plan"] |= change
+    broken = tmp_path / "broken.json"
+    broken.write_text(json.dumps(content, indent=1))
+    assert argosy("simulate", str(broken)) == 2
+    told = capsys.readouterr().err
+    assert message in told.replace('"', "")
+    assert "broken.json" in told
