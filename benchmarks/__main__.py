@@ -7,6 +7,7 @@ import sys
 
 from benchmarks import (
     compare,
+    dapple,
     fit_compute,
     gravity,
     imports,
@@ -24,6 +25,7 @@ MODULES = (
     simulator,
     planning,
     compare,
+    dapple,
     fit_compute,
     imports,
     spmd,

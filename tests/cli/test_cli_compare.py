@@ -48,9 +48,26 @@ def test_changes_are_played(run: Run) -> None:
     assert times[0]["megatron"] > times[1]["megatron"] * 1.01
 
 
+def test_scenarios_are_played_and_counted_as_asked(run: Run) -> None:
+    """What counts is no less at worst than on average; one scenario is its own trace; a calm one changes nothing."""
+    options = ("compare", "-m", "gpt2", "-c", "geo-8", "-b", "16", "--only", "megatron", "--json", "-q")
+    jolt = ("--scenario", "west0.nic=on-off:on=2 s,off=2 s,low=0.05,horizon=20 s")
+    seconds = []
+    for more in (("--trace", "none"), ("--scenario", "none"), jolt, (*jolt, "--robust", "worst")):
+        content = json.loads(run(*options, *more).out)
+        seconds.append({row["name"]: row["iteration_seconds"] for row in content["rows"]})
+    assert (content["scenarios"], content["robust"]) == ([jolt[1]], "worst")
+    calm, none, mean, worst = seconds
+    assert none == calm
+    assert calm["megatron"] * 1.01 < mean["megatron"] < worst["megatron"]
+    assert worst["argosy"] <= worst["megatron"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (("--robust", "median"), '--robust: found "median", expected one of the objectives mean, p95, worst'),
+        (("--trace", "none", "--scenario", "none"), "expected --trace or --scenario, not both"),
         (("--only", "megatrn"), '--only: found "megatrn", expected one of megatron'),
         (("-b", "0"), "--global-batch: found 0, expected a whole number of at least 1"),
         (("-c", "nowhere.toml"), "nowhere.toml: expected an existing file"),

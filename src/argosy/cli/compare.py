@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +16,8 @@ from argosy.cli.options import (
     OptimizerName,
     Profiles,
     Quiet,
+    RobustName,
+    Scenarios,
     SequenceLength,
     TargetCluster,
     Traces,
@@ -22,6 +26,7 @@ from argosy.cli.options import (
 
 if TYPE_CHECKING:
     from argosy.baselines import Job, NoPlan
+    from argosy.choose.scenario import Robust
     from argosy.cluster.topology import Cluster
     from argosy.cost.compute import ComputeModel
     from argosy.plan.plan import Plan
@@ -39,11 +44,21 @@ _WIDE = 110
 """Columns from which on the table also says what each plan is."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """The ways in which a cluster may change, and what counts over them."""
+
+    scenarios: tuple[Cluster, ...]
+    robust: Robust
+
+
 def compare(
     model: ModelSource,
     cluster: TargetCluster,
     global_batch: Batch = None,
     trace: Traces = None,
+    scenario: Scenarios = None,
+    robust: RobustName = "mean",
     only: Only = None,
     sequence_length: SequenceLength = None,
     dtype: DtypeName = None,
@@ -57,37 +72,48 @@ def compare(
     """Every planner's plan and ours, in one simulator.
 
     Prints how long an iteration takes with the plan of each, how that compares with ours, and why it is slower. Where
-    links or devices change, each plan is played from several moments, and the mean counts; the others plan for the
-    cluster as it is at time 0, ours for its changes.
+    links or devices change, each plan is played from several moments (of every scenario), and the mean counts, or what
+    --robust says; the others plan for the cluster as it is at time 0, ours for its changes.
 
     \b
     Examples:
         argosy compare -m gpt2-xl -c mixed-16 -b 64 --dtype fp16
         argosy compare -m llama-3-8b -c one-per-node-16 --only megatron --json
         argosy compare -m gravity:512^3 -c mixed-16
+        argosy compare -m gpt2-xl -c mixed-16 -b 64 --dtype fp16 --scenario "v*.nic=on-off:low=0.1" --robust p95
     """
+    from argosy.choose.scenario import Robust
+    from argosy.cli.choose import known_name
     from argosy.cli.inputs import check_at_least, compute_model, with_traces
+    from argosy.cli.scenarios import load_scenarios
     from argosy.cli.terminal import print_json, stdout_console
     from argosy.cluster.file import load_cluster
+    from argosy.errors import bad_input
     from argosy.report.contest import contest_table, rows_to_dict
     from argosy.workload.load import load_model
 
     where, costs = load_cluster(cluster), compute_model(profile or ())
+    if trace and scenario:
+        raise bad_input("--trace or --scenario, not both", where="argosy compare")
     where = with_traces(where, trace) if trace else where
     if model.startswith("gravity:"):
         from argosy.cli.gravity import compare_gravity, refuse_options
 
         given = {"--global-batch": global_batch, "--only": only, "--sequence-length": sequence_length, "--dtype": dtype}
-        refuse_options(given | {"--optimizer": optimizer, "--profile": profile}, "for gravity")
+        given |= {"--optimizer": optimizer, "--profile": profile, "--scenario": scenario}
+        refuse_options(given, "for gravity")
         compare_gravity(model, where, width=width, json=json, quiet=quiet)
         return
+    wanted = Robust(known_name("--robust", robust, [str(one) for one in Robust], "objectives"))
+    changes = Changes(scenarios=tuple(load_scenarios(where, scenario) if scenario else (where,)), robust=wanted)
     batch = _PER_DEVICE * len(where.devices) if global_batch is None else global_batch
     check_at_least("--global-batch", batch, 1)
     chain = load_model(model, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
-    rows = compared(chain, where, batch, costs, names=_chosen(only), level=level, quiet=quiet)
+    rows = compared(chain, where, batch, costs, names=_chosen(only), level=level, quiet=quiet, changes=changes)
     if json:
         names = {"model": model, "cluster": {"name": where.name, "hash": where.hash}, "global_batch": batch}
-        print_json("compare", {**names, "rows": rows_to_dict(rows)})
+        counted = {"scenarios": scenario or [], "robust": robust}
+        print_json("compare", {**names, **counted, "rows": rows_to_dict(rows)})
         return
     console = stdout_console(width)
     console.print(f"{chain!r}; {where!r}; {batch} samples an iteration\n", soft_wrap=True)
@@ -115,16 +141,24 @@ def _answer(name: str, job: Job) -> Plan | NoPlan:
         return NoPlan(reason=str(error).splitlines()[0])
 
 
-def _ours(chain: Chain, cluster: Cluster, global_batch: int, model: ComputeModel, level: int) -> Plan:
-    """For the cluster as it is, or, where it changes, for the mean over its changes."""
+def _ours(chain: Chain, cluster: Cluster, global_batch: int, model: ComputeModel, level: int, changes: Changes) -> Plan:
+    """For the cluster as it is, or, where it changes, for what counts over its changes."""
     from argosy.choose.robust import find_robust_plan
-    from argosy.explain.contest import moments
+    from argosy.choose.scenario import last_change
     from argosy.planner import Settings, find_plan
 
     settings = Settings(level=level)
-    if len(moments(cluster)) == 1:
+    if last_change(changes.scenarios) == 0:
         return find_plan(chain, cluster, global_batch=global_batch, settings=settings, model=model)
-    choice = find_robust_plan(chain, cluster, [cluster], global_batch=global_batch, settings=settings, model=model)
+    choice = find_robust_plan(
+        chain,
+        cluster,
+        changes.scenarios,
+        global_batch=global_batch,
+        robust=changes.robust,
+        settings=settings,
+        model=model,
+    )
     return choice.plan
 
 
@@ -138,18 +172,22 @@ def compared(
     level: int = 1,
     quiet: bool,
     ours: Plan | None = None,
+    changes: Changes | None = None,
 ) -> list[Row]:
-    """The rows of the table, telling on stderr who is planning; ``ours`` is searched for where it is not given."""
+    """The rows of the table, telling on stderr who is planning; ``ours`` is searched for where it is not given, and
+    changes are the cluster's own where none are."""
     from argosy.baselines import Job, NoPlan
+    from argosy.choose.scenario import Robust, objective
     from argosy.cli.terminal import progress
     from argosy.cluster.lasting import at_time_zero
     from argosy.explain.contest import contest
     from argosy.report.contest import OURS, rows_of
     from argosy.sim.choose import with_collectives
 
+    changes = changes or Changes(scenarios=(cluster,), robust=Robust.MEAN)
     if ours is None:
         with progress(f"planning {chain.name} for {cluster!r}", quiet=quiet):
-            ours = _ours(chain, cluster, global_batch, model, level)
+            ours = _ours(chain, cluster, global_batch, model, level, changes)
     job = Job(chain=chain, cluster=at_time_zero(cluster), global_batch=global_batch, model=model)
     plans, refused = [(OURS, ours)], []
     for name in names:
@@ -160,4 +198,5 @@ def compared(
         else:
             plans.append((name, with_collectives(found, chain, job.cluster)))
     with progress(f"simulating {len(plans)} plans", quiet=quiet):
-        return rows_of(contest(plans, chain, cluster, model), refused, cluster)
+        counts = partial(objective, robust=changes.robust)
+        return rows_of(contest(plans, chain, changes.scenarios, model, counts), refused, cluster)

@@ -19,12 +19,14 @@ pieces that are too small to run at full speed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+import numpy as np
+
 from argosy.cluster.topology import Cluster
-from argosy.cluster.trace import Trace
+from argosy.cluster.trace import FloatArray, Trace
 from argosy.cost.compute import ComputeModel, Portion, stage_seconds, update_seconds
 from argosy.plan.plan import Plan, Recompute, Replica, Stage
 from argosy.sim.compile import compile_plan
@@ -58,7 +60,8 @@ class Entry:
     name: str
     plan: Plan
     seconds: float
-    """Of an iteration, on average over the moments at which it begins; infinite if one never ends."""
+    """Of an iteration, on average (or what counts instead) over the moments at which it begins; infinite if one never
+    ends."""
     losses: tuple[tuple[Loss, float], ...]
     """(1) to (7) as shares of what the cluster could have computed, in the order of ``Loss``."""
 
@@ -70,14 +73,26 @@ class Entry:
         return dict(self.losses)[loss]
 
 
+Objective = Callable[[Sequence[FloatArray]], float]
+"""From the iteration times of each scenario to the one figure that counts."""
+
+
+def mean_of_means(times: Sequence[FloatArray]) -> float:
+    return float(np.mean([one.mean() for one in times]))
+
+
 def contest(
-    plans: Sequence[tuple[str, Plan]], chain: Chain, cluster: Cluster, model: ComputeModel | None = None
+    plans: Sequence[tuple[str, Plan]],
+    chain: Chain,
+    scenarios: Sequence[Cluster],
+    model: ComputeModel | None = None,
+    objective: Objective = mean_of_means,
 ) -> list[Entry]:
-    """Every plan's time and losses, in the order given, on a cluster that may change."""
+    """Every plan's time and losses, in the order given, on a cluster that changes in one way or another."""
     costs = model or ComputeModel()
     whole = all(len(plan.devices) * plan.num_micro_batches <= _MOST_TASKS for _, plan in plans)
-    clusters = [from_moment(cluster, moment) for moment in moments(cluster)]
-    return [_entry(name, plan, chain, clusters, costs, whole=whole) for name, plan in plans]
+    begun = [[from_moment(cluster, moment) for moment in moments(cluster)] for cluster in scenarios]
+    return [_entry(name, plan, chain, begun, costs, objective, whole=whole) for name, plan in plans]
 
 
 def moments(cluster: Cluster, count: int = MOMENTS) -> list[float]:
@@ -103,14 +118,25 @@ def from_moment(cluster: Cluster, moment: float) -> Cluster:
 
 
 def _entry(
-    name: str, plan: Plan, chain: Chain, clusters: Sequence[Cluster], model: ComputeModel, *, whole: bool
+    name: str,
+    plan: Plan,
+    chain: Chain,
+    begun: Sequence[Sequence[Cluster]],
+    model: ComputeModel,
+    objective: Objective,
+    *,
+    whole: bool,
 ) -> Entry:
-    timelines = [_play(plan, chain, cluster, model, whole=whole) for cluster in clusters]
-    times = [timeline.iteration_ends[0] if timeline.iteration_ends else math.inf for timeline in timelines]
-    seconds = sum(times) / len(times)
-    exposed = sum(map(communication_seconds, timelines)) / len(timelines)
-    losses = _losses(plan, chain, clusters[0], model, seconds, exposed) if math.isfinite(seconds) else {}
+    """``begun``: of every scenario, the cluster from each moment on."""
+    played = [[_play(plan, chain, cluster, model, whole=whole) for cluster in clusters] for clusters in begun]
+    seconds = objective([np.array([_ended(timeline) for timeline in timelines]) for timelines in played])
+    exposed = float(np.mean([communication_seconds(timeline) for timelines in played for timeline in timelines]))
+    losses = _losses(plan, chain, begun[0][0], model, seconds, exposed) if math.isfinite(seconds) else {}
     return Entry(name=name, plan=plan, seconds=seconds, losses=tuple((loss, losses.get(loss, 0.0)) for loss in Loss))
+
+
+def _ended(timeline: Timeline) -> float:
+    return timeline.iteration_ends[0] if timeline.iteration_ends else math.inf
 
 
 def _play(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, *, whole: bool) -> Timeline:

@@ -1,0 +1,22 @@
+"""A part of the grid of ``python -m benchmarks compare``: nobody's plan is faster than ours in the exact simulator."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.compare import against_best, times_of
+from benchmarks.compare_cases import GRID, Case
+
+SORTS = {
+    ("two-cards", "gpt2-medium", "calm"),
+    ("a100-8", "gpt2-xl", "calm"),
+    ("mixed-8", "gpt2-medium", "calm"),
+    ("three-kinds-12", "gpt2-medium", "calm"),
+    ("geo-8", "gpt2-medium", "as the file says"),
+    ("one-per-node-16", "gpt2-medium", "straggler l3.0"),
+}
+
+
+@pytest.mark.parametrize("case", [c for c in GRID if (c.cluster, c.model, c.scenario) in SORTS], ids=lambda c: c.name)
+def test_nobody_is_faster(case: Case) -> None:
+    assert against_best(times_of(case)) >= 1 - 1e-9
