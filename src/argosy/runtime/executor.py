@@ -8,7 +8,7 @@ sums over micro-batches and replicas are the mean over the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from argosy.runtime.carry import Carry, CarryForm, TensorForm, describe, loads_f
 from argosy.runtime.defer import Debt, Deferral, settle
 from argosy.runtime.failure import in_contact
 from argosy.runtime.measure import Recorder
-from argosy.runtime.ranks import Link, Seat, devices_by_rank, links_between, seats_of, worker_of
+from argosy.runtime.ranks import Link, Seat, links_between, seats_of, worker_of
 from argosy.runtime.stage import StageProgram
 from argosy.runtime.transport import Arrival, Transport
 from argosy.schedule import Action, ActionKind, ScheduleKind, build_schedule, with_communication
@@ -72,11 +72,14 @@ class Executor:
         programs: Mapping[int, StageProgram],
         transport: Transport,
         recorder: Recorder,
+        roster: Sequence[str],
         after_gradients: Callable[[int], None] = lambda stage: None,
     ) -> None:
         self.transport = transport
         self.recorder = recorder
         self.rank = rank
+        self.devices = tuple(roster)
+        """By rank."""
         self.deferral = Deferral()
         self.after_gradients = after_gradients
         """Called with a stage when a micro-batch's gradients have been added up."""
@@ -88,8 +91,7 @@ class Executor:
     def follow(self, plan: Plan) -> None:
         """Take the schedule and the shares of a plan with the same stages on the same ranks, from the next step on."""
         self.plan = plan
-        self.devices = devices_by_rank(plan)
-        seats = seats_of(plan)
+        seats = seats_of(plan, self.devices)
         earlier = self.stages
         self.stages = {}
         for index, program in self.programs.items():
@@ -104,12 +106,12 @@ class Executor:
                 input_form=earlier[index].input_form if index in earlier else None,
                 output_form=earlier[index].output_form if index in earlier else None,
             )
-        worker = worker_of(plan, min(self.programs))
         schedule = build_schedule(plan.schedule, len(plan.stages), plan.num_micro_batches)
         ahead = with_communication(schedule, lookahead=lookahead(plan))
         check_channels(ahead)
-        self.row = ahead.rows[worker]
-        self.first_row = with_communication(schedule, lookahead=0).rows[worker]
+        worker = worker_of(plan, min(self.programs)) if self.programs else None
+        self.row = () if worker is None else ahead.rows[worker]
+        self.first_row = () if worker is None else with_communication(schedule, lookahead=0).rows[worker]
         for program in self.programs.values():
             program.deferral = self.deferral if plan.schedule.kind is ScheduleKind.ZERO_BUBBLE else None
 

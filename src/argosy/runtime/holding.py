@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -11,12 +13,13 @@ from torch import Tensor, nn
 
 from argosy.errors import InputError, Problem
 from argosy.plan.plan import Plan
+from argosy.runtime.collectives import split_by
 from argosy.runtime.gradients import Gradients
 from argosy.runtime.initialise import Recording
 from argosy.runtime.parameters import Weight, ranks_holding
 from argosy.runtime.sharding import ShardSet, WeightGate
 from argosy.runtime.stage import LayerStage
-from argosy.runtime.summing import Groups, Way, way_of
+from argosy.runtime.summing import Groups, groups_needed, way_of
 
 Proportions = Callable[[int], Sequence[float]]
 """How ZeRO divides the rows of a stage's weights among its replicas."""
@@ -65,12 +68,49 @@ def _real(tensor: Tensor, name: str, recording: Recording | None) -> Tensor:
     return recording.materialise([tensor])[0]
 
 
-def share_initial_values(weights: Sequence[Weight], plan: Plan, groups: Groups) -> None:
+def share_initial_values(weights: Sequence[Weight], plan: Plan, roster: Sequence[str], groups: Groups) -> None:
     """Everyone who holds a weight starts from the values of the first who does."""
     for weight in weights:
-        ranks = ranks_holding(weight, plan)
+        ranks = ranks_holding(weight, plan, roster)
         if ranks in groups:
             dist.broadcast(weight.parameter.data, ranks[0], group=groups[ranks])
+
+
+class Keeping(NamedTuple):
+    """How the ranks that hold a weight keep it."""
+
+    ranks: tuple[int, ...]
+    level: int
+    """Of ZeRO; 0 where every one of them keeps all of it."""
+    sizes: tuple[int, ...]
+    """Rows that each keeps, where the level is not 0."""
+
+
+def keeping(
+    weight: Weight,
+    layers: Sequence[nn.Module],
+    plan: Plan,
+    roster: Sequence[str],
+    proportions: Proportions | None,
+) -> Keeping:
+    """By ZeRO in rows, unless it is tied across stages, or from level 2 on shared by layers of one stage."""
+    ranks = ranks_holding(weight, plan, roster)
+    stage = plan.stages[weight.stages[0]]
+    divisible = len(weight.stages) == 1 and len(ranks) > 1 and weight.parameter.dim() > 0 and stage.zero > 0
+    if divisible and stage.zero > 1:
+        divisible = sum(_uses(layer, weight) for layer in layers[stage.first : stage.end]) == 1
+    if not divisible:
+        return Keeping(ranks, 0, ())
+    parts = [1.0] * len(ranks) if proportions is None else proportions(weight.stages[0])
+    return Keeping(ranks, stage.zero, tuple(split_by(weight.parameter.shape[0], parts)))
+
+
+def groups_of(
+    weights: Sequence[Weight], keepings: Mapping[str, Keeping], plan: Plan, roster: Sequence[str]
+) -> list[tuple[int, ...]]:
+    """Every set of ranks that sums something."""
+    found = (groups_needed(keepings[weight.name].ranks, weight.stages, plan, roster) for weight in weights)
+    return [ranks for needed in found for ranks in needed]
 
 
 class Division:
@@ -79,57 +119,59 @@ class Division:
     def __init__(
         self,
         weights: Sequence[Weight],
+        keepings: Mapping[str, Keeping],
         programs: Mapping[int, LayerStage],
         plan: Plan,
         groups: Groups,
         rank: int,
-        proportions: Proportions | None,
+        roster: Sequence[str],
+        rows: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.plan, self.groups, self.rank = plan, groups, rank
-        self.proportions = proportions or _evenly(plan)
+        """``rows``: those of this rank, for weights of level 3 that are not in memory whole."""
         self.gates: dict[int, WeightGate] = {}
         whole: dict[_Holders, list[Weight]] = {}
         parted: dict[int, list[Weight]] = {}
         for weight in weights:
-            ranks = ranks_holding(weight, plan)
-            divisible = len(weight.stages) == 1 and len(ranks) > 1 and weight.parameter.dim() > 0
-            if divisible and plan.stages[weight.stages[0]].zero > 0:
+            if keepings[weight.name].level:
                 parted.setdefault(weight.stages[0], []).append(weight)
             else:
-                whole.setdefault((ranks, weight.stages), []).append(weight)
+                whole.setdefault((keepings[weight.name].ranks, weight.stages), []).append(weight)
         shards: list[ShardSet] = []
         for stage, candidates in sorted(parted.items()):
-            shards += self._shard(stage, candidates, programs[stage], whole)
-        shared = [(self._way(held), ranks[0], held) for (ranks, _), held in sorted(whole.items())]
+            keep = keepings[candidates[0].name]
+            way = way_of(keep.ranks, (stage,), plan, groups, rank, roster)
+            assert way is not None
+            shard_set = partial(
+                ShardSet,
+                level=keep.level,
+                way=way,
+                member=keep.ranks.index(rank),
+                sizes={weight.name: keepings[weight.name].sizes for weight in candidates},
+                rows=rows or {},
+            )
+            shards += self._shard(stage, candidates, programs[stage], shard_set)
+        shared = [
+            (way_of(ranks, stages, plan, groups, rank, roster), ranks[0], held)
+            for (ranks, stages), held in sorted(whole.items())
+        ]
         self.gradients = Gradients(shared, shards, rank)
 
-    def _way(self, weights: Sequence[Weight]) -> Way | None:
-        ranks = ranks_holding(weights[0], self.plan)
-        return way_of(ranks, weights[0].stages, self.plan, self.groups, self.rank)
-
     def _shard(
-        self, stage: int, weights: list[Weight], program: LayerStage, whole: dict[_Holders, list[Weight]]
+        self,
+        stage: int,
+        weights: list[Weight],
+        program: LayerStage,
+        shard_set: partial[ShardSet],
     ) -> list[ShardSet]:
-        """One set for the stage, or from level 2 on one per layer; what several layers share is held whole."""
-        level, ranks = self.plan.stages[stage].zero, ranks_holding(weights[0], self.plan)
-        way, member, proportions = self._way(weights), ranks.index(self.rank), self.proportions(stage)
-        assert way is not None
-        if level == 1:
-            return [ShardSet(weights, level, way, member, proportions)]
-        users = [[at for at, layer in enumerate(program.layers) if _uses(layer, weight)] for weight in weights]
+        """One set for the stage, or from level 2 on one per layer."""
+        if shard_set.keywords["level"] == 1:
+            return [shard_set(weights)]
         sets: list[ShardSet | None] = []
-        for at in range(len(program.layers)):
-            own = [weight for weight, used in zip(weights, users, strict=True) if used == [at]]
-            sets.append(ShardSet(own, level, way, member, proportions) if own else None)
-        common = [weight for weight, used in zip(weights, users, strict=True) if len(used) > 1]
-        if common:
-            whole.setdefault((ranks, (stage,)), []).extend(common)
+        for layer in program.layers:
+            own = [weight for weight in weights if _uses(layer, weight)]
+            sets.append(shard_set(own) if own else None)
         self.gates[stage] = program.gate = WeightGate(sets)
         return [shards for shards in sets if shards is not None]
-
-
-def _evenly(plan: Plan) -> Proportions:
-    return lambda stage: [1.0] * len(plan.stages[stage].replicas)
 
 
 def _uses(layer: nn.Module, weight: Weight) -> bool:

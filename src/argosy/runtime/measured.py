@@ -70,10 +70,14 @@ def clock_offsets(
 
 
 def gather_timeline(
-    marks: Sequence[Mark], plan: Plan, bytes_per_sample: dict[int, float], device: torch.device
+    marks: Sequence[Mark],
+    plan: Plan,
+    bytes_per_sample: dict[int, float],
+    device: torch.device,
+    roster: Sequence[str] | None = None,
 ) -> Timeline | None:
     """The timeline of a run on rank 0, None elsewhere; every rank calls this. ``bytes_per_sample`` is what the rank's
-    stages hand on."""
+    stages hand on; ``roster`` the devices by rank, the plan's own unless given."""
     offset = clock_offsets(device)[dist.get_rank()].seconds
     aligned = [mark._replace(start=mark.start - offset, end=mark.end - offset) for mark in marks]
     texts = gather_texts(json.dumps([aligned, list(bytes_per_sample.items())]), device)
@@ -81,16 +85,21 @@ def gather_timeline(
         return None
     gathered = [json.loads(text) for text in texts]
     sizes = {stage: size for _, found in gathered for stage, size in found}
-    return assemble([[Mark(*mark) for mark in marks] for marks, _ in gathered], plan, sizes)
+    return assemble([[Mark(*mark) for mark in marks] for marks, _ in gathered], plan, sizes, roster)
 
 
-def assemble(marks: Sequence[Sequence[Mark]], plan: Plan, bytes_per_sample: dict[int, float]) -> Timeline:
+def assemble(
+    marks: Sequence[Sequence[Mark]],
+    plan: Plan,
+    bytes_per_sample: dict[int, float],
+    roster: Sequence[str] | None = None,
+) -> Timeline:
     """A timeline from the aligned marks of all ranks; its clock starts with the first step."""
-    devices = devices_by_rank(plan)
+    devices = tuple(roster or devices_by_rank(plan))
     steps = [mark for found in marks for mark in found if mark.what == STEP]
     zero = min((mark.start for mark in steps), default=0.0)
     spans = _computation(marks, devices, zero)
-    spans += _transfers(marks, plan, bytes_per_sample, zero)
+    spans += _transfers(marks, plan, bytes_per_sample, zero, devices)
     spans.sort(key=lambda span: (span.start, span.end, span.where))
     ends: dict[int, float] = defaultdict(float)
     for mark in steps:
@@ -151,10 +160,14 @@ def _contacts(marks: Sequence[Sequence[Mark]], devices: Sequence[str], zero: flo
 
 
 def _transfers(
-    marks: Sequence[Sequence[Mark]], plan: Plan, bytes_per_sample: dict[int, float], zero: float
+    marks: Sequence[Sequence[Mark]],
+    plan: Plan,
+    bytes_per_sample: dict[int, float],
+    zero: float,
+    devices: Sequence[str],
 ) -> list[Span]:
     """(2)."""
-    devices, seats = devices_by_rank(plan), seats_of(plan)
+    seats = seats_of(plan, devices)
     first = min((mark.step for found in marks for mark in found), default=0)
     sent = {
         (rank, mark.stage, mark.micro_batch, mark.gradient, mark.step): mark.start

@@ -82,6 +82,6 @@ def _held(layer: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
                 yield module, name, parameter
 
 
-def ranks_holding(weight: Weight, plan: Plan) -> tuple[int, ...]:
-    seats = seats_of(plan)
+def ranks_holding(weight: Weight, plan: Plan, roster: Sequence[str]) -> tuple[int, ...]:
+    seats = seats_of(plan, roster)
     return tuple(sorted({seat.rank for stage in weight.stages for seat in seats[stage]}))

@@ -1,11 +1,13 @@
 """Which process is which device of a plan, and which samples it exchanges with whom. Needs no torch.
 
 Ranks count the devices that a plan uses: nodes in the order in which the plan first names them, the devices of a node
-by their number. That is the order in which torchrun numbers processes when node i is started with node rank i.
+by their number. That is the order in which torchrun numbers processes when node i is started with node rank i. A run
+keeps the numbers it began with, its *roster*, whatever plans follow; a rank whose device a plan leaves out is idle.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -65,9 +67,10 @@ def devices_by_rank(plan: Plan) -> tuple[str, ...]:
     return tuple(device for node in nodes_of(plan) for device in node.devices)
 
 
-def seats_of(plan: Plan) -> tuple[tuple[Seat, ...], ...]:
-    """Per stage, the seats of its replicas. A replica is one rank; the table of what runs says so before."""
-    rank = {device: index for index, device in enumerate(devices_by_rank(plan))}
+def seats_of(plan: Plan, roster: Sequence[str] | None = None) -> tuple[tuple[Seat, ...], ...]:
+    """Per stage, the seats of its replicas. A replica is one rank; the table of what runs says so before. ``roster``:
+    devices by rank, the plan's own unless given."""
+    rank = {device: index for index, device in enumerate(roster or devices_by_rank(plan))}
     stages = []
     for index, stage in enumerate(plan.stages):
         ends = list(accumulate(replica.samples for replica in stage.replicas))

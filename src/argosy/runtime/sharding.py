@@ -13,14 +13,14 @@ Updates must be element by element (SGD, Adam and their kin): an optimizer sees 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from argosy.runtime.collectives import offsets, split_by
+from argosy.runtime.collectives import offsets
 from argosy.runtime.parameters import Weight
 from argosy.runtime.summing import Way
 
@@ -28,14 +28,13 @@ from argosy.runtime.summing import Way
 class Shard:
     """One member's rows of one weight."""
 
-    def __init__(self, weight: Weight, member: int, proportions: Sequence[float]) -> None:
+    def __init__(self, weight: Weight, member: int, sizes: Sequence[int], rows: Tensor | None = None) -> None:
         self.weight = weight
-        full = _rows(weight.parameter.detach())
-        self.sizes = split_by(full.shape[0], proportions)
+        self.sizes = list(sizes)
         self.begin = offsets(self.sizes)[member]
         self.end = self.begin + self.sizes[member]
-        self.width = full.shape[1]
-        rows = weight.parameter.detach()[self.begin : self.end]
+        self.width = _rows(weight.parameter.detach()).shape[1]
+        rows = weight.parameter.detach()[self.begin : self.end] if rows is None else rows
         self.own = nn.Parameter(rows, requires_grad=weight.parameter.requires_grad)
         """What the optimizer updates: a view of the weight, or at level 3 a tensor of its own."""
 
@@ -46,17 +45,29 @@ class Shard:
 class ShardSet:
     """Weights whose rows travel together."""
 
-    def __init__(self, weights: Sequence[Weight], level: int, way: Way, member: int, proportions: Sequence[float]):
+    def __init__(
+        self,
+        weights: Sequence[Weight],
+        level: int,
+        way: Way,
+        member: int,
+        sizes: Mapping[str, Sequence[int]],
+        rows: Mapping[str, Tensor],
+    ) -> None:
+        """``sizes``: rows that each member keeps, by weight; ``rows``: the member's own, of weights of level 3 that
+        are not in memory whole."""
         self.level = level
         self.way = way
         self.member = member
-        self.shards = [Shard(weight, member, proportions) for weight in weights]
-        self.sizes = [sum(shard.elements(at) for shard in self.shards) for at in range(len(proportions))]
+        self.shards = [Shard(weight, member, sizes[weight.name], rows.get(weight.name)) for weight in weights]
+        members = len(self.shards[0].sizes)
+        self.sizes = [sum(shard.elements(at) for shard in self.shards) for at in range(members)]
         self.present = True
         """Whether the whole weights are in memory."""
         if level == 3:
             for shard in self.shards:
-                shard.own.data = shard.own.detach().clone()
+                if shard.weight.name not in rows:
+                    shard.own.data = shard.own.detach().clone()
             self.release()
 
     def _pack(self, tensors: Sequence[Tensor]) -> Tensor:

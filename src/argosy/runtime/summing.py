@@ -21,9 +21,9 @@ from torch import Tensor
 
 from argosy.plan.plan import Algorithm, Collective, Plan
 from argosy.runtime.collectives import Group, gather_uneven, is_foreign, offsets, scatter_sum_uneven
-from argosy.runtime.ranks import devices_by_rank
 
-Groups = Mapping[tuple[int, ...], dist.ProcessGroup]
+Groups = Mapping[tuple[int, ...], dist.ProcessGroup | None]
+"""By ranks; None where this rank is not among them."""
 Finish = Callable[[], None]
 """Waits until what was begun is done."""
 _TAG = 2**29
@@ -177,10 +177,9 @@ def _sum_by_trees(vector: Tensor, ranks: tuple[int, ...], rank: int, group: Grou
             dist.send(half, child, group=group, tag=_TAG)
 
 
-def nodes_among(ranks: Sequence[int], plan: Plan) -> tuple[tuple[int, ...], ...]:
-    """Ranks by the node that their devices are in; ranks of a node follow one another."""
-    devices = devices_by_rank(plan)
-    return tuple(tuple(group) for _, group in groupby(ranks, key=lambda rank: devices[rank].rpartition(".")[0]))
+def nodes_among(ranks: Sequence[int], roster: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Ranks by the node that their devices are in; ranks of a node follow one another. ``roster``: devices by rank."""
+    return tuple(tuple(group) for _, group in groupby(ranks, key=lambda rank: roster[rank].rpartition(".")[0]))
 
 
 def algorithm_of(stages: Sequence[int], plan: Plan) -> Algorithm:
@@ -188,19 +187,23 @@ def algorithm_of(stages: Sequence[int], plan: Plan) -> Algorithm:
     return plan.algorithm(Collective.WEIGHTS, stages[0]) if len(stages) == 1 else Algorithm.RING
 
 
-def groups_needed(ranks: tuple[int, ...], stages: Sequence[int], plan: Plan) -> list[tuple[int, ...]]:
+def groups_needed(
+    ranks: tuple[int, ...], stages: Sequence[int], plan: Plan, roster: Sequence[str]
+) -> list[tuple[int, ...]]:
     """Sets of ranks that sum among themselves when these ranks do."""
     if algorithm_of(stages, plan) is Algorithm.RING:
         return [ranks]
-    nodes = nodes_among(ranks, plan)
+    nodes = nodes_among(ranks, roster)
     return [ranks, *nodes, tuple(node[0] for node in nodes)]
 
 
-def way_of(ranks: tuple[int, ...], stages: Sequence[int], plan: Plan, groups: Groups, rank: int) -> Way | None:
+def way_of(
+    ranks: tuple[int, ...], stages: Sequence[int], plan: Plan, groups: Groups, rank: int, roster: Sequence[str]
+) -> Way | None:
     """How these ranks sum what they hold; None where there is only one."""
     if ranks not in groups:
         return None
-    algorithm, nodes = algorithm_of(stages, plan), nodes_among(ranks, plan)
+    algorithm, nodes = algorithm_of(stages, plan), nodes_among(ranks, roster)
     if algorithm is Algorithm.RING or (algorithm is Algorithm.HIERARCHICAL and len(nodes) == 1):
         return Ring(groups[ranks])
     if len(nodes) == 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from argosy.dtype import Dtype
 from argosy.errors import InputError, Problem, RunError
 from argosy.plan.plan import Plan
 from argosy.runtime.batch import check_batch
@@ -25,25 +24,23 @@ from argosy.runtime.checkpoint import load, save, trainer_state
 from argosy.runtime.executor import Executor
 from argosy.runtime.failure import ElsewhereError, in_contact
 from argosy.runtime.gradients import Gradients
-from argosy.runtime.holding import Division, Proportions, keep_own, share_initial_values
+from argosy.runtime.holding import Division, Proportions, groups_of, keep_own, keeping, share_initial_values
 from argosy.runtime.initialise import Recording
 from argosy.runtime.layers import find_layers
 from argosy.runtime.measure import Recorder
 from argosy.runtime.measured import gather_timeline
+from argosy.runtime.migrate import Making, Moved, migrate
 from argosy.runtime.mixing import check_mixing
-from argosy.runtime.parameters import Weight, buffers_of, ranks_holding, weights_of
-from argosy.runtime.ranks import devices_by_rank, seats_of
+from argosy.runtime.parameters import buffers_of, weights_of
+from argosy.runtime.ranks import devices_by_rank
+from argosy.runtime.recipe import OptimizerFactory, Recipe, autocast_for
 from argosy.runtime.scaling import LossScale
 from argosy.runtime.sharding import WeightGate
-from argosy.runtime.stage import LayerStage, LossFunction, StageProgram
-from argosy.runtime.summing import groups_needed
+from argosy.runtime.stage import LossFunction, StageProgram
 from argosy.runtime.transport import Transport
 from argosy.runtime.world import check_supported, device_of, join, open_groups
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.timeline import Timeline
-
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-_AUTOCAST = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
 
 
 def parallelize(
@@ -56,39 +53,53 @@ def parallelize(
     clip_norm: float | None = None,
     recording: Recording | None = None,
     shard_proportions: Proportions | None = None,
+    roster: Sequence[str] | None = None,
 ) -> Trainer:
     """A trainer for this rank.
 
     ``loss_fn(model, batch)`` is a mean over samples; ``optimizer_factory(parameters)`` makes the optimizer of this
     rank's part. ``clip_norm`` limits the norm of the whole gradient. ``recording`` is what the model was built under,
     where it has no values yet. ``shard_proportions(stage)`` says how ZeRO divides rows among a stage's replicas;
-    evenly unless given.
+    evenly unless given. ``roster`` names the devices by rank where there are more than the plan uses: the others are
+    idle until a plan that ``move`` is given uses them.
     """
+    roster = devices_by_rank(plan) if roster is None else tuple(roster)
     check_supported(plan)
-    join(plan)
+    join(plan, roster)
     check_batch(example_batch, plan)
     layers = find_layers(model)
     _check_layers(layers, plan)
     check_mixing(layers, plan)
     rank = dist.get_rank()
-    device = device_of(plan, rank)
-    mine = [seat.stage for stage in seats_of(plan) for seat in stage if seat.rank == rank]
-    weights = weights_of(model, layers, plan)
-    groups = open_groups(
-        [ranks for weight in weights for ranks in groups_needed(ranks_holding(weight, plan), weight.stages, plan)]
+    device = device_of(roster, rank)
+    recipe = Recipe(
+        model=model, layers=layers, loss_fn=loss_fn, optimizer_factory=optimizer_factory, device=device, roster=roster
     )
+    mine = recipe.stages_of(plan, rank)
+    weights = weights_of(model, layers, plan)
+    keepings = {weight.name: keeping(weight, layers, plan, roster, shard_proportions) for weight in weights}
+    groups = open_groups(groups_of(weights, keepings, plan, roster), {})
     kept = keep_own(weights, layers, plan, mine, device, recording)
     if recording is None:
-        share_initial_values(kept, plan, groups)
-    autocast = _AUTOCAST.get(plan.model.dtype) if _is_single(kept) else None
-    programs = {index: _layer_stage(model, layers, loss_fn, plan, index, autocast, device) for index in mine}
-    division = Division(kept, programs, plan, groups, rank, shard_proportions)
+        share_initial_values(kept, plan, roster, groups)
+    autocast = autocast_for(plan, kept)
+    programs = recipe.programs(plan, rank, autocast)
+    division = Division(kept, keepings, programs, plan, groups, rank, roster)
     scale = LossScale(active=autocast is torch.float16)
     trainer = Trainer(
-        plan, programs, division.gradients, division.gates, optimizer_factory, device, clip_norm=clip_norm, scale=scale
+        plan,
+        programs,
+        division.gradients,
+        division.gates,
+        optimizer_factory,
+        device,
+        clip_norm=clip_norm,
+        scale=scale,
+        roster=roster,
     )
     trainer.aliases = {weight.name: weight.aliases for weight in weights if weight.aliases}
     trainer.buffers = buffers_of(model, [layer for index in mine for layer in programs[index].layers])
+    trainer.making = Making(recipe, keepings, groups)
     return trainer
 
 
@@ -117,15 +128,13 @@ class Trainer:
         *,
         clip_norm: float | None = None,
         scale: LossScale | None = None,
+        roster: Sequence[str] | None = None,
     ) -> None:
-        self.plan = plan
-        self.planned = plan.schedule
-        """The plan's own schedule, whatever is in use."""
         self.device = device
         self.rank = dist.get_rank()
-        self.name = devices_by_rank(plan)[self.rank]
-        self.gradients = gradients
-        self.gates = gates
+        self.roster = devices_by_rank(plan) if roster is None else tuple(roster)
+        """Devices by rank."""
+        self.name = self.roster[self.rank]
         self.clip_norm = clip_norm
         self.scale = scale or LossScale(active=False)
         self.steps = 0
@@ -138,9 +147,27 @@ class Trainer:
         """What this rank says to all others with its next step."""
         self.tally: tuple[float, ...] = ()
         """Sums of what all ranks said with the last one."""
+        self.making: Making | None = None
+        """How it was made, where it can be made again under another plan."""
         self.recorder = Recorder(device)
-        transport = Transport.open(device)
-        self.executor = Executor(plan, self.rank, programs, transport, self.recorder, self._after_gradients)
+        self.transport = Transport.open(device)
+        self.take_up(plan, programs, gradients, gates, optimizer_factory)
+
+    def take_up(
+        self,
+        plan: Plan,
+        programs: Mapping[int, StageProgram],
+        gradients: Gradients,
+        gates: Mapping[int, WeightGate],
+        optimizer_factory: OptimizerFactory,
+    ) -> None:
+        """Go by a plan with these stages, from the next step on; the optimizer has no state yet."""
+        self.plan, self.gradients, self.gates = plan, gradients, gates
+        self.planned = plan.schedule
+        """The plan's own schedule, whatever is in use."""
+        self.executor = Executor(
+            plan, self.rank, programs, self.transport, self.recorder, self.roster, self._after_gradients
+        )
         self._follow(plan)
         parameters = gradients.parameters()
         self.optimizer = optimizer_factory(parameters) if parameters else None
@@ -207,9 +234,10 @@ class Trainer:
                 yield Held(shard.weight.name, shard.own, shard.begin, tuple(shard.weight.parameter.shape))
 
     def timeline(self) -> Timeline | None:
-        """What happened in the steps so far, on rank 0; None on the others. Every rank calls this."""
+        """What happened in the steps since the start or the last move, on rank 0; None on the others. Every rank calls
+        this."""
         sizes = self.executor.bytes_handed_on()
-        return gather_timeline(self.recorder.marks, self.plan, sizes, self.device)
+        return gather_timeline(self.recorder.marks, self.plan, sizes, self.device, self.roster)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """This rank's part, as torch.distributed.checkpoint saves it: ``model.NAME`` and ``optimizer.NAME.WHAT``."""
@@ -222,6 +250,10 @@ class Trainer:
     def load(self, path: Path | str) -> None:
         """Continue from a checkpoint; every rank calls this."""
         load(self, Path(path))
+
+    def move(self, plan: Plan) -> Moved:
+        """Go on under another plan for the same ranks (``migrate``). Every rank calls this at the same step."""
+        return migrate(self, plan)
 
     def set_schedule(self, spec: ScheduleSpec) -> None:
         """Another schedule of the same stages, from the next step on. Every rank calls this at the same step."""
@@ -260,34 +292,8 @@ class Trainer:
             self.gates[stage].finish()
 
 
-def _layer_stage(
-    model: nn.Module,
-    layers: Sequence[nn.Module],
-    loss_fn: LossFunction,
-    plan: Plan,
-    index: int,
-    autocast: torch.dtype | None,
-    device: torch.device,
-) -> LayerStage:
-    stage = plan.stages[index]
-    return LayerStage(
-        model,
-        layers,
-        loss_fn,
-        first=stage.first,
-        end=stage.end,
-        recompute=stage.recompute,
-        autocast=autocast,
-        device=device,
-    )
-
-
 def _check_layers(layers: Sequence[nn.Module], plan: Plan) -> None:
     end = plan.stages[-1].end
     if end != len(layers):
         expected = f"{end} layers, as in the plan for {plan.model.name}"
         raise InputError([Problem(path="model", found=f"{len(layers)} layers", expected=expected)])
-
-
-def _is_single(weights: Sequence[Weight]) -> bool:
-    return all(w.parameter.dtype is torch.float32 for w in weights if w.parameter.is_floating_point())

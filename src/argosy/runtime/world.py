@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from argosy.errors import InputError, Problem, RunError
 from argosy.plan.plan import Plan
 from argosy.runtime import supports
-from argosy.runtime.ranks import devices_by_rank, nodes_of
+from argosy.runtime.ranks import devices_by_rank
 
 PATIENCE = datetime.timedelta(minutes=10)
 """How long a rank waits for another that has not gone away but says nothing."""
@@ -24,63 +24,66 @@ def check_supported(plan: Plan) -> None:
         raise InputError([Problem(path="plan", expected="what the runtime executes", found=text) for text in sentences])
 
 
-def join(plan: Plan, *, patience: datetime.timedelta = PATIENCE) -> None:
-    """Join the process group that torchrun prepared, unless the caller has one already."""
+def join(plan: Plan, roster: Sequence[str] | None = None, *, patience: datetime.timedelta = PATIENCE) -> None:
+    """Join the process group that torchrun prepared, unless the caller has one already; ``roster``: devices by rank."""
+    roster = devices_by_rank(plan) if roster is None else roster
     if not dist.is_initialized():
         missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
         if missing:
             expected = "a process started by torchrun or `argosy run`, or an initialised process group"
             raise InputError([Problem(found=f"no {missing[0]} in the environment", expected=expected)])
-        check_world_size(plan, int(os.environ["WORLD_SIZE"]))
+        check_world_size(roster, int(os.environ["WORLD_SIZE"]))
         try:
-            dist.init_process_group(_backend(plan), timeout=patience)
+            dist.init_process_group(_backend(roster), timeout=patience)
         except (RuntimeError, ValueError) as error:
             place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
             reason = str(error).splitlines()[0]
             raise RunError(f"rank {os.environ['RANK']} could not join the others at {place}: {reason}") from None
-    check_world_size(plan, dist.get_world_size())
+    check_world_size(roster, dist.get_world_size())
 
 
-def check_world_size(plan: Plan, world_size: int) -> None:
-    expected = len(plan.devices)
+def check_world_size(roster: Sequence[str], world_size: int) -> None:
+    expected = len(roster)
     if world_size != expected:
         raise InputError(
             [
                 Problem(
                     path="plan",
                     found=f"{world_size} process{'' if world_size == 1 else 'es'}",
-                    expected=f"{expected}, one for each device of the plan ({', '.join(devices_by_rank(plan))})",
+                    expected=f"{expected}, one for each device of the plan ({', '.join(roster)})",
                 )
             ]
         )
 
 
-def device_of(plan: Plan, rank: int) -> torch.device:
-    """The GPU with the number that the plan's device has on its node, shared where there are fewer; or the CPU."""
+def device_of(roster: Sequence[str], rank: int) -> torch.device:
+    """The GPU with the number that the rank's device has on its node, shared where there are fewer; or the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    number = int(devices_by_rank(plan)[rank].rpartition(".")[2])
+    number = int(roster[rank].rpartition(".")[2])
     device = torch.device("cuda", number % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
 
 
-def _backend(plan: Plan, environment: Mapping[str, str] = os.environ) -> str:
+def _backend(roster: Sequence[str]) -> str:
     """NCCL where every rank of every node has a GPU of its own, gloo elsewhere."""
     if not torch.cuda.is_available():
         return "gloo"
-    largest = max(int(device.rpartition(".")[2]) for node in nodes_of(plan) for device in node.devices)
+    largest = max(int(device.rpartition(".")[2]) for device in roster)
     return "nccl" if largest < torch.cuda.device_count() else "gloo"
 
 
-def open_groups(rank_sets: list[tuple[int, ...]]) -> dict[tuple[int, ...], dist.ProcessGroup]:
-    """A process group for every set of two ranks or more; every rank calls this with the same sets."""
-    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+def open_groups(
+    rank_sets: list[tuple[int, ...]], known: Mapping[tuple[int, ...], dist.ProcessGroup | None]
+) -> dict[tuple[int, ...], dist.ProcessGroup | None]:
+    """A process group for every set of two ranks or more, None where this rank is not in it; those that are known are
+    not opened again. Every rank calls this with the same sets."""
+    groups = dict(known)
     for ranks in sorted(set(rank_sets)):
-        if len(ranks) > 1:
+        if len(ranks) > 1 and ranks not in groups:
             group = dist.new_group(list(ranks), timeout=PATIENCE)
-            if isinstance(group, dist.ProcessGroup):
-                groups[ranks] = group
+            groups[ranks] = group if isinstance(group, dist.ProcessGroup) else None
     return groups
 
 

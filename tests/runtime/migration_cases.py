@@ -1,0 +1,212 @@
+"""A job that goes from plan to plan between its steps, and the same job in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from small_models import NUM_LAYERS, build
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from training_cases import Outcome
+
+from argosy.dtype import Dtype
+from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
+from argosy.runtime.checkpoint import Rows
+from argosy.runtime.initialise import Recording
+from argosy.runtime.migrate import Moved
+from argosy.runtime.trainer import Trainer, parallelize
+from argosy.schedule import ScheduleKind, ScheduleSpec
+
+BATCH = 12
+ONE = ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B)
+ROSTER = tuple(f"n{index // 2}.{index % 2}" for index in range(4))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A plan in short: per stage (layers, {rank: samples}, ZeRO level)."""
+
+    stages: tuple[tuple[int, tuple[tuple[int, int], ...], int], ...]
+    schedule: ScheduleSpec = ONE
+
+
+Change = Shape | ScheduleSpec | tuple[int, tuple[int, ...]]
+"""A plan to move to, another schedule, or other shares of a stage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Journey:
+    """What happens before each step."""
+
+    model: str = "gpt"
+    tied: bool = False
+    first: Shape
+    changes: tuple[Change | None, ...]
+    recorded: bool = False
+    """Built without values, which every rank makes for itself."""
+
+
+def plan_of(shape: Shape, model: str) -> Plan:
+    built, first = [], 0
+    for count, members, zero in shape.stages:
+        replicas = tuple(Replica(devices=(ROSTER[rank],), samples=samples) for rank, samples in members)
+        built.append(Stage(first=first, end=first + count, replicas=replicas, zero=zero))
+        first += count
+    assert first == NUM_LAYERS.get(model, 6)
+    size = sum(samples for _, samples in shape.stages[0][1])
+    return Plan(
+        model=ModelRef(name=model, sequence_length=1, dtype=Dtype.FP32),
+        cluster=ClusterRef(name="local", hash="", content="{}"),
+        global_batch=BATCH,
+        micro_batch_size=size,
+        num_micro_batches=BATCH // size,
+        schedule=shape.schedule,
+        stages=tuple(built),
+    )
+
+
+class Counting(nn.Module):
+    """A layer with buffers: one that training changes, and one of a single number."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.gain = nn.Parameter(torch.tensor(1.0))
+        self.register_buffer("calls", torch.tensor(0.0))
+        self.register_buffer("level", torch.zeros(3), persistent=False)
+
+    def forward(self, x: Any) -> Any:
+        if torch.is_grad_enabled():
+            self.calls += 1
+            self.level += torch.arange(3)
+        y = self.layer(x)
+        return y * self.gain + 1e-3 * self.level.sum() if isinstance(y, Tensor) else y
+
+
+def build_case(journey: Journey, seed: int = 0) -> Any:
+    if journey.model != "counting":
+        return build(journey.model, BATCH, tied=journey.tied, dtype=torch.float64, seed=seed)
+    model, loss_fn, batch = build("vit", BATCH, tied=False, dtype=torch.float64, seed=seed)
+    layers = [Counting(layer) if 0 < index < 5 else layer for index, layer in enumerate(model)]
+    return nn.Sequential(*layers).double(), loss_fn, batch
+
+
+def batch_of(journey: Journey, step: int) -> Any:
+    return build_case(journey, seed=100 + step)[2]
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+Held = dict[tuple[str, str], tuple[int, int, int]]
+"""(begin, end, bytes of a row) by name and what."""
+
+
+def travel(journey: Journey) -> tuple[list[float], list[tuple[Held, Held, Moved]], Outcome, int]:
+    """To be called by every rank: losses; before, after and cost of every move; weights at the end; steps."""
+    recording = Recording() if journey.recorded else None
+    if recording is None:
+        model, loss_fn, batch = build_case(journey)
+    else:
+        batch = batch_of(journey, 0)
+        with recording:
+            model, loss_fn, _ = build_case(journey)
+    trainer = parallelize(
+        model, loss_fn, adam, batch, plan_of(journey.first, journey.model), recording=recording, roster=ROSTER
+    )
+    losses, moves = [], []
+    for step, change in enumerate(journey.changes):
+        match change:
+            case Shape():
+                before = holding(trainer, model)
+                moved = trainer.move(plan_of(change, journey.model))
+                moves.append((before, holding(trainer, model), moved))
+            case ScheduleSpec():
+                trainer.set_schedule(change)
+            case (stage, samples):
+                trainer.set_shares(stage, samples)
+        losses.append(trainer.step(batch_of(journey, step)))
+    result = Outcome(losses)
+    for name, parameter, begin, _ in trainer.held():
+        result.weights.setdefault(name, []).append((begin, parameter.detach().clone().numpy()))
+    return losses, moves, result, trainer.steps
+
+
+def begin_and_move(journey: Journey, plan: Plan) -> None:
+    model, loss_fn, batch = build_case(journey)
+    parallelize(model, loss_fn, adam, batch, plan_of(journey.first, journey.model)).move(plan)
+
+
+def holding(trainer: Trainer, model: nn.Module) -> Held:
+    """Which rows are in this rank's memory, weights whole where they are, state as the optimizer has it."""
+    found: Held = {}
+    for name, value in trainer.state_dict().items():
+        kind, _, rest = name.partition(".")
+        rows = value.as_subclass(Tensor)
+        if rows.dim() == 0 or not isinstance(value, Rows):
+            continue
+        weight, what = (rest, "value") if kind == "model" else rest.rsplit(".", 1)
+        found[weight, what] = (value.first, value.first + rows.shape[0], rows[:1].numel() * rows.element_size())
+    for name, parameter in model.named_parameters():
+        whole = not parameter.is_meta and parameter.untyped_storage().nbytes() > 0
+        if whole and parameter.dim() > 0:
+            row = parameter[:1].numel() * parameter.element_size()
+            found[name, "value"] = (0, parameter.shape[0], row)
+    return found
+
+
+def alone(journey: Journey) -> Outcome:
+    """The reference: one process, the same batches in the same order."""
+    model, loss_fn, _ = build_case(journey)
+    optimizer = adam(model.parameters())
+    losses = []
+    shape = journey.first
+    for step, change in enumerate(journey.changes):
+        shape = change if isinstance(change, Shape) else shape
+        size = sum(samples for _, samples in shape.stages[0][1])
+        total = 0.0
+        for index in range(BATCH // size):
+            rows = slice(index * size, (index + 1) * size)
+            batch = tree_map(lambda leaf, rows=rows: leaf[rows], batch_of(journey, step))
+            loss = loss_fn(model, batch) * (size / BATCH)
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total)
+    result = Outcome(losses)
+    for name, parameter in model.named_parameters():
+        result.weights[name] = [(0, parameter.detach().numpy())]
+    return result
+
+
+def bytes_that_were_missing(before: Held, after: Held) -> int:
+    """By brute force: row by row."""
+    total = 0
+    for key, (begin, end, size) in after.items():
+        first, last, _ = before.get(key, (0, 0, 0))
+        total += size * sum(1 for row in range(begin, end) if not first <= row < last)
+    return total
+
+
+def spread(*stages: tuple[int, dict[int, int], int], schedule: ScheduleSpec = ONE) -> Shape:
+    return Shape(
+        stages=tuple((layers, tuple(members.items()), zero) for layers, members, zero in stages), schedule=schedule
+    )
+
+
+def worst(outcomes: Sequence[Outcome], wanted: Outcome) -> float:
+    """The largest difference of any loss or weight."""
+    found = max(float(np.abs(np.subtract(one.losses, wanted.losses)).max()) for one in outcomes)
+    for name, [(_, whole)] in wanted.weights.items():
+        parts = [part for one in outcomes for part in one.weights.get(name, [])]
+        assert parts, f"nobody holds {name}"
+        for begin, part in parts:
+            rows = whole[begin : begin + len(part)] if whole.ndim else whole
+            found = max(found, float(np.abs(part - rows).max(initial=0.0)))
+    return found

@@ -1,0 +1,96 @@
+"""Plans follow one another while a job runs: its losses are those of one process, and only what must move moves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from migration_cases import Journey, alone, begin_and_move, bytes_that_were_missing, plan_of, spread, travel, worst
+from rank_pool import RankError, RankPool
+
+from argosy.runtime.rows import Piece, missing, moves_between, waves
+from argosy.schedule import ScheduleKind, ScheduleSpec
+
+KFKB = ScheduleSpec(kind=ScheduleKind.KFKB, k=2)
+EAGER = ScheduleSpec(kind=ScheduleKind.EAGER)
+INTERLEAVED = ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=2)
+
+TWO_BY_TWO = spread((3, {0: 3, 1: 1}, 3), (3, {2: 2, 3: 2}, 0))
+LAYERS_MOVED = spread((2, {0: 3, 1: 1}, 3), (4, {2: 2, 3: 2}, 0))
+THREE = spread((2, {1: 4}, 0), (2, {0: 2, 3: 2}, 1), (2, {2: 4}, 0), schedule=KFKB)
+WIDE = spread((6, {0: 1, 1: 1, 2: 1, 3: 1}, 2))
+WITH_IDLE = spread((4, {2: 3}, 0), (2, {0: 2, 1: 1}, 3))
+ONE_RANK = spread((6, {3: 6}, 0))
+WOVEN = spread((2, {0: 2}, 0), (1, {1: 2}, 0), (2, {0: 2}, 0), (1, {1: 2}, 0), schedule=INTERLEAVED)
+SEVEN = spread((4, {0: 3, 1: 1}, 1), (3, {2: 2, 3: 2}, 3))
+SEVEN_MOVED = spread((2, {3: 4}, 0), (5, {0: 1, 2: 3}, 3))
+
+JOURNEYS = {
+    "through every kind of plan": Journey(
+        first=TWO_BY_TWO,
+        changes=(None, LAYERS_MOVED, KFKB, THREE, (1, (3, 1)), WIDE, WITH_IDLE, EAGER, ONE_RANK, WOVEN, TWO_BY_TWO),
+    ),
+    "tied across stages": Journey(model="t5", tied=True, first=SEVEN, changes=(None, SEVEN_MOVED, (1, (2, 2)), SEVEN)),
+    "before the first step": Journey(first=WITH_IDLE, changes=(TWO_BY_TWO, None)),
+    "built without values": Journey(first=WITH_IDLE, changes=(None, WIDE, TWO_BY_TWO, None), recorded=True),
+    "buffers that change": Journey(
+        model="counting",
+        first=spread((2, {0: 4}, 0), (4, {2: 4}, 0)),
+        changes=(None, spread((4, {1: 4}, 0), (2, {0: 4}, 0)), None),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", JOURNEYS)
+def test_losses_and_weights_are_those_of_one_process_and_only_what_must_move_moves(ranks: RankPool, name: str) -> None:
+    journey = JOURNEYS[name]
+    results = ranks(4, travel, journey)
+    assert worst([outcome for _, _, outcome, _ in results], alone(journey)) < 1e-7
+    assert {steps for *_, steps in results} == {len(journey.changes)}
+    for steps in zip(*(moves for _, moves, _, _ in results), strict=True):
+        for before, after, moved in steps:
+            assert moved.received == moved.predicted
+            if name != "buffers that change":  # the oracle sees weights and state
+                assert moved.received == bytes_that_were_missing(before, after)
+        assert sum(moved.sent for *_, moved in steps) == steps[0][2].total > 0
+
+
+def test_a_plan_that_is_not_for_this_job_is_refused_by_name(ranks: RankPool) -> None:
+    other = replace(plan_of(TWO_BY_TWO, "gpt"), global_batch=16)
+    with pytest.raises(RankError, match=r"plan\.global_batch: found 16, expected 12"):
+        ranks(4, begin_and_move, Journey(first=TWO_BY_TWO, changes=()), other)
+
+
+intervals = st.tuples(st.integers(0, 12), st.integers(0, 12)).map(sorted).map(tuple)
+
+
+@given(intervals, intervals)
+def test_missing_rows_are_those_of_one_and_not_of_the_other(wanted: tuple[int, int], held: tuple[int, int]) -> None:
+    rows = [row for begin, end in missing(wanted, held) for row in range(begin, end)]
+    assert rows == [row for row in range(*wanted) if row not in range(*held)]
+
+
+@st.composite
+def pieces(draw: st.DrawFn) -> Piece:
+    """Rows that somebody holds, each once or more often."""
+    before = {rank: draw(intervals) for rank in range(3)} | {3: (0, 12)}
+    after = {rank: draw(intervals) for rank in draw(st.sets(st.integers(0, 3)))}
+    return Piece(name=draw(st.sampled_from("abc")), what="value", row_bytes=8, before=before, after=after)
+
+
+@given(st.lists(pieces(), max_size=6))
+def test_every_missing_row_comes_once_from_somebody_who_has_it(some: list[Piece]) -> None:
+    moves = moves_between(some, ["n0.0", "n0.1", "n1.0", "n1.1"])
+    for piece in some:
+        for target, wanted in piece.after.items():
+            mine = [move for move in moves if move.piece is piece and move.target == target]
+            arrived = [row for move in mine for row in range(move.begin, move.end)]
+            assert sorted(arrived) == [row for row in range(*wanted) if row not in range(*piece.before[target])]
+            for move in mine:
+                first, last = piece.before[move.source]
+                assert first <= move.begin < move.end <= last
+    portions = list(waves(some, moves, most=100))
+    assert sorted(map(id, (piece for found, _ in portions for piece in found))) == sorted(map(id, some))
+    assert sum(len(under_way) for _, under_way in portions) == len(moves)
