@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from argosy.cli.options import ClusterSource, PlanSource
+from argosy.cli.options import ClusterSource, Json, PlanSource
+
+if TYPE_CHECKING:
+    from argosy.cluster.topology import Cluster
+    from argosy.export.form import Export
+    from argosy.plan.plan import Plan
+    from argosy.workload.chain import Chain
 
 
 class Target(StrEnum):
     """Systems that plans can be written for."""
 
+    TORCHTITAN = "torchtitan"
+    MEGATRON = "megatron"
+    DEEPSPEED = "deepspeed"
+    FLAGSCALE = "flagscale"
+    TORCHRUN = "torchrun"
     SAILOR = "sailor"
 
 
@@ -21,29 +32,97 @@ def export(
     plan: PlanSource,
     to: Annotated[Target, typer.Option("--to", help="The system that the plan is for.", show_default=False)],
     cluster: ClusterSource = None,
+    lossy: Annotated[
+        bool, typer.Option("--lossy", help="Write what can be said, and list on stderr what is lost.")
+    ] = False,
     zone: Annotated[str | None, typer.Option("--zone", help="Sailor: the zone that all devices are in.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it here instead of to stdout.")] = None,
+    program: Annotated[
+        str, typer.Option("--program", metavar="FILE.py:build", help="torchrun: the program to start.")
+    ] = "train.py:build",
+    steps: Annotated[int, typer.Option("--steps", min=1, help="torchrun: steps to train.")] = 100,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="A file, or a folder where there are several, instead of stdout."),
+    ] = None,
+    json: Json = False,
 ) -> None:
     """A plan for another system.
 
-    Prints the plan in the form of the target. Whatever the target cannot express is refused, all of it at once, with
-    its place in the plan and the reason. Sailor: uneven shares, recomputation, ZeRO, schedules other than 1f1b.
+    Writes the plan in the form of the target: torchtitan (TOML, schedule CSV), megatron (a script with its flags),
+    deepspeed (JSON, hostfile), flagscale (YAML of heterogeneous meshes), torchrun (commands for argosy's runtime),
+    sailor (JSON). Whatever the target cannot express is refused, all of it at once, with its place in the plan and the
+    reason. With --lossy it is listed and left out, unless nothing comes close.
 
     \b
     Examples:
-        argosy export plan.json --to sailor -o plan_config.json
+        argosy export plan.json --to megatron -o megatron.sh
+        argosy export plan.json --to torchtitan --lossy -o job/
     """
-    from argosy.cli.terminal import write_file
+    import sys
+
+    from argosy.cli.terminal import print_json, write_file
     from argosy.cluster.file import cluster_from_content, load_cluster
-    from argosy.export.sailor import ZONE, dumps_sailor
     from argosy.plan.file import plan_from_document, read_plan
 
     found = plan_from_document(read_plan(plan))
     where = cluster_from_content(found.cluster.content) if cluster is None else load_cluster(cluster)
-    match to:
-        case Target.SAILOR:
-            text = dumps_sailor(found, where, zone=zone or ZONE)
-    if output is None:
-        typer.echo(text, nl=False)
+    made = _export(found, where, to, lossy=lossy, zone=zone, plan_file=plan, program=program, steps=steps)
+    for problem in made.lost:
+        sys.stderr.write(f"lost: {problem}\n")
+    if output is not None:
+        folder = len(made.files) > 1
+        for name, text in made.files:
+            write_file(output / name if folder else output, text.encode(), make_folder=folder)
+    if json:
+        lost = [{"path": problem.path, "found": problem.found, "expected": problem.expected} for problem in made.lost]
+        print_json("export", {"target": str(to), "files": dict(made.files), "lost": lost})
+    elif output is not None:
+        typer.echo(f"wrote {output}" + (f": {', '.join(name for name, _ in made.files)}" if folder else ""))
     else:
-        write_file(output, text.encode())
+        for name, text in made.files:
+            typer.echo(f"# ---- {name}\n{text}" if len(made.files) > 1 else text, nl=False)
+
+
+def _export(
+    plan: Plan,
+    cluster: Cluster,
+    to: Target,
+    *,
+    lossy: bool,
+    zone: str | None,
+    plan_file: str,
+    program: str,
+    steps: int,
+) -> Export:
+    from argosy.export.form import Export
+    from argosy.workload.load import load_architecture, load_model
+
+    def chain() -> Chain:
+        model = plan.model
+        return load_model(model.name, sequence_length=model.sequence_length, dtype=model.dtype)
+
+    match to:
+        case Target.TORCHTITAN:
+            from argosy.export.torchtitan import export_torchtitan
+
+            return export_torchtitan(plan, chain(), lossy=lossy)
+        case Target.MEGATRON:
+            from argosy.export.megatron import export_megatron
+
+            return export_megatron(plan, chain(), load_architecture(plan.model.name), lossy=lossy)
+        case Target.DEEPSPEED:
+            from argosy.export.deepspeed import export_deepspeed
+
+            return export_deepspeed(plan, lossy=lossy)
+        case Target.FLAGSCALE:
+            from argosy.export.flagscale import export_flagscale
+
+            return export_flagscale(plan, chain(), load_architecture(plan.model.name), cluster, lossy=lossy)
+        case Target.TORCHRUN:
+            from argosy.export.torchrun import export_torchrun
+
+            return export_torchrun(plan, plan_file=plan_file, program=program, steps=steps)
+        case Target.SAILOR:
+            from argosy.export.sailor import ZONE, dumps_sailor
+
+            return Export(files=(("plan_config.json", dumps_sailor(plan, cluster, zone=zone or ZONE)),))

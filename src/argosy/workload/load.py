@@ -21,7 +21,7 @@ from argosy.workload.profile_file import profile_of
 from argosy.workload.settings import Settings, parse_settings
 from argosy.workload.transformer import build_chain
 
-__all__ = ["load_model", "preset_names"]
+__all__ = ["load_architecture", "load_model", "preset_names"]
 
 _DEFAULT_LENGTH = 4096
 _DEFAULT_DTYPE = Dtype.BF16
@@ -61,6 +61,20 @@ def load_model(
             return _json_chain(read_json(path), path, settings)
     expected = "a .json, .toml or .txt file, or a folder with a config.json"
     raise InputError([Problem(file=str(path), expected=expected)])
+
+
+def load_architecture(model: str | Path) -> Architecture:
+    """The shape of a preset, of a ``config.json`` or its folder, or of a preset's TOML."""
+    if str(model) in preset_names():
+        return read_preset(str(model)).config.architecture
+    path = Path(model) / "config.json" if Path(model).is_dir() else Path(model)
+    if not path.exists():
+        raise _unknown(str(model))
+    if path.suffix == ".toml":
+        return preset_of(read_toml(path)).config.architecture
+    if path.suffix != ".json" or "model_type" not in (document := read_json(path)).data:
+        raise InputError([Problem(file=str(path), expected="a model whose shape is known: a preset or a config.json")])
+    return read_config(document).architecture
 
 
 def _unknown(name: str) -> InputError:

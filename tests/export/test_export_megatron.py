@@ -1,0 +1,175 @@
+"""Plans in Megatron-LM's words: read back by a reader that also reads layouts that others have published."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from target_readers import options_of, plan, read_layout, run_script, with_stage
+
+from argosy.errors import InputError
+from argosy.export.form import Export
+from argosy.export.megatron import export_megatron, layout
+from argosy.plan.plan import Plan, PolicyRule, Recompute
+from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.workload.load import load_architecture, load_model
+
+CHAIN, SHAPE = load_model("llama-3-8b", sequence_length=2048), load_architecture("llama-3-8b")
+
+PUBLISHED = {
+    "Et*3|(tt|)*29,m|L": (32, 61, 1),
+    "Et*2|(tt|)*22t|(tt|)*7mL": (32, 61, 1),
+    "Et|(tt|)*22L": (24, 45, 0),
+    "Et*11|t*11|t*11|t*10mL": (4, 43, 1),
+    "Et*4|t*3|t*3|t*4|t*3|t*4|t*4|t*3,L": (8, 28, 0),
+}
+"""Layouts from public training scripts: stages, blocks and prediction layers that they say they have."""
+
+
+def export(plan: Plan, *, lossy: bool = False) -> Export:
+    return export_megatron(plan, CHAIN, SHAPE, lossy=lossy)
+
+
+def flags(plan: Plan, *, lossy: bool = False) -> dict[str, str | bool]:
+    ((_, script),) = export(plan, lossy=lossy).files
+    return options_of(run_script(script)[0])
+
+
+@pytest.mark.parametrize("text", PUBLISHED)
+def test_the_reader_reads_what_others_have_published(text: str) -> None:
+    stages = read_layout(text)
+    letters = "".join(stages)
+    assert (len(stages), letters.count("t"), letters.count("m")) == PUBLISHED[text]
+    assert letters.startswith("E")
+    assert letters.endswith("L")
+
+
+@pytest.mark.parametrize("text", ["Et*11|t*10|t*8|t*3L", "Et*8|(t*8|)*2,t*8L", "E|t*16|t*16|L", "Et|t*15|t*15|tL"])
+def test_a_layout_survives_the_way_through_a_plan(text: str) -> None:
+    stages = read_layout(text)
+    ends = [sum(map(len, stages[: at + 1])) for at in range(4)]
+    written = layout(plan(ends), CHAIN)
+    assert read_layout(written) == stages
+
+
+def test_the_flags_say_what_the_plan_says() -> None:
+    made = with_stage(with_stage(plan([13, 26, 30, 34], samples=2), 0, zero=1), 1, zero=1)
+    made = with_stage(with_stage(made, 2, zero=1), 3, zero=1)
+    found = flags(made)
+    assert found["pipeline-model-parallel-size"] == "4"
+    assert found["tensor-model-parallel-size"] == "2"
+    assert found["sequence-parallel"] is True
+    assert read_layout(str(found["pipeline-model-parallel-layout"])) == [
+        "E" + 12 * "t",
+        13 * "t",
+        4 * "t",
+        3 * "t" + "L",
+    ]
+    assert (found["micro-batch-size"], found["global-batch-size"]) == ("2", "32")
+    assert found["use-distributed-optimizer"] is True
+    assert found["bf16"] is True
+    assert found["num-layers"] == "32"
+    assert (found["num-attention-heads"], found["num-query-groups"]) == ("32", "8")
+    assert found["swiglu"] is True
+
+
+def test_every_host_is_started_with_its_ranks() -> None:
+    ((_, script),) = export(plan([13, 26, 30, 34])).files
+    calls = [options_of(words) for words in run_script(script)]
+    assert [call["node-rank"] for call in calls] == ["0", "1", "2", "3"]
+    assert {call["nproc-per-node"] for call in calls} == {"4"}
+    assert {call["master-addr"] for call in calls} == {"a0"}
+    assert [line for line in script.splitlines() if line.startswith("# on")] == [
+        "# on a0",
+        "# on a1",
+        "# on v0",
+        "# on v1",
+    ]
+
+
+def test_chunks_go_round_the_ranks() -> None:
+    two = plan(
+        [9, 17, 26, 34], hosts=("a0", "a1", "a0", "a1"), schedule=ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=2)
+    )
+    found = flags(two)
+    assert found["pipeline-model-parallel-size"] == "2"
+    assert len(read_layout(str(found["pipeline-model-parallel-layout"]))) == 4
+
+
+def uneven(made: Plan) -> Plan:
+    first, second = made.stages[0].replicas
+    return with_stage(made, 0, replicas=(replace(first, samples=3), replace(second, samples=1)))
+
+
+def with_replicas(made: Plan, index: int, **changes: Any) -> Plan:
+    return with_stage(made, index, replicas=tuple(replace(one, **changes) for one in made.stages[index].replicas))
+
+
+LOSSES = {
+    "shares": (uneven, "stages[0].samples: found 3/1"),
+    "recompute": (lambda made: with_stage(made, 1, recompute=Recompute.FULL), "stages.recompute: found none/full/none"),
+    "zero": (lambda made: with_stage(made, 1, zero=3), "stages.zero: found 0/3/0/0"),
+    "schedule": (
+        lambda made: replace(made, schedule=ScheduleSpec(kind=ScheduleKind.KFKB, k=2)),
+        "schedule: found kfkb (k=2), expected 1f1b or interleaved",
+    ),
+    "policy": (
+        lambda made: replace(made, policy=(PolicyRule(edge="v0.nic", below=1e9, schedule=ScheduleSpec()),)),
+        "policy: found 1 rules",
+    ),
+    "ratios": (
+        lambda made: with_replicas(made, 0, ratios=(0.75, 0.25)),
+        "stages[0].replicas[0].ratios: found 0.75/0.25",
+    ),
+    "ranks": (
+        lambda made: with_stage(with_stage(made, 0, replicas=(made.stages[0].replicas[0], made.stages[1].replicas[0])),
+                                1, replicas=(made.stages[0].replicas[1], made.stages[1].replicas[1])),
+        "stages: found a0 in 2 places",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", LOSSES)
+def test_what_can_be_lost_is_refused_and_lost_by_name(what: str) -> None:
+    change, says = LOSSES[what]
+    made = change(plan([13, 26, 30, 34], samples=2))
+    with pytest.raises(InputError) as caught:
+        export(made)
+    assert says in str(caught.value)
+    assert "--lossy" in str(caught.value)
+    lost = export(made, lossy=True).lost
+    assert [says in str(problem) for problem in lost].count(True) == 1
+
+
+def test_what_is_lost_is_written_as_the_next_best() -> None:
+    made = plan([13, 26, 30, 34])
+    found = flags(with_stage(with_stage(made, 1, recompute=Recompute.FULL), 2, zero=3), lossy=True)
+    assert found["recompute-granularity"] == "full"
+    assert found["use-distributed-optimizer"] is True
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda made: with_stage(made, 3, replicas=made.stages[3].replicas[:1]), "stages[3].replicas: found 1"),
+        (lambda made: with_replicas(made, 1, devices=("a1.0",)), "stages[1].replicas[0].devices: found 1"),
+        (lambda made: with_stage(made, 2, context=2), "stages[2].context: found 2"),
+    ],
+)  # fmt: skip
+def test_what_nothing_comes_close_to_is_refused_all_the_same(change, says: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(InputError) as caught:
+        export(change(plan([13, 26, 30, 34])), lossy=True)
+    assert says in str(caught.value)
+
+
+def test_shares_that_cannot_be_evened_out_are_refused() -> None:
+    made = replace(uneven(plan([13, 26, 30, 34], samples=2)), micro_batch_size=5)
+    with pytest.raises(InputError, match="5 samples do not divide by 2"):
+        export(made, lossy=True)
+
+
+def test_models_of_other_shapes_are_refused() -> None:
+    chain = load_model("t5-base")
+    with pytest.raises(InputError, match=r"t5-base with encoder\.0"):
+        export_megatron(plan([7, 14, 20, 27], model="t5-base"), chain, load_architecture("t5-base"), lossy=True)

@@ -1,0 +1,155 @@
+"""Plans for DeepSpeed, FlagScale and plain torchrun, each read back; and the command that writes them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from command_result import Result
+from target_readers import cluster, options_of, plan, read_hostfile, read_json, read_meshes, run_script, with_stage
+from torch.distributed.run import get_args_parser
+
+from argosy.cli import main
+from argosy.errors import InputError
+from argosy.export.deepspeed import export_deepspeed
+from argosy.export.flagscale import export_flagscale
+from argosy.export.torchrun import export_torchrun
+from argosy.plan.file import dumps_plan
+from argosy.plan.plan import Plan, Recompute
+from argosy.runtime.ranks import devices_by_rank
+from argosy.workload.load import load_architecture, load_model
+
+CHAIN, SHAPE = load_model("llama-3-8b", sequence_length=2048), load_architecture("llama-3-8b")
+
+
+def deepspeed(plan: Plan, *, lossy: bool = False) -> dict[str, str]:
+    return dict(export_deepspeed(plan, lossy=lossy).files)
+
+
+def test_deepspeed_batches_multiply_up() -> None:
+    """The rule of its documentation: whole batch = micro-batch x accumulation x data-parallel groups."""
+    found = deepspeed(plan([9, 18, 26, 34], samples=2))
+    config, pipeline = read_json(found["ds_config.json"]), read_json(found["pipeline.json"])
+    topology: Any = pipeline["topology"]
+    product = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * topology["data"]  # type: ignore[operator]
+    assert config["train_batch_size"] == product == 32
+    assert topology == {"pipe": 4, "data": 2, "model": 2}
+    assert config["bf16"] == {"enabled": True}
+    assert (pipeline["partition_method"], pipeline["parts"]) == ("uniform", [0, 9, 18, 26, 34])
+
+
+def test_deepspeed_hosts_and_devices() -> None:
+    found = deepspeed(plan([9, 18, 26, 34]))
+    assert read_hostfile(found["hostfile"]) == {name: {"slots": "4"} for name in ("a0", "a1", "v0", "v1")}
+    (call,) = run_script(found["run.sh"])
+    include = dict(part.split(":") for part in str(options_of(call)["include"]).split("@"))
+    assert include == dict.fromkeys(("a0", "a1", "v0", "v1"), "0,1,2,3")
+
+
+def test_deepspeed_cuts_that_it_would_not_make_are_lost_by_name() -> None:
+    uneven = plan([13, 26, 30, 34])
+    with pytest.raises(InputError, match="found 13/13/4/4"):
+        deepspeed(uneven)
+    assert read_json(deepspeed(uneven, lossy=True)["pipeline.json"])["parts"] == [0, 13, 26, 30, 34]
+    with pytest.raises(InputError, match="selective"):
+        deepspeed(with_stage(plan([9, 18, 26, 34]), 0, recompute=Recompute.SELECTIVE))
+    with pytest.raises(InputError, match=r"stages\[0\].context: found 2, expected 1"):
+        deepspeed(replace(plan([34], hosts=("a0",)), stages=(replace(plan([34], hosts=("a0",)).stages[0], context=2),)))
+
+
+def flagscale(plan: Plan, *, lossy: bool = False) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
+    found = dict(export_flagscale(plan, CHAIN, SHAPE, cluster(), lossy=lossy).files)
+    return yaml.safe_load(found["train_hetero.yaml"]), read_hostfile(found["hostfile"])
+
+
+PUBLISHED = """
+system:
+  hetero:
+    enable_hetero: True
+    hetero_pipeline_layer_split: [2, 4, 2]
+    hetero_process_meshes: [2, 1, 1, 1, 1, 2, 1, 1, 2, 1, 1, 1, 1, 2, 1]
+    hetero_device_types: ["A800", "A800", "A800"]
+"""
+"""The heterogeneous part of a configuration from FlagScale's own functional tests."""
+
+
+def test_flagscale_fields_are_those_that_others_have_published() -> None:
+    theirs = yaml.safe_load(PUBLISHED)["system"]["hetero"]
+    assert read_meshes(theirs["hetero_process_meshes"]) == [(2, 1, 1, 1, 1), (2, 1, 1, 2, 1), (1, 1, 1, 2, 1)]
+    ours = flagscale(plan([13, 26, 30, 34]))[0]["system"]["hetero"]
+    assert set(theirs) <= set(ours)
+
+
+def test_flagscale_meshes_are_runs_of_stages_that_are_alike() -> None:
+    content, hosts = flagscale(plan([13, 26, 30, 34]))
+    hetero = content["system"]["hetero"]
+    assert read_meshes(hetero["hetero_process_meshes"]) == [(2, 1, 1, 2, 2), (2, 1, 1, 2, 2)]
+    assert hetero["hetero_device_types"] == ["A100-80GB", "V100-32GB"]
+    assert hetero["hetero_pipeline_layer_split"] == [12, 13, 4, 3]
+    assert sum(hetero["hetero_pipeline_layer_split"]) == content["model"]["num_layers"]
+    assert hosts["v1"] == {"slots": "4", "type": "V100-32GB"}
+
+
+def test_flagscale_says_what_megatron_cannot() -> None:
+    """Unequal widths and numbers of replicas, and recomputation by stage."""
+    wide = plan([13, 26, 30, 34], samples=2)
+    whole = replace(wide.stages[3].replicas[0], devices=("v1.0", "v1.1", "v1.2", "v1.3"), samples=4)
+    made = with_stage(with_stage(wide, 3, replicas=(whole,)), 3, recompute=Recompute.FULL)
+    content, _ = flagscale(made)
+    assert read_meshes(content["system"]["hetero"]["hetero_process_meshes"])[-1] == (4, 1, 1, 1, 1)
+    again = content["system"]["recompute"]["recompute_granularity_per_stage_micro_batch"]
+    assert again == [[1, 8, 0], [1, 8, 0], [1, 8, 0], [1, 8, 1]]
+    # what a replica of a mesh takes, by FlagScale's rule, is what the plan gives it
+    data = [mesh[3] for mesh in read_meshes(content["system"]["hetero"]["hetero_process_meshes"])]
+    shares = [content["model"]["micro_batch_size"] * data[0] // count for count in data]
+    assert (shares[0], shares[-1]) == (2, 4)
+
+
+def test_flagscale_refuses_mixed_kinds() -> None:
+    made = plan([13, 26, 30, 34])
+    mixed = (made.stages[1].replicas[0], made.stages[2].replicas[0])
+    with pytest.raises(InputError, match="A100-80GB and V100-32GB"):
+        flagscale(with_stage(made, 1, replicas=mixed), lossy=True)
+    with pytest.raises(InputError, match="a block in every stage"):
+        flagscale(plan([1, 12, 24, 34]), lossy=True)
+
+
+def test_torchrun_itself_reads_the_commands() -> None:
+    made = plan([13, 26, 30, 34], data=4, width=1)
+    ((_, script),) = export_torchrun(made, plan_file="plan.json", program="train.py:build", steps=7).files
+    found = [get_args_parser().parse_args(call) for call in run_script(script)]
+    assert [int(call.node_rank) for call in found] == [0, 1, 2, 3]
+    assert sum(int(call.nproc_per_node) for call in found) == len(devices_by_rank(made))
+    assert all(call.training_script == "argosy.runtime.worker" and call.module for call in found)
+    assert found[0].training_script_args[:2] == ["plan.json", "train.py:build"]
+    with pytest.raises(InputError, match="tensor width 2"):
+        export_torchrun(plan([13, 26, 30, 34]), plan_file="plan.json", program="train.py:build", steps=7)
+
+
+def run_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> Result:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    captured = capsys.readouterr()
+    return Result(stop.value.code, captured.out, captured.err)
+
+
+@pytest.mark.parametrize("target", ["torchtitan", "megatron", "deepspeed", "flagscale"])
+def test_the_command_writes_what_it_prints(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(dumps_plan(with_stage(plan([9, 18, 26, 34], samples=2), 1, recompute=Recompute.FULL)))
+    refused = run_command(capsys, "export", str(path), "--to", target)
+    if target != "flagscale":
+        assert refused.code == 2
+        assert "stages.recompute" in refused.err
+    shown = run_command(capsys, "export", str(path), "--to", target, "--lossy", "--json")
+    assert shown.code == 0
+    document = json.loads(shown.out)
+    assert [f"lost: {lost['path']}" in shown.err for lost in document["lost"]] == [True] * len(document["lost"])
+    out = tmp_path / "out"
+    assert run_command(capsys, "export", str(path), "--to", target, "--lossy", "-o", str(out)).code == 0
+    written = {out.name: out.read_text()} if out.is_file() else {file.name: file.read_text() for file in out.iterdir()}
+    assert sorted(written.values()) == sorted(document["files"].values())
