@@ -11,8 +11,8 @@ JOBS ?= auto
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## ?/\t/' | expand -t 12
 
-demo: $(VENV)/.torch   ## a mixed 16-GPU cluster under a preempted link; then a small GPT trained by the plan that was found
-	$(BIN)/argosy demo --train
+demo: $(VENV)/.torch   ## a plan for a mixed 16-GPU cluster; then a small GPT trained on four unequal hosts, predicted and measured
+	$(BIN)/argosy demo
 
 test: $(VENV)/.test   ## the test suite
 	$(BIN)/python -m pytest -n $(JOBS) -m "not exhaustive"

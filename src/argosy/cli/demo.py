@@ -1,4 +1,5 @@
-"""``argosy demo``: a plan for a mixed cluster, why it is that one, and what schedules do when a link comes and goes."""
+"""``argosy demo``: a plan for a mixed cluster, why it is that one, what schedules do when a link comes and goes, and a
+training on unequal hosts."""
 
 from __future__ import annotations
 
@@ -38,53 +39,60 @@ _TOLD = ("k=1", "k=4")
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="Folder for the plan and the trace.")] = Path("out"),
-    train: Annotated[bool, typer.Option("--train", help="Also train a small GPT on three processes.")] = False,
+    out: Annotated[Path, typer.Option("--out", help="Folder for plans, pages and traces.")] = Path("out"),
+    train: Annotated[
+        bool, typer.Option("--train/--no-train", help="Also train a small GPT on four unequal hosts; needs torch.")
+    ] = True,
+    lab: Annotated[bool, typer.Option("--lab/--no-lab", help="Train in a lab where this machine can have one.")] = True,
     width: Width = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Plan a model for a mixed cluster, explain, simulate.
+    """Plan a model for a mixed cluster, explain, simulate, train.
 
-    On a bundled cluster of 16 GPUs of two generations: finds a plan, compares it with one made by hand, says what
-    holds it up and what fills its memory, and plays schedules while other jobs take a link away. Needs no GPU.
+    On a bundled cluster of 16 GPUs of two generations: finds a plan, compares it with others, says what holds it up
+    and what fills its memory, and plays schedules while other jobs take a link away. Then a small GPT is trained on
+    four unequal hosts of this machine, by Argosy's plan and by the even one. Needs no GPU.
 
     \b
     Example:
         argosy demo
     """
     from argosy.cli.inputs import load_scenario
-    from argosy.cli.terminal import progress, stdout_console, write_file
+    from argosy.cli.terminal import print_json, progress, silent_console, stdout_console, write_file
     from argosy.cli.trace import trace_files
     from argosy.plan.file import dumps_plan, read_plan
 
+    console = silent_console() if json else stdout_console(width)
     by_hand = load_scenario(read_plan(PLAN))
+    _show_cluster(console, by_hand)
     found, explanation, seconds_by_hand = _plan(by_hand, quiet=quiet)
     rows = _compare(by_hand, found, quiet=quiet)
+    _show_plan(console, by_hand, explanation, seconds_by_hand, rows)
     cases, timelines = [], {}
     for name, (schedule, k) in SCHEDULES.items():
         scenario = load_scenario(read_plan(PLAN), schedule=schedule, k=k)
         with progress(f"simulating {SECONDS:g} s with {name}", quiet=quiet):
             case, timelines[name] = _play(scenario, name)
         cases.append(case)
-    plan_file, trace_file = out / "demo-plan.json", out / "demo-trace.json.gz"
+    _show_schedules(console, by_hand.plan, cases)
+    plan_file, trace_file, page_file = (out / name for name in ("demo-plan.json", "demo-trace.json.gz", "demo.html"))
     write_file(plan_file, dumps_plan(found).encode(), make_folder=True)
     for path, content in trace_files(timelines[_TOLD[0]], output=trace_file).items():
         write_file(path, content)
-    if json:
-        _print_json(explanation, seconds_by_hand, rows, cases, plan_file, trace_file)
-        return
-    console = stdout_console(width)
-    _show_cluster(console, by_hand)
-    _show_plan(console, by_hand, explanation, seconds_by_hand, rows)
-    _show_schedules(console, by_hand.plan, cases)
-    console.print(f"\nwrote {plan_file}; next: argosy explain {plan_file}", soft_wrap=True)
+    _write_page(by_hand, found, rows, page_file, quiet=quiet)
+    console.print(f"\nwrote {page_file}, the plan as a page to look at in a browser", soft_wrap=True)
+    console.print(f"wrote {plan_file}; next: argosy explain {plan_file}", soft_wrap=True)
     told = f"wrote {trace_file}, {_RECORDED} iterations with {_TOLD[0]}; open it at https://ui.perfetto.dev"
     console.print(told, soft_wrap=True)
+    result = _as_dict(explanation, seconds_by_hand, rows, cases)
+    result |= {"plan": str(plan_file), "trace": str(trace_file), "page": str(page_file)}
     if train:
         from argosy.cli.demo_training import train as train_small
 
-        train_small(console, out, quiet=quiet)
+        result["training"] = train_small(console, out, in_lab=lab, quiet=quiet)
+    if json:
+        print_json("demo", result)
 
 
 def _plan(by_hand: Scenario, *, quiet: bool) -> tuple[Plan, Explanation, float]:
@@ -124,28 +132,29 @@ def _play(scenario: Scenario, name: str) -> tuple[Case, Timeline]:
     return Case(name=name, calm=summaries[0], changing=summaries[1]), timeline
 
 
-def _print_json(
-    explanation: Explanation,
-    seconds_by_hand: float,
-    rows: list[Row],
-    cases: list[Case],
-    plan_file: Path,
-    trace_file: Path,
-) -> None:
-    from argosy.cli.terminal import print_json
+def _write_page(by_hand: Scenario, found: Plan, rows: list[Row], page: Path, *, quiet: bool) -> None:
+    """The plan found on the calm network, with those of other planners as bars."""
+    from dataclasses import replace
+
+    from argosy.cli.report import write_page
+    from argosy.cluster.lasting import at_time_zero
+
+    scenario = replace(by_hand, plan=found, cluster=at_time_zero(by_hand.cluster))
+    rivals = [(row.name, row.entry.seconds if row.entry else None, row.reason) for row in rows]
+    write_page(scenario, {}, rivals, page, quiet=quiet)
+
+
+def _as_dict(explanation: Explanation, seconds_by_hand: float, rows: list[Row], cases: list[Case]) -> dict[str, object]:
     from argosy.report.comparison import cases_to_dict
     from argosy.report.contest import rows_to_dict
     from argosy.report.explain import explanation_to_dict
 
-    content = {
+    return {
         "by_hand": {"plan": PLAN, "iteration_seconds": seconds_by_hand},
         "explanation": explanation_to_dict(explanation),
         "cases": cases_to_dict(cases),
         "planners": rows_to_dict(rows),
-        "plan": str(plan_file),
-        "trace": str(trace_file),
     }
-    print_json("demo", content)
 
 
 def _show_cluster(console: Console, scenario: Scenario) -> None:

@@ -68,6 +68,9 @@ def run(
     clock: Annotated[
         str, typer.Option("--clock", help="The traces begin at the launch, or when the program says it is ready.")
     ] = "launch",
+    devices: Annotated[
+        str | None, typer.Option("--devices", help="Those to run on, in the order of their ranks; by default all.")
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Run a command once per device of a lab, with the environment that torchrun gives.
@@ -89,7 +92,8 @@ def run(
     if clock not in list(Clock):
         raise bad_input("launch or ready", clock, where="--clock")
     lab = open_lab(name)
-    lab.run(command, timeout=timeout, clock=Clock(clock), echo=None if quiet else sys.stdout)
+    names = None if devices is None else devices.split(",")
+    lab.run(command, devices=names, timeout=timeout, clock=Clock(clock), echo=None if quiet else sys.stdout)
 
 
 @lab_app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ from argosy.cli.options import ClusterSource, Json, PlanSource, Profiles, Quiet,
 if TYPE_CHECKING:
     from argosy.cli.inputs import Scenario
     from argosy.report.page import Picture
+    from argosy.timeline import Timeline
 
 _MOST_TASKS = 8_192
 """Devices times micro-batches that are simulated device by device; larger plans are folded along their symmetries."""
@@ -42,31 +44,44 @@ def report(
         argosy report plan.json measured.json --compare compare.json
     """
     from argosy.cli.inputs import load_scenario
-    from argosy.cli.terminal import print_json, progress, write_file
-    from argosy.explain import explain_plan, with_prediction
+    from argosy.cli.terminal import print_json
     from argosy.plan.file import read_plan
-    from argosy.report.page import Picture, report_page
     from argosy.timeline.file import load_timeline
 
-    measured = [load_timeline(path) for path in timeline or ()]
+    measured = {path.name: load_timeline(path) for path in timeline or ()}
     rivals = _rivals(compare)
     scenario = load_scenario(read_plan(plan), cluster=cluster, traces=trace or (), profiles=profile or ())
-    with progress(f"simulating {scenario.plan!r}", quiet=quiet):
-        pictures = _predicted(scenario)
-        told = scenario.plan
-        small = len(told.devices) * told.num_micro_batches <= _MOST_TASKS // 2
-        explanation = explain_plan(told, scenario.chain, scenario.cluster, model=scenario.model) if small else None
-        told = with_prediction(told, scenario.chain, scenario.cluster, model=scenario.model)
-    pictures += [
-        Picture(label=f"{one.clock}, {path.name}", timeline=one)
-        for path, one in zip(timeline or (), measured, strict=True)
-    ]
-    page = report_page(told, scenario.cluster, pictures, explanation=explanation, rivals=rivals)
-    write_file(output, page.encode())
+    size = write_page(scenario, measured, rivals, output, quiet=quiet)
     if json:
-        print_json("report", {"file": str(output), "bytes": len(page.encode())})
+        print_json("report", {"file": str(output), "bytes": size})
     else:
-        typer.echo(f"wrote {output} ({len(page.encode()) / 1e3:.0f} kB)")
+        typer.echo(f"wrote {output} ({size / 1e3:.0f} kB)")
+
+
+def write_page(
+    scenario: Scenario,
+    measured: Mapping[str, Timeline],
+    rivals: Sequence[tuple[str, float | None, str]],
+    output: Path,
+    *,
+    quiet: bool,
+) -> int:
+    """The page of a plan, with what was measured by name; its bytes. ``rivals`` are other plans' names, seconds and
+    what is wrong with them."""
+    from argosy.cli.terminal import progress, write_file
+    from argosy.explain import explain_plan, with_prediction
+    from argosy.report.page import Picture, report_page
+
+    plan, chain, cluster, model = scenario.plan, scenario.chain, scenario.cluster, scenario.model
+    with progress(f"simulating {plan!r}", quiet=quiet):
+        pictures = _predicted(scenario)
+        small = len(plan.devices) * plan.num_micro_batches <= _MOST_TASKS // 2
+        explanation = explain_plan(plan, chain, cluster, model=model) if small else None
+        told = with_prediction(plan, chain, cluster, model=model)
+    pictures += [Picture(label=f"{one.clock}, {name}", timeline=one) for name, one in measured.items()]
+    page = report_page(told, cluster, pictures, explanation=explanation, rivals=list(rivals)).encode()
+    write_file(output, page)
+    return len(page)
 
 
 def _predicted(scenario: Scenario) -> list[Picture]:

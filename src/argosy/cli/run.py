@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json as json_module
+import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,6 +50,7 @@ def run(
         bool, typer.Option("--any-device", help="Run also where the hardware is not the plan's.")
     ] = False,
     here: Annotated[bool, typer.Option("--here", help="All of the plan's nodes on this machine.")] = False,
+    lab: Annotated[str | None, typer.Option("--lab", help="On the hosts of a lab that is up.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command of every node, and stop.")] = False,
     slurm: Annotated[Path | None, typer.Option("--slurm", help="Write a batch script for SLURM, and stop.")] = None,
     width: Width = None,
@@ -86,6 +89,7 @@ def run(
         patience=patience,
         any_device=any_device,
         here=here,
+        lab=lab,
         address=address,
         port=port,
     )
@@ -103,14 +107,10 @@ def run(
             _show(stdout_console(width), launch.plan, figures)
 
 
-def start_here(plan: Path, program: Path, out: Path, steps: int, *, quiet: bool) -> dict[str, Any]:
-    """Run a plan with all its processes on this machine; what it came to."""
-    from argosy.plan.file import load_plan
-    from argosy.runtime.launch import Launch
-
-    launch = Launch(plan=load_plan(plan), plan_file=str(plan), program=str(program), folder=out, steps=steps, here=True)
+def start_here(launch: Launch, *, quiet: bool, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Run a plan with all its processes on this machine, or in a lab on it; what it came to."""
     _check(launch, 0)
-    return _figures(launch.plan, _follow(launch, 0, quiet=quiet), out)
+    return _figures(launch.plan, _follow(launch, 0, quiet=quiet, environment=environment), launch.folder)
 
 
 def _check(launch: Launch, node_rank: int) -> None:
@@ -133,8 +133,10 @@ def _check(launch: Launch, node_rank: int) -> None:
     check_port(launch, node_rank)
 
 
-def _follow(launch: Launch, node_rank: int, *, quiet: bool) -> list[dict[str, Any]]:
-    """Start torchrun, show progress, and return every step's figures; a ``RunError`` or ``InputError`` if it fails."""
+def _follow(
+    launch: Launch, node_rank: int, *, quiet: bool, environment: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """Start the processes, show progress, and return every step's figures; raises where one of them fails."""
     from argosy.runtime.failure import clear_notes
     from argosy.runtime.launch import command_line
     from argosy.runtime.orphan import end_with_parent
@@ -147,6 +149,7 @@ def _follow(launch: Launch, node_rank: int, *, quiet: bool) -> list[dict[str, An
     with log.open("w") as file:
         process = subprocess.Popen(
             command_line(launch, node_rank),
+            env={**os.environ, **(environment or {})},
             stdout=file,
             stderr=subprocess.STDOUT,
             preexec_fn=end_with_parent,  # noqa: PLW1509 (there is one thread)

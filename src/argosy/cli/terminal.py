@@ -24,6 +24,13 @@ def stdout_console(width: int | None = None) -> Console:
     return Console(width=width, highlight=False, emoji=False, color_system=None if plain else "auto")
 
 
+def silent_console() -> Console:
+    """For commands that tell as they go, where only their JSON is wanted."""
+    from rich.console import Console
+
+    return Console(quiet=True)
+
+
 def print_json(command: str, content: dict[str, Any]) -> None:
     """One JSON object on stdout, with sorted keys and a version."""
     document = {"version": 1, "command": command, **content}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from argosy.errors import InputError, Problem
 from argosy.plan.plan import Plan
-from argosy.runtime.ranks import Node, nodes_of
+from argosy.runtime.ranks import Node, devices_by_rank, nodes_of
 
 DEFAULT_PORT = 29500
 
@@ -34,6 +34,8 @@ class Launch:
     any_device: bool = False
     here: bool = False
     """Every node's processes on this machine."""
+    lab: str | None = None
+    """A lab that is up, whose hosts are the plan's nodes."""
     address: str | None = None
     """Where rank 0 can be reached; its node's own name unless given."""
     port: int | None = None
@@ -41,7 +43,7 @@ class Launch:
     def nodes(self) -> tuple[Node, ...]:
         """The hosts to start processes on."""
         nodes = nodes_of(self.plan)
-        if not self.here:
+        if not self.here and self.lab is None:
             return nodes
         return (Node(name="here", devices=tuple(device for node in nodes for device in node.devices)),)
 
@@ -63,7 +65,11 @@ def worker_arguments(launch: Launch) -> Iterator[str]:
 
 
 def command_line(launch: Launch, node_rank: int, *, python: str = sys.executable) -> list[str]:
-    """torchrun for one node; on a single node it finds a free port by itself."""
+    """torchrun for one node; on a single node it finds a free port by itself. A lab starts all processes at once."""
+    worker = ["-m", "argosy.runtime.worker", *worker_arguments(launch)]
+    if launch.lab is not None:
+        options = ["--clock", "ready", "--timeout", "inf", "--devices", ",".join(devices_by_rank(launch.plan))]
+        return [python, "-m", "argosy", "lab", "run", launch.lab, *options, "--", python, *worker]
     nodes = launch.nodes()
     command = [python, "-m", "torch.distributed.run", "--nproc-per-node", str(len(nodes[node_rank].devices))]
     if len(nodes) == 1 and launch.port is None:
@@ -72,7 +78,7 @@ def command_line(launch: Launch, node_rank: int, *, python: str = sys.executable
         address = launch.address or ("127.0.0.1" if len(nodes) == 1 else nodes[0].name)
         command += ["--nnodes", str(len(nodes)), "--node-rank", str(node_rank)]
         command += ["--master-addr", address, "--master-port", str(launch.port or DEFAULT_PORT)]
-    return [*command, "-m", "argosy.runtime.worker", *worker_arguments(launch)]
+    return [*command, *worker]
 
 
 def dry_run(launch: Launch) -> str:

@@ -1,5 +1,7 @@
 """The demo's own program: a small GPT on the bytes of this very file, for ``argosy run``; alone, a plain loop.
 
+Where a rank is told how fast its device is to be (``emulated``), its blocks take that long.
+
 ``python -m argosy.runtime.tiny_gpt STEPS MICRO_BATCH COUNT`` trains it in one process, without argosy, and prints the
 losses as JSON.
 """
@@ -15,7 +17,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-WIDTH, LAYERS, HEADS, LENGTH, VOCABULARY, SAMPLES = 64, 6, 4, 32, 128, 24
+from argosy.runtime.emulated import seconds_per_sample
+from argosy.runtime.paced import pace
+
+WIDTH, LAYERS, HEADS, LENGTH, VOCABULARY, SAMPLES = 64, 8, 4, 32, 128, 16
 
 
 class Block(nn.Module):
@@ -50,7 +55,11 @@ def loss_fn(model: Any, letters: Tensor) -> Tensor:
 
 def build() -> tuple[nn.Module, Any, Tensor]:
     head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY))
-    return nn.Sequential(Embedding(), *(Block() for _ in range(LAYERS)), head), loss_fn, data(0)
+    embedding, blocks = Embedding(), [Block() for _ in range(LAYERS)]
+    if seconds := seconds_per_sample():
+        for block in blocks:
+            pace(block, seconds)
+    return nn.Sequential(embedding, *blocks, head), loss_fn, data(0)
 
 
 def data(step: int) -> Tensor:
