@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from argosy.cluster.file import load_cluster
-from argosy.cluster.probed import ProbedDevice, ProbedLink, cluster_toml
+from argosy.cluster.probed import ProbedDevice, ProbedHost, ProbedLink, cluster_toml
 from argosy.cluster.topology import Cluster
 from argosy.dtype import Dtype
 
@@ -70,6 +70,17 @@ def test_a_pair_slower_than_both_nics_has_a_link(tmp_path: Path) -> None:
     assert [wire.name for wire in cluster.wires] == ["a1-a2"]
     assert rate(cluster, "a1.0", "a2.0") == pytest.approx(1e8)
     assert rate(cluster, "a0.0", "a2.0") == pytest.approx(1e9)
+
+
+def test_a_nic_wider_than_any_peers_shows_when_all_send_at_once(tmp_path: Path) -> None:
+    devices = [device(rank, f"h{rank}", 1e12) for rank in range(3)]
+    pairs = {frozenset((0, 1)): 4e8, frozenset((0, 2)): 4e8, frozenset((1, 2)): 4e8}
+    hosts = [ProbedHost(host=f"h{rank}", out=rate, into=1.02 * rate) for rank, rate in enumerate((8e8, 3.9e8, 4e8))]
+    cluster = read(tmp_path, cluster_toml("probed", devices, links(pairs, 3), hosts))
+    rates = {link.edge: link.bandwidth.at(0) for link in cluster.links}
+    assert rates == {"a0.nic": pytest.approx(8e8), "b0.nic": pytest.approx(4e8), "b1.nic": pytest.approx(4e8)}
+    assert rate(cluster, "a0.0", "b0.0") == pytest.approx(4e8)
+    assert cluster.wires == ()
 
 
 def test_a_machine_alone_needs_no_links(tmp_path: Path) -> None:

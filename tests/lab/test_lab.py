@@ -164,3 +164,14 @@ def test_probing_a_lab_finds_its_links_and_speeds(tmp_path: Path) -> None:
     route = probed.fastest("a0.0", "b0.0", 1e9)
     assert 8e-6 * probed.bandwidth(route).at(0) == pytest.approx(40, rel=0.15)
     assert min(device.efficiency for device in probed.devices) < 0.6
+
+
+def test_probing_finds_a_nic_that_is_wider_than_its_peers(tmp_path: Path) -> None:
+    """Two peers of 40 Mbit/s each cannot fill the third's NIC alone; both at once show what it shares between them."""
+    measured = tmp_path / "probed.toml"
+    hosts = host("a", "60 Mbit/s"), host("b", "40 Mbit/s"), host("c", "40 Mbit/s")
+    with Lab(cluster_of(tmp_path, *hosts), shares=False) as lab:
+        worker = [sys.executable, "-m", "argosy.runtime.probe_worker", "probed", "0.3", str(measured)]
+        lab.run(worker, environment={"PYTHONPATH": str(Path(labs.__file__).parents[2])}, timeout=120)
+    rates = sorted({link.edge: 8e-6 * link.bandwidth.at(0) for link in load_cluster(str(measured)).links}.values())
+    assert rates == pytest.approx([40, 40, 60], rel=0.15)

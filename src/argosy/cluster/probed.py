@@ -1,11 +1,13 @@
 """A commented cluster file from what was measured of devices and links.
 
 Devices of one host and kind form a group; hosts that are alike form a ``[[nodes]]`` entry. A pair of hosts tells the
-narrower of two NICs, so a host's NIC is
+narrower of two NICs, and what a host exchanges with all others at once tells what its own NIC carries beyond that. So
+a host's NIC is
 
-    (1)  nic_h = max over other hosts g of rate(h, g)
+    (1)  nic_h = max( rate(h, g) over other hosts g,  min(what h sends to all at once, what all send to h at once) )
 
-and a pair that is slower than both NICs by more than a quarter has a link of its own in between.
+and a pair that is slower than both NICs by more than a quarter has a link of its own in between. A NIC that is wider
+than all others together is found to be as wide as they are: nothing can tell.
 """
 
 from __future__ import annotations
@@ -54,6 +56,17 @@ class ProbedLink:
     """Seconds: half a round trip of a small one."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProbedHost:
+    """One host with all others at the same time."""
+
+    host: str
+    out: float
+    """Bytes/s that it sends."""
+    into: float
+    """Bytes/s that it receives."""
+
+
 @dataclass(frozen=True)
 class _Host:
     devices: tuple[ProbedDevice, ...]
@@ -73,12 +86,18 @@ class _Host:
 
 
 def cluster_toml(
-    name: str, devices: Sequence[ProbedDevice], links: Iterable[ProbedLink], *, measured: str = "measured"
+    name: str,
+    devices: Sequence[ProbedDevice],
+    links: Iterable[ProbedLink],
+    together: Iterable[ProbedHost] = (),
+    *,
+    measured: str = "measured",
 ) -> str:
     """The text of a cluster file; ``measured`` says when and with what, in a comment."""
+    at_once = {host.host: min(host.out, host.into) for host in together}
     pairs = {(link.source, link.target): link for link in links}
     ranks = {host: [d.rank for d in devices if d.host == host] for host in dict.fromkeys(d.host for d in devices)}
-    hosts = {host: _host(host, devices, ranks, pairs) for host in ranks}
+    hosts = {host: _host(host, devices, ranks, pairs, at_once.get(host, 0.0)) for host in ranks}
     groups: list[list[str]] = []
     for host in hosts:
         alike = next((group for group in groups if hosts[group[0]].is_like(hosts[host])), None)
@@ -105,14 +124,18 @@ def _host(
     devices: Sequence[ProbedDevice],
     ranks: dict[str, list[int]],
     pairs: dict[tuple[int, int], ProbedLink],
+    at_once: float,
 ) -> _Host:
     mine = set(ranks[host])
     inside = [link for (a, b), link in pairs.items() if a in mine and b in mine]
     outside = [link for (a, b), link in pairs.items() if (a in mine) != (b in mine)]
+    nic = None
+    if outside:
+        nic = max(at_once, *(link.bandwidth for link in outside)), min(link.latency for link in outside) / 2  # (1)
     return _Host(
         devices=tuple(device for device in devices if device.host == host),
         intra=_typical(inside) if inside else None,
-        nic=(max(link.bandwidth for link in outside), min(link.latency for link in outside) / 2) if outside else None,
+        nic=nic,
     )
 
 

@@ -4,6 +4,9 @@
     (2)  memory        2 N over the mean time of copying N bytes
     (3)  latency       half of the least round trip of a small message
     (4)  bandwidth     N over the time of N bytes, less (3)
+    (5)  of a host     when it sends to all other hosts at once, or they to it, b_f bytes in flow f until t_f:
+                       max over flows g of (sum of b_f - sum of r_f (t_f - t_g) over the flows that end after g) / t_g,
+                       r_f being (4) of the flow alone: no more than the mean of all flows together until t_g
 
 All devices are measured at the same time, because devices that share a host or a card are slower together. Links are
 measured one pair at a time: a rate is that of an empty network. Each takes about ``seconds``.
@@ -15,8 +18,9 @@ import json
 import os
 import platform
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -24,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from argosy.cluster.probed import ProbedDevice, ProbedLink
+from argosy.cluster.probed import ProbedDevice, ProbedHost, ProbedLink
 from argosy.dtype import Dtype
 from argosy.runtime.world import gather_texts
 
@@ -150,14 +154,73 @@ def _answer_as_target(source: int, device: torch.device) -> None:
         dist.send(torch.zeros(1, device=device), source)
 
 
-def probe_all(*, seconds: float = 0.3) -> tuple[list[ProbedDevice], list[ProbedLink]]:
-    """Every rank's device, all at the same time, and then every link; the same on all ranks."""
+def probe_hosts(
+    devices: Sequence[ProbedDevice], links: Sequence[ProbedLink], *, seconds: float = 0.3
+) -> Iterator[ProbedHost]:
+    """(5) for every host; every rank must iterate. With two hosts it is (4) and is not measured again."""
+    ranks = {host: [d.rank for d in devices if d.host == host] for host in dict.fromkeys(d.host for d in devices)}
+    rates = {(link.source, link.target): link.bandwidth for link in links}
+    for host, mine in ranks.items() if len(ranks) > 2 else ():
+        others = [there for name, there in ranks.items() if name != host]
+        pairs = [(mine[at % len(mine)], there[0]) for at, there in enumerate(others)]
+        out, into = ({pair: rates[pair] for pair in way} for way in (pairs, [(b, a) for a, b in pairs]))
+        yield ProbedHost(host=host, out=_together(out, seconds), into=_together(into, seconds))
+
+
+def _together(rates: Mapping[tuple[int, int], float], seconds: float) -> float:
+    """(5), each flow as long as it would take ``seconds`` alone."""
+    device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
+    rank = dist.get_rank()
+    counts = [max(_SMALL, int(min(_MOST_BYTES, rate * seconds)) // 4) for rate in rates.values()]
+    transfers, coming = [], []
+    for at, ((source, target), count) in enumerate(zip(rates, counts, strict=True)):
+        if rank == source:
+            transfers.append(dist.P2POp(dist.isend, torch.zeros(count, device=device), target))
+        elif rank == target:
+            coming.append((at, len(transfers)))
+            transfers.append(dist.P2POp(dist.irecv, torch.empty(count, device=device), source))
+    ends = torch.zeros(len(rates), dtype=torch.float64)
+    dist.barrier()
+    began = time.perf_counter()
+    works = dist.batch_isend_irecv(transfers) if transfers else []
+
+    def wait(at: int, place: int) -> None:
+        works[min(place, len(works) - 1)].wait()  # NCCL has one for all
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        ends[at] = time.perf_counter() - began
+
+    waiting = [threading.Thread(target=wait, args=pair) for pair in coming]  # who comes first is not known
+    for thread in waiting:
+        thread.start()
+    for thread in waiting:
+        thread.join()
+    for work in works if not coming else ():
+        work.wait()
+    ends = ends.to(device)
+    dist.all_reduce(ends, dist.ReduceOp.MAX)
+    return _total([4 * count for count in counts], list(rates.values()), ends.tolist())
+
+
+def _total(sizes: Sequence[float], rates: Sequence[float], ends: Sequence[float]) -> float:
+    """(5).
+
+    >>> _total([40, 40], [40, 40], [1.0, 1.0]), _total([40, 40], [40, 40], [1.2, 1.5]), _total([1, 1], [1, 1], [2, 2])
+    (80.0, 56.66666666666667, 1.0)
+    """
+    flows = list(zip(rates, ends, strict=True))
+    return max((sum(sizes) - sum(r * (t - end) for r, t in flows if t > end)) / end for end in ends)
+
+
+def probe_all(*, seconds: float = 0.3) -> tuple[list[ProbedDevice], list[ProbedLink], list[ProbedHost]]:
+    """Every rank's device, all at the same time, then every link, then every host's links; the same on all ranks."""
     if not dist.is_initialized():
-        return [probe_device(seconds=seconds)], []
+        return [probe_device(seconds=seconds)], [], []
     dist.barrier()
     mine = probe_device(seconds=seconds, rank=dist.get_rank())
     texts = gather_texts(json.dumps(asdict(mine)), torch.device("cuda" if dist.get_backend() == "nccl" else "cpu"))
-    return [_probed(json.loads(text)) for text in texts], list(probe_links(seconds=seconds))
+    devices, links = [_probed(json.loads(text)) for text in texts], list(probe_links(seconds=seconds))
+    return devices, links, list(probe_hosts(devices, links, seconds=seconds))
 
 
 def _probed(read: dict[str, Any]) -> ProbedDevice:

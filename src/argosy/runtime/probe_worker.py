@@ -25,14 +25,14 @@ def measure(name: str, *, seconds: float) -> str | None:
         share = torch.cuda.is_available() and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
         dist.init_process_group("nccl" if share else "gloo", timeout=timedelta(minutes=5))
     try:
-        devices, links = probe_all(seconds=seconds)
+        devices, links, hosts = probe_all(seconds=seconds)
     finally:
         if not alone:
             dist.destroy_process_group()
     if devices and int(os.environ.get("RANK", "0")):
         return None
     when = f"Measured on {time.strftime('%Y-%m-%d')} with torch {torch.__version__}, {len(devices)} processes."
-    return cluster_toml(name, devices, links, measured=when)
+    return cluster_toml(name, devices, links, hosts, measured=when)
 
 
 def main(name: str, seconds: str, output: str) -> None:
