@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 JOBS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format bench clean
+.PHONY: help demo test test-all check format bench docs clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## ?/\t/' | expand -t 12
@@ -32,6 +32,10 @@ format: $(VENV)/.check   ## rewrite the sources in the one style
 bench: $(VENV)/.bench   ## every benchmark, printed as ratios against a baseline of the same run
 	$(BIN)/python -m benchmarks
 
+docs: $(VENV)/.docs   ## the documentation, as a site in build/docs
+	$(BIN)/python -m sphinx -W -q -b html docs build/docs
+	@echo "wrote build/docs/index.html"
+
 clean:           ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 
@@ -44,7 +48,7 @@ $(VENV)/.core: $(VENV)/bin/python pyproject.toml
 	$(PIP) -e .
 	@touch $@
 
-$(VENV)/.test $(VENV)/.check $(VENV)/.bench $(VENV)/.torch: $(VENV)/.%: $(VENV)/.core
+$(VENV)/.test $(VENV)/.check $(VENV)/.bench $(VENV)/.torch $(VENV)/.docs: $(VENV)/.%: $(VENV)/.core
 	@echo "installing what '$*' needs into $(VENV)"
 	$(PIP) -e '.[$*]'
 	@touch $@

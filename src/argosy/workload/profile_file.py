@@ -60,7 +60,7 @@ class _Layer(Schema):
     tied_parameters: Natural = 0
 
 
-class _Profile(Schema):
+class ProfileSchema(Schema):
     version: Literal[1]
     device: Name
     model: Name
@@ -79,7 +79,7 @@ def parse_profile(text: str, *, file: str) -> Profile:
 
 def profile_of(document: Document) -> Profile:
     """The profile in a document, or every problem in it."""
-    content = validate(document, _Profile)
+    content = validate(document, ProfileSchema)
     problems = [*_layer_problems(document, content), *_row_problems(document, content)]
     if problems:
         raise InputError(sorted(problems, key=lambda problem: problem.line or 0))
@@ -115,7 +115,7 @@ def _without_defaults(value: ProfileRow | Layer) -> dict[str, Any]:
     return {field.name: content for field, content in pairs if field.default is MISSING or content != field.default}
 
 
-def _layer_problems(document: Document, content: _Profile) -> Iterator[Problem]:
+def _layer_problems(document: Document, content: ProfileSchema) -> Iterator[Problem]:
     seen: set[str] = set()
     for index, layer in enumerate(content.layers):
         if layer.name in seen:
@@ -126,7 +126,7 @@ def _layer_problems(document: Document, content: _Profile) -> Iterator[Problem]:
             yield document.problem(("layers", index, "tied_to"), expected, layer.tied_to)
 
 
-def _row_problems(document: Document, content: _Profile) -> Iterator[Problem]:
+def _row_problems(document: Document, content: ProfileSchema) -> Iterator[Problem]:
     if not content.rows:
         yield document.problem(("rows",), "at least one row", content.rows)
     known = sorted({name for layer in content.layers for name in (layer.name, layer.kind)})

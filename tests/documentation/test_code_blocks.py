@@ -1,0 +1,118 @@
+"""Every code block of the documentation is run, in the order of its page, in one folder per page.
+
+``sh``: every command must succeed (or end as its comment ``# exit 3`` says). ``python``: executed; with a first line
+``# name.py`` also written there for later blocks. ``toml``, ``json``, ``csv``: must parse; with a first line that names
+a file, written there. ``text`` is output or a drawing. A block that cannot be run here says why in the line before it:
+``<!-- not run: why -->``.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from argosy.cli import main
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    path
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    if "reference" not in path.parts
+)
+LANGUAGES = {"toctree", "include", "sh", "python", "toml", "json", "csv", "text"}
+_NAMED = re.compile(r"# (?P<name>[\w./-]+\.(py|toml|json|csv))")
+_EXIT = re.compile(r"#\s*exit (?P<code>\d+)\s*$")
+_LONGEST = 180
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    line: int
+    text: str
+    skipped: bool
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    start, language = 0, ""
+    for number, line in enumerate(lines):
+        if not line.lstrip().startswith("```"):
+            continue
+        if not start:
+            start, language = number + 1, re.sub(r"[`{}]|\s.*", "", line.strip())
+            continue
+        before = lines[start - 2].strip() if start > 1 else ""
+        body = "\n".join(lines[start:number]) + "\n"
+        yield Block(language, start, body, before.startswith("<!-- not run: ") and len(before) > 22)
+        start = 0
+
+
+def test_every_block_says_what_it_is() -> None:
+    unknown = [
+        f"{page.relative_to(ROOT)}:{block.line}: {block.language or 'nothing'}"
+        for page in PAGES
+        for block in blocks(page)
+        if block.language not in LANGUAGES
+    ]
+    assert not unknown
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if list(blocks(page))], ids=lambda page: page.stem)
+def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), *sys.path]))
+    for block in blocks(page):
+        if block.skipped or block.language in {"text", "toctree", "include"}:
+            continue
+        try:
+            _run(block)
+        except Exception as error:
+            pytest.fail(f"{page.relative_to(ROOT)}:{block.line}: {type(error).__name__}: {error}")
+
+
+def _run(block: Block) -> None:
+    named = _NAMED.match(block.text)
+    text = block.text if named is None or block.language in ("python", "toml") else block.text.split("\n", 1)[1]
+    if named is not None:
+        Path(named["name"]).parent.mkdir(parents=True, exist_ok=True)
+        Path(named["name"]).write_text(text, encoding="utf-8")
+    if block.language == "sh":
+        for command in re.sub(r"\\\n\s*", " ", text).splitlines():
+            _command(command)
+    elif block.language == "python":
+        exec(compile(text, f"line {block.line}", "exec"), {"__name__": "documentation"})
+    elif block.language == "toml":
+        tomllib.loads(text)
+    elif block.language == "json":
+        json.loads(text)
+    else:
+        widths = {len(row) for row in csv.reader(text.splitlines())}
+        assert len(widths) == 1, f"rows of {sorted(widths)} columns"
+
+
+def _command(line: str) -> None:
+    if not line.strip() or line.lstrip().startswith("#"):
+        return
+    told = _EXIT.search(line)
+    expected = int(told["code"]) if told else 0
+    words = shlex.split(line, comments=True)
+    if words[0] == "argosy" and not {">", "|", "run", "&&"} & set(words):
+        with pytest.raises(SystemExit) as stop:
+            main(words[1:])
+        code = int(stop.value.code or 0)
+    else:
+        command = line.replace("argosy ", f"{sys.executable} -m argosy ", 1) if words[0] == "argosy" else line
+        code = subprocess.run(["bash", "-c", command], check=False, timeout=_LONGEST).returncode
+    assert code == expected, f"`{line}` ended with {code}, not {expected}"

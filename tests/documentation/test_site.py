@@ -1,0 +1,24 @@
+"""The documentation builds without a warning, and shows every command and every page."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_site_builds(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-d", str(tmp_path / "trees")]
+    done = subprocess.run(
+        [*build, str(ROOT / "docs"), str(tmp_path / "html")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    commands = (tmp_path / "html" / "reference" / "commands.html").read_text(encoding="utf-8")
+    for name in ("argosy plan", "argosy run", "argosy lab up", "argosy nbody ic"):
+        assert name in commands
+    pages = [path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")]
+    assert all((tmp_path / "html" / page).is_file() for page in pages)
+    index = (tmp_path / "html" / "index.html").read_text(encoding="utf-8")
+    assert "https://" not in index.split("<footer", maxsplit=1)[0] or "fonts.googleapis" not in index
