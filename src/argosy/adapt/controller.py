@@ -11,14 +11,22 @@ and only where the gain is at least ``min_gain`` and the last change of that pri
 for every change that had to be undone). It never thrashes because it also keeps the books: with m_i the measured
 seconds of a step and s_i what the first plan would have taken in the world of that step,
 
-    (4)  regret = sum of (m_i - s_i);  above 1 % of all seconds so far it goes back to the first plan and waits.
+    (4)  regret = sum of (m_i - s_i);  above 1 % of all seconds so far it goes back to the first plan and waits; above
+         5 % where the first plan is predicted to be clearly slower now.
+
+Predictions are corrected by what was measured: a plan's own steps, and until it has any, those of the plan in force,
+
+    (5)  seconds of p = predicted seconds of p  x  median of measured / predicted over the last steps under p
+
+so that a plan that does not keep its promise is left again for one that did, at the price of moving.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from argosy.adapt.moving import moving_seconds
@@ -27,6 +35,7 @@ from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError
 from argosy.plan.plan import Plan, Stage
+from argosy.schedule import ScheduleSpec
 from argosy.sim.compile import compile_plan
 from argosy.sim.exact import simulate_exact
 from argosy.sim.fold import fold_plan
@@ -34,9 +43,12 @@ from argosy.workload.chain import Chain
 
 CAUTION = 1.5
 _MOST_REGRET = 0.01
+_CLEARLY = 0.8
 _WHOLE = 2_000
 """Devices times micro-batches of a plan that is played device by device."""
-_SAME = 1e-6
+_REMEMBERED = 5
+"""Plans that were in force, and steps under each."""
+_Key = tuple[tuple[Stage, ...], ScheduleSpec, int]
 
 
 class Reach(StrEnum):
@@ -78,10 +90,17 @@ class Decision:
     moving: float = 0.0
     """Predicted seconds of the change itself."""
     why: str = ""
+    world: World = field(default_factory=World)
+    """As it was believed to be."""
 
     @property
     def is_change(self) -> bool:
         return self.what is not Reach.OFF
+
+
+def plan_key(plan: Plan) -> _Key:
+    """What the time of a step depends on."""
+    return plan.stages, plan.schedule, plan.micro_batch_size
 
 
 class Predictor:
@@ -92,7 +111,7 @@ class Predictor:
         self.known: dict[tuple[object, ...], float] = {}
 
     def seconds(self, plan: Plan, world: World) -> float:
-        key = (plan.stages, plan.schedule, plan.micro_batch_size, world)
+        key = (*plan_key(plan), world)
         if key not in self.known:
             self.known[key] = iteration_seconds(plan, self.chain, in_world(self.cluster, world), self.model)
         return self.known[key]
@@ -121,31 +140,82 @@ class Controller:
         model: ComputeModel | None = None,
         schedules: Sequence[Plan] = (),
         replan: Callable[[Cluster], Plan] | None = None,
+        variants: Callable[[Plan], Sequence[Plan]] | None = None,
     ) -> None:
-        """``schedules`` are the plan under those that it may switch to; ``replan`` finds a plan for a cluster."""
+        """``schedules`` are the plan under those that it may switch to, ``variants`` finds them for another plan;
+        ``replan`` finds a plan for a cluster."""
         self.first = self.plan = plan
         self.chain, self.cluster = chain, cluster
         self.limits = limits or Limits()
         self.schedules = tuple(variant.schedule for variant in schedules)
-        self.replan = replan
+        self.replan, self.variants = replan, variants
         self.predictor = Predictor(chain, cluster, model or ComputeModel())
         self.watch = Watch(cluster)
         self.log: list[Decision] = []
         self.elapsed = self.regret = 0.0
         self.last_change = -math.inf
         self.patience = self.limits.dwell
+        self.news: dict[str, None] = {}
+        """What has changed since plans were last made."""
         self.has_planned = False
+        self.used: list[Plan] = [plan]
+        """Plans with other stages that were in force."""
+        self.ratios: dict[_Key, list[float]] = {}
+        """Measured over predicted seconds of the last steps, by plan."""
+        self.moving_ratio = 1.0
+        """Measured over predicted seconds of the last move."""
 
-    def after_step(self, step: int, seconds: float, bandwidths: dict[str, float], speeds: dict[str, float]) -> Decision:
-        """Take what a step measured; what to do before the next."""
-        changed = self.watch.observe(bandwidths, speeds)
-        self._keep_books(seconds, seen_world(bandwidths, speeds))
-        decision = self._decide(step, changed)
+    def after_step(
+        self,
+        step: int,
+        seconds: float,
+        bandwidths: dict[str, float],
+        speeds: dict[str, float],
+        *,
+        in_force: bool = True,
+    ) -> Decision:
+        """Take what a step measured; what to do before the next. ``in_force``: whether the step was made under the
+        plan of the last decision, which may still be on its way; if not, the step only tells of the world."""
+        self.news |= dict.fromkeys(self.watch.observe(bandwidths, speeds))
+        if not in_force:
+            return Decision(step=step, what=Reach.OFF, plan=self.plan, before=seconds, after=seconds)
+        levels = self.watch.world
+        self._keep_books(seconds, seen_world(dict(levels.bandwidths) | bandwidths, dict(levels.speeds) | speeds))
+        self._correct(seconds)
+        decision = self._decide(step)
         if decision.is_change:
-            self.plan = decision.plan
-            self.last_change = step
-            self.log.append(decision)
+            decision = replace(decision, world=self.watch.world)
+            self._take(decision)
         return decision
+
+    def _take(self, decision: Decision) -> None:
+        if decision.what is Reach.FULL:
+            self.used = [one for one in self.used if one.stages != decision.plan.stages]
+            self.used = [*self.used, decision.plan][-_REMEMBERED:]
+            if self.variants is not None:
+                self.schedules = tuple(variant.schedule for variant in self.variants(decision.plan))
+        self.plan = decision.plan
+        self.last_change = decision.step
+        self.log.append(decision)
+
+    def learn_of_move(self, seconds: float) -> None:
+        """What the last move really took."""
+        moves = [decision for decision in self.log if decision.moving > 0]
+        if moves:
+            self.moving_ratio *= seconds / moves[-1].moving
+
+    def _correct(self, seconds: float) -> None:
+        """(5), while nothing is in doubt."""
+        predicted = self.predictor.seconds(self.plan, self.watch.world)
+        if self.watch.is_calm and math.isfinite(predicted) and predicted > 0:
+            ratios = self.ratios.setdefault(plan_key(self.plan), [])
+            ratios.append(seconds / predicted)
+            del ratios[:-_REMEMBERED]
+
+    def _seconds(self, plan: Plan, world: World) -> float:
+        """(5)."""
+        ratios = self.ratios.get(plan_key(plan)) or self.ratios.get(plan_key(self.plan)) or [1.0]
+        return self.predictor.seconds(plan, world) * statistics.median(ratios)
 
     def _keep_books(self, seconds: float, seen: World) -> None:
         """(4)."""
@@ -153,7 +223,7 @@ class Controller:
         if self._is_first:
             self.regret = max(0.0, self.regret - 0.001 * seconds)  # old losses fade while it sits still
             return
-        instead = self.predictor.seconds(self.first, seen)
+        instead = self._seconds(self.first, seen)
         if math.isfinite(instead):
             self.regret = max(0.0, self.regret + seconds - instead)
 
@@ -161,17 +231,17 @@ class Controller:
     def _is_first(self) -> bool:
         return (self.plan.stages, self.plan.schedule) == (self.first.stages, self.first.schedule)
 
-    def _decide(self, step: int, changed: tuple[str, ...]) -> Decision:
+    def _decide(self, step: int) -> Decision:
         world = self.watch.world
-        now = self.predictor.seconds(self.plan, world)
+        now = self._seconds(self.plan, world)
         stay = Decision(step=step, what=Reach.OFF, plan=self.plan, before=now, after=now)
         if self.limits.reach is Reach.OFF:
             return stay
-        if not self._is_first and self.regret > _MOST_REGRET * self.elapsed and self._can_go_back(world):
+        if not self._is_first and self._has_lost(world, now) and self._can_go_back(world):
             return self._back(step, world, now)
         if step - self.last_change < self.patience:
             return stay
-        best = max(self._choices(step, world, now, changed), key=self._worth, default=stay)
+        best = max(self._choices(step, world, now), key=self._worth, default=stay)
         return best if self._worth(best) > 0 else stay
 
     def _worth(self, decision: Decision) -> float:
@@ -183,8 +253,8 @@ class Controller:
             return -1.0
         return gain * self.limits.horizon - CAUTION * decision.moving
 
-    def _choices(self, step: int, world: World, now: float, changed: tuple[str, ...]) -> list[Decision]:
-        why = f"{', '.join(changed[:3])} changed" if changed else "as believed now"
+    def _choices(self, step: int, world: World, now: float) -> list[Decision]:
+        why = f"{', '.join([*self.news][:3])} changed" if self.news else "as believed now"
         reach = self.limits.reach
         plans = [replace(self.plan, schedule=schedule) for schedule in self.schedules if schedule != self.plan.schedule]
         found = [(Reach.K, plan) for plan in plans]
@@ -193,26 +263,32 @@ class Controller:
             found += [(Reach.SHARES, plan) for plan in (shared, *(replace(shared, schedule=s) for s in self.schedules))]
         choices = [self._choice(step, what, plan, world, now, why) for what, plan in found]
         best = min((one.after for one in choices), default=now)
-        if reach.allows(Reach.FULL) and self.replan is not None and (changed or not self.has_planned):
-            self.has_planned = True
-            choices += self._replanned(step, world, min(best, now), now, why)
+        if reach.allows(Reach.FULL) and self.replan is not None:
+            free = min(best, now)
+            others = [plan for plan in self.used if plan.stages != self.plan.stages]
+            if self.news or not self.has_planned:
+                others += self._replanned(world)
+                self.has_planned = True
+                self.news.clear()
+            choices += [one for plan in others for one in self._moves(step, plan, world, free, now, why)]
         return choices
 
     def _choice(self, step: int, what: Reach, plan: Plan, world: World, now: float, why: str) -> Decision:
-        return Decision(step=step, what=what, plan=plan, before=now, after=self.predictor.seconds(plan, world), why=why)
+        return Decision(step=step, what=what, plan=plan, before=now, after=self._seconds(plan, world), why=why)
 
-    def _replanned(self, step: int, world: World, free: float, now: float, why: str) -> list[Decision]:
-        """(3); measured against what a free change would reach."""
-        believed = in_world(self.cluster, world)
+    def _replanned(self, world: World) -> list[Plan]:
         assert self.replan is not None
         try:
-            plan = self.replan(believed)
+            return [self.replan(in_world(self.cluster, world))]
         except InfeasibleError:
             return []
-        seconds = self.predictor.seconds(plan, world)
+
+    def _moves(self, step: int, plan: Plan, world: World, free: float, now: float, why: str) -> list[Decision]:
+        """(3); measured against what a free change would reach."""
+        seconds = self._seconds(plan, world)
         if seconds >= free * (1 - self.limits.min_gain):
             return []
-        moving = moving_seconds(self.plan, plan, self.chain, believed)
+        moving = self.moving_ratio * moving_seconds(self.plan, plan, self.chain, in_world(self.cluster, world))
         return [Decision(step=step, what=Reach.FULL, plan=plan, before=now, after=seconds, moving=moving, why=why)]
 
     def _with_shares(self, world: World) -> Plan:
@@ -234,6 +310,11 @@ class Controller:
         replicas = [replace(r, samples=count) for r, count in zip(stage.replicas, counts, strict=True)]
         return replace(stage, replicas=tuple(replicas))
 
+    def _has_lost(self, world: World, now: float) -> bool:
+        """(4), unless going back would clearly cost more as things are; then it must have lost more."""
+        is_clear = now < _CLEARLY * self._seconds(self.first, world)
+        return self.regret > (5 if is_clear else 1) * _MOST_REGRET * self.elapsed
+
     def _can_go_back(self, world: World) -> bool:
         """Whether the first plan runs in this world, on the devices as they are held now."""
         moved = moving_seconds(self.plan, self.first, self.chain, in_world(self.cluster, world))
@@ -243,7 +324,7 @@ class Controller:
         """(4): undo, and be slower to believe the next time."""
         self.patience = min(2 * self.patience, 10 * self.limits.dwell + 50)
         self.regret = 0.0
-        after = self.predictor.seconds(self.first, world)
+        after = self._seconds(self.first, world)
         why = "undone: it lost more than 1 % against the first plan"
         return Decision(step=step, what=Reach.K, plan=self.first, before=now, after=after, why=why)
 

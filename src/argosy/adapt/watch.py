@@ -93,6 +93,11 @@ class Watch:
         return (*_observed(self.links, bandwidths), *_observed(self.devices, speeds))
 
     @property
+    def is_calm(self) -> bool:
+        """Whether nothing that was measured last is in doubt."""
+        return not any(tracker.suspects for tracker in (*self.links.values(), *self.devices.values()))
+
+    @property
     def world(self) -> World:
         return seen_world(
             {name: tracker.level for name, tracker in self.links.items()},

@@ -13,6 +13,7 @@ Updates must be element by element (SGD, Adam and their kin): an optimizer sees 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -64,6 +65,8 @@ class ShardSet:
         self.sizes = [sum(shard.elements(at) for shard in self.shards) for at in range(members)]
         self.present = True
         """Whether the whole weights are in memory."""
+        self.seconds = 0.0
+        """Spent with other members, waiting for them included, until somebody resets it."""
         if level == 3:
             for shard in self.shards:
                 if shard.weight.name not in rows:
@@ -85,7 +88,9 @@ class ShardSet:
         if not self.shards or all(parameter.grad is None for parameter in parameters):
             return
         whole = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        begin = time.perf_counter()
         part = self.way.scatter(self._pack(whole), self.sizes)
+        self.seconds += time.perf_counter() - begin
         at = 0
         for shard, parameter in zip(self.shards, parameters, strict=True):
             rows = part[at : at + shard.own.numel()].view_as(shard.own)
@@ -106,7 +111,9 @@ class ShardSet:
         if not self.shards:
             return
         own = torch.cat([shard.own.detach().reshape(-1) for shard in self.shards])
+        begin = time.perf_counter()
         whole = self.way.gather(own, self.sizes)
+        self.seconds += time.perf_counter() - begin
         at = 0
         for member in range(len(self.sizes)):
             for shard in self.shards:

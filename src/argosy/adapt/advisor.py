@@ -1,0 +1,197 @@
+"""The controller in a process of its own, so that a job's steps go on while it thinks. No torch.
+
+Rank 0 starts an ``Advisor``, hands it a ``Brief``, and after every step an ``Observation``; it answers
+each with an ``Advice`` when it has one. What it is told while it thinks it reads afterwards, in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, replace
+from typing import IO, Any
+
+from argosy.adapt.controller import Controller, Decision, Limits, plan_key
+from argosy.adapt.watch import World
+from argosy.choose.policy import MORE_SCHEDULES, schedules_that_fit
+from argosy.cluster.topology import Cluster
+from argosy.cluster.trace import Trace
+from argosy.cost.compute import ComputeModel
+from argosy.plan.plan import Plan
+from argosy.planner import Settings, find_plan
+from argosy.workload.chain import Chain
+
+_NEAR = 0.05
+"""Devices within this of full speed are planned for as full ones, so that equal devices stay equal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Brief:
+    """What a controller must know before it starts."""
+
+    plan: Plan
+    chain: Chain
+    cluster: Cluster
+    model: ComputeModel
+    limits: Limits
+    roster: tuple[str, ...]
+    """Devices that the run has processes on."""
+    level: int = 1
+    """Of re-planning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """What a step measured."""
+
+    step: int
+    plan: Plan
+    """That it was made under."""
+    seconds: float
+    bandwidths: dict[str, float]
+    speeds: dict[str, float]
+    steps_left: int
+    moved: float | None = None
+    """Seconds of the migration before this step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What the controller makes of an observation."""
+
+    step: int
+    decision: Decision | None
+    """None: go on as before."""
+    world: World
+    predicted: float
+    """Seconds of the step under its plan in the believed world."""
+
+
+class Mind:
+    """The controller, fed with observations."""
+
+    def __init__(self, brief: Brief) -> None:
+        self.brief = brief
+        self.cluster = _of_roster(brief.cluster, brief.roster)
+        self.controller = Controller(
+            brief.plan,
+            brief.chain,
+            self.cluster,
+            limits=brief.limits,
+            model=brief.model,
+            schedules=self._variants(brief.plan),
+            replan=self._replan,
+            variants=self._variants,
+        )
+
+    def _variants(self, plan: Plan) -> list[Plan]:
+        """Under every schedule that fits: the usual ones, and those of the plan's policy."""
+        known = dict.fromkeys((*MORE_SCHEDULES, *(rule.schedule for rule in self.brief.plan.policy)))
+        return schedules_that_fit(plan, self.brief.chain, self.cluster, known)
+
+    def _replan(self, believed: Cluster) -> Plan:
+        devices = tuple(
+            replace(d, speed=Trace.constant(1.0)) if abs(d.speed.at(0) - 1) < _NEAR else d for d in believed.devices
+        )
+        settings = Settings(level=self.brief.level, runnable=True)
+        brief = self.brief
+        return find_plan(
+            brief.chain,
+            replace(believed, devices=devices),
+            global_batch=brief.plan.global_batch,
+            settings=settings,
+            model=brief.model,
+        )
+
+    def observe(self, seen: Observation) -> Advice:
+        controller = self.controller
+        horizon = min(self.brief.limits.horizon, seen.steps_left)
+        controller.limits = replace(self.brief.limits, horizon=horizon)
+        if seen.moved is not None:
+            controller.learn_of_move(seen.moved)
+        in_force = plan_key(seen.plan) == plan_key(controller.plan)
+        decision = controller.after_step(seen.step, seen.seconds, seen.bandwidths, seen.speeds, in_force=in_force)
+        world = controller.watch.world
+        predicted = controller.predictor.seconds(seen.plan, world)
+        told = decision if decision.is_change else None
+        return Advice(step=seen.step, decision=told, world=world, predicted=predicted)
+
+
+def _of_roster(cluster: Cluster, roster: tuple[str, ...]) -> Cluster:
+    """Devices without a process count as lost."""
+    devices = tuple(d if d.name in roster else replace(d, speed=Trace.constant(0.0)) for d in cluster.devices)
+    return replace(cluster, devices=devices)
+
+
+class Advisor:
+    """The other process, as rank 0 sees it."""
+
+    def __init__(self, brief: Brief) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from argosy.adapt.advisor import main; main()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._answers: queue.SimpleQueue[Advice] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self._write(brief)
+
+    def _write(self, message: object) -> None:
+        assert self.process.stdin is not None
+        pickle.dump(message, self.process.stdin)
+        self.process.stdin.flush()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for answer in _messages(self.process.stdout):
+            self._answers.put(answer)
+
+    def tell(self, seen: Observation) -> None:
+        """Nothing happens where the other process has ended: the job goes on as it is."""
+        with contextlib.suppress(OSError):
+            self._write(seen)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def answers(self) -> list[Advice]:
+        """What has come since the last call."""
+        found = []
+        while not self._answers.empty():
+            found.append(self._answers.get())
+        return found
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def _messages(stream: IO[bytes]) -> Any:
+    while True:
+        try:
+            yield pickle.load(stream)
+        except (EOFError, OSError, ValueError):
+            return
+
+
+def main() -> None:
+    os.nice(5)
+    told = _messages(sys.stdin.buffer)
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever else is written must not get between the answers
+    mind = Mind(next(told))
+    for seen in told:
+        pickle.dump(mind.observe(seen), answers)
+        answers.flush()
