@@ -12,7 +12,7 @@ from argosy.calibrate.study import Study
 from argosy.cost.calibration import Calibration
 from argosy.report.calibration import error_cells, shown_constant
 from argosy.units import RATE, SIZE, TIME
-from benchmarks import sailor_clusters
+from benchmarks import h200, sailor_clusters
 from benchmarks.reality import collectives, layer_kinds, studies
 
 OTHERS = {
@@ -23,13 +23,14 @@ HEAD = """# Predictions against measurements
 
 Made by `python -m benchmarks.validation docs/validation.md` from data that nobody of this project measured: vTrain
 (VIA-Research/vTrain, MIT), Sailor (eth-easl/sailor, MIT), Vidur (microsoft/vidur, MIT), Cephalo (benson-guo/cephalo,
-MIT). No run is judged that constants were fitted on. Predictions of runs are those of the exact engine that plans are
-judged with. How to do the same with your own runs: `argosy calibrate` and `docs/formats.md`.
+MIT); and from layers that we measured on an H200. No run is judged that constants were fitted on. Predictions of runs
+are those of the exact engine that plans are judged with. How to do the same with your own runs: `argosy calibrate` and
+`docs/formats.md`.
 """
 
 
 def page() -> str:
-    return "\n".join([HEAD, *_runs(), *_each_run(), *_collectives(), *_kinds(), *_clusters()]) + "\n"
+    return "\n".join([HEAD, *_runs(), *_each_run(), *_collectives(), *_kinds(), *_h200(), *_clusters()]) + "\n"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -109,6 +110,23 @@ in fp32 on Ampere and later is that.
         for one in layer_kinds()
     ]
     yield from _table(("kind", "dtype", "measurements", "predicted / measured, median", "median error"), rows)
+
+
+def _h200() -> Iterator[str]:
+    yield "## Layers of real models on an H200\n"
+    yield """\
+Blocks of eight models, hidden widths 768 to 4096, bf16 and fp32, micro-batches 1 to 16, tensor widths 1 to 8 (each
+slice alone), measured by `benchmarks/gpu_profile.py` with torch 2.11.0+cu130 on 2026-11-15
+(`benchmarks/results/2026-11-15-h200-profile.json`); the same rows ship as profiles (`--profile h200-llama-2-7b`).
+`python -m benchmarks.h200` makes this table alone. *As they come*: a host launches kernels one by one; *the device
+alone*: every launch was made ahead; *device busy*: blocks for which the two differ by less than a quarter. Below that
+the host decides, and rows that differ by one sample scatter by up to a factor of two.
+"""
+    rows = [[one.what, one.how, *error_cells(one.found)] for one in h200.judged()]
+    yield from _table(("error of", "how", "rows", "median", "mean", "90 % below", "worst", "rank correlation"), rows)
+    yield "Median errors by model:\n"
+    head = ("model", "hidden", "blocks", "(1) device alone", "(1) as they come", "(3) bytes kept", "(4) peak bytes")
+    yield from _table(head, list(h200.by_model()))
 
 
 def _clusters() -> Iterator[str]:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from argosy.errors import ArgosyError
 
+COMPLETING = "_ARGOSY_COMPLETE"
+"""Set by a shell that asks what could come next."""
 BROKEN_PIPE = 1
 INTERRUPTED = 130
 
@@ -24,6 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(arguments: Sequence[str] | None) -> int:
     from argosy.cli.app import app
 
+    if COMPLETING in os.environ:
+        from argosy.cli.completion import listen
+
+        listen()
     try:
         try:
             app(args=None if arguments is None else list(arguments), prog_name="argosy")

@@ -10,11 +10,14 @@ from argosy import __version__
 from argosy.cli.calibrate import calibrate
 from argosy.cli.cluster import cluster_app
 from argosy.cli.compare import compare
+from argosy.cli.completion import completion
 from argosy.cli.demo import demo
 from argosy.cli.devices import devices
+from argosy.cli.doctor import doctor
 from argosy.cli.explain import explain
 from argosy.cli.export import export
 from argosy.cli.importing import import_cluster
+from argosy.cli.init import init
 from argosy.cli.lab import lab_app
 from argosy.cli.models import models
 from argosy.cli.nbody import nbody_app
@@ -60,6 +63,8 @@ def options(
 
 COMMANDS = (
     demo,
+    init,
+    doctor,
     plan,
     compare,
     explain,
@@ -73,6 +78,7 @@ COMMANDS = (
     report,
     devices,
     models,
+    completion,
 )
 for command in COMMANDS:
     app.command()(command)

@@ -29,7 +29,8 @@ from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.units import RATE, TIME, Quantity
 from argosy.workload.chain import Chain
 from argosy.workload.dapple import read_dapple
-from argosy.workload.load import load_model
+from argosy.workload.load import load_model, preset_names
+from argosy.workload.profile import Profile
 from argosy.workload.profile_file import read_profile
 
 _NO_CHANGES = "none"
@@ -70,7 +71,7 @@ def load_scenario(
         plan=plan,
         chain=constants.chain(chain),
         cluster=constants.cluster(where),
-        model=compute_model(profiles, constants),
+        model=compute_model(profiles, constants, chain=chain),
     )
 
 
@@ -86,11 +87,26 @@ def _warn_of_another_cluster(plan: Plan, cluster: Cluster) -> None:
         sys.stderr.write(f"warning: {told}: what the plan predicts may not hold here\n")
 
 
-def compute_model(profiles: Sequence[str], calibration: Calibration | None = None) -> ComputeModel:
+def compute_model(
+    profiles: Sequence[str], calibration: Calibration | None = None, *, chain: Chain | None = None
+) -> ComputeModel:
     """The roofline, with measured profiles in its place for the device kinds that they are of."""
     measured = [read_dapple(path)[1] if path.endswith(".txt") else read_profile(path) for path in profiles]
+    for profile in measured:
+        if chain is not None:
+            _check_same_model(profile, chain)
     constants = calibration or Calibration()
     return constants.compute_model({profile.device: profile for profile in measured} or None)
+
+
+def _check_same_model(profile: Profile, chain: Chain) -> None:
+    """Layers of models have the same names: times of one are not those of another, nor of another length."""
+    names = preset_names()
+    if profile.model in names and chain.name in names and profile.model != chain.name:
+        raise bad_input(f"a profile of {chain.name}", profile.model, where="--profile")
+    if profile.sequence_length not in (1, chain.sequence_length):
+        expected = f"a profile with {chain.sequence_length} tokens per sample, or --sequence-length as measured"
+        raise bad_input(expected, profile.sequence_length, where="--profile")
 
 
 def parse_until(text: str | None) -> float:

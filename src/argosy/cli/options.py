@@ -6,15 +6,27 @@ from typing import Annotated
 
 import typer
 
+from argosy.cli import names
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead, with a version in it.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 Width = Annotated[int | None, typer.Option("--width", min=40, help="Columns to use; by default those of the terminal.")]
 PlanSource = Annotated[
-    str, typer.Argument(metavar="PLAN", help="A plan.json, or the name of a bundled plan.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="PLAN",
+        help="A plan.json, or the name of a bundled plan.",
+        show_default=False,
+        autocompletion=names.plans,
+    ),
 ]
 ClusterSource = Annotated[
     str | None,
-    typer.Option("--cluster", help="A cluster file or bundled name, in place of the cluster inside the plan."),
+    typer.Option(
+        "--cluster",
+        help="A cluster file or bundled name, in place of the cluster inside the plan.",
+        autocompletion=names.clusters,
+    ),
 ]
 Traces = Annotated[
     list[str] | None,
@@ -29,8 +41,10 @@ Profiles = Annotated[
     list[str] | None,
     typer.Option(
         "--profile",
-        help="Measured layer times of one device kind, in place of the roofline: JSON, or DAPPLE's text. Repeatable.",
+        help="Measured layer times of one device kind, in place of the roofline: JSON, DAPPLE's text, or a bundled "
+        "name such as h200-llama-2-7b. Repeatable.",
         metavar="FILE",
+        autocompletion=names.profiles,
     ),
 ]
 CalibrationFile = Annotated[
@@ -51,12 +65,25 @@ Iterations = Annotated[
 ]
 Until = Annotated[str | None, typer.Option("--until", help='No iteration begins after this time, such as "2 min".')]
 ModelSource = Annotated[
-    str, typer.Option("--model", "-m", help="A model's name (argosy models), a config.json or its folder, a .toml.")
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        help="A model's name (argosy models), a config.json or its folder, a .toml.",
+        autocompletion=names.models,
+    ),
 ]
-TargetCluster = Annotated[str, typer.Option("--cluster", "-c", help="A cluster file, or a bundled name.")]
+TargetCluster = Annotated[
+    str, typer.Option("--cluster", "-c", help="A cluster file, or a bundled name.", autocompletion=names.clusters)
+]
 OptionalModel = Annotated[
     str | None,
-    typer.Option("--model", "-m", help="A model's name (argosy models), a config.json or its folder, a .toml."),
+    typer.Option(
+        "--model",
+        "-m",
+        help="A model's name (argosy models), a config.json or its folder, a .toml.",
+        autocompletion=names.models,
+    ),
 ]
 OptionalBatch = Annotated[int | None, typer.Option("--global-batch", "-b", help="Samples per iteration.")]
 ProgramSource = Annotated[

@@ -130,7 +130,7 @@ def plan(
     chain = load_model(model, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
     constants = load_calibration(calibration)
     chain = constants.chain(chain)
-    where, costs = constants.cluster(load_cluster(cluster)), compute_model(profile or (), constants)
+    where, costs = constants.cluster(load_cluster(cluster)), compute_model(profile or (), constants, chain=chain)
     task = Task(chain=chain, cluster=where, global_batch=global_batch, settings=settings, model=costs)
     try:
         with _workers(executor, workers) as pool:

@@ -163,3 +163,17 @@ class CoreShare:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.02)
+
+
+def why_no_core_share() -> str | None:
+    """Why devices cannot get shares of a core on this machine; None where they can."""
+    share = CoreShare(f"argosy-probe-{os.getpid()}")
+    try:
+        share.create()
+        try:
+            share.set(0.5)
+        finally:
+            share.remove()
+    except OSError as error:
+        return f"control groups with the cpu controller, writable ({share.folder}: {error.strerror})"
+    return None

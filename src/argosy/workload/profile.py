@@ -53,6 +53,8 @@ class Profile:
     """The model itself, where no config describes it."""
     sequence_length: int = 1
     """Tokens per sample of the measured model; 1 where a sample is not a sequence."""
+    measured: str = ""
+    """When, on what and with which software."""
 
     def forward_seconds(
         self, layer: str, micro_batch: float, tensor_width: int = 1, dtype: Dtype | None = None

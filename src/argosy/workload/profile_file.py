@@ -1,11 +1,12 @@
 """Profiles as JSON files, version 1.
 
-    {version, device, model, sequence_length?,
+    {version, device, model, sequence_length?, measured?,
      rows:   [{layer, micro_batch, tensor_width, dtype, forward_seconds, backward_seconds, peak_bytes?}],
      layers: [{name, kind, parameters, activation_bytes, output_bytes, forward_flop?, backward_flop?, ...}]?}
 
 ``layers`` is the measured model itself, amounts per sample, for models that no config describes; it may hold
-every field of ``Layer``. What equals its default is not written; keys are sorted.
+every field of ``Layer``. What equals its default is not written; keys are sorted. Profiles that come with Argosy are in
+``data/profiles`` and go by their names.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
 from argosy.document import Document, Schema, parse_json, read_json, validate
-from argosy.errors import InputError, Problem, closest
+from argosy.errors import InputError, Problem, bad_input, closest
 from argosy.workload.chain import Layer
 from argosy.workload.fields import Amount, Count, DtypeField, Name, Natural
 from argosy.workload.profile import Profile, ProfileRow
@@ -65,12 +68,30 @@ class ProfileSchema(Schema):
     device: Name
     model: Name
     sequence_length: Count = 1
+    measured: str = ""
     rows: list[_Row]
     layers: list[_Layer] = Field(default_factory=list)
 
 
 def read_profile(path: Path | str) -> Profile:
+    """A file, or a profile that comes with Argosy, by its name."""
+    if str(path) in profile_names():
+        file = f"{path}.json"
+        return parse_profile((_folder() / file).read_text(encoding="utf-8"), file=file)
+    if not Path(path).exists() and "/" not in str(path) and not Path(path).suffix:
+        names = profile_names()
+        expected = f"a file, or one of the profiles {', '.join(names)}"
+        raise bad_input(expected, str(path), where="--profile", suggestion=closest(str(path), names))
     return profile_of(read_json(path))
+
+
+def profile_names() -> list[str]:
+    """Names of the profiles that come with Argosy, sorted."""
+    return sorted(entry.name.removesuffix(".json") for entry in _folder().iterdir() if entry.name.endswith(".json"))
+
+
+def _folder() -> Traversable:
+    return files("argosy") / "data" / "profiles"
 
 
 def parse_profile(text: str, *, file: str) -> Profile:
@@ -87,6 +108,7 @@ def profile_of(document: Document) -> Profile:
         device=content.device,
         model=content.model,
         sequence_length=content.sequence_length,
+        measured=content.measured,
         rows=tuple(ProfileRow(**row.model_dump()) for row in content.rows),
         layers=tuple(Layer(**layer.model_dump()) for layer in content.layers),
     )
@@ -101,6 +123,8 @@ def dump_profile(profile: Profile) -> str:
         "sequence_length": profile.sequence_length,
         "rows": [_without_defaults(row) for row in profile.rows],
     }
+    if profile.measured:
+        content["measured"] = profile.measured
     if profile.layers:
         content["layers"] = [_without_defaults(layer) for layer in profile.layers]
     return json.dumps(content, indent=1, sort_keys=True) + "\n"

@@ -1,0 +1,248 @@
+"""The cost model against an H200: ``python -m benchmarks.h200`` prints the errors; with files of ``gpu_profile`` as
+arguments it first makes of them the data that is judged, and the profiles that ship with Argosy.
+
+A row is judged by what a user has who does not have it:
+
+    (1)  by the shipped profile of its model, with this row's micro-batch left out
+    (2)  by the roofline, its constants fitted on the other models
+    (3)  kept bytes by the chain's own amounts, nothing fitted
+    (4)  the peak of a stack of blocks, its two constants of memory fitted on the other models
+
+Seconds are of one block forward and backward: as they come on a host that launches kernels one by one, which is what
+the shipped profiles hold, or of the device alone, with every launch made ahead. Where launches take longer than the
+device, the host's own scatter is most of the error, whatever predicts.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from argosy.calibrate.fit import Errors, errors, nelder_mead
+from argosy.cluster.catalogue import device_kind
+from argosy.cluster.device import Device
+from argosy.cost.calibration import Calibration
+from argosy.cost.compute import ComputeModel, Portion, layer_seconds
+from argosy.dtype import Dtype
+from argosy.report.calibration import error_cells
+from argosy.workload.chain import Chain, Layer
+from argosy.workload.load import load_architecture, load_model
+from argosy.workload.profile import Profile, ProfileRow
+from argosy.workload.profile_file import write_profile
+
+RAW = Path(__file__).parent / "results" / "2026-11-15-h200-profile.json"
+PROFILES = Path(__file__).parent.parent / "src" / "argosy" / "data" / "profiles"
+DEVICE = Device(name="h0.0", node="h0", kind=device_kind("H200"))
+TIME_CONSTANTS = ("forward_peak", "backward_peak", "passes", "forward_floor", "backward_floor")
+MEMORY_CONSTANTS = ("process_bytes", "activation_factor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """One line of the table."""
+
+    what: str
+    how: str
+    found: Errors
+
+
+@cache
+def rows() -> tuple[dict[str, Any], ...]:
+    return tuple(json.loads(RAW.read_text())["rows"])
+
+
+@cache
+def chain_of(model: str, tokens: int, dtype: str) -> Chain:
+    return load_model(model, sequence_length=tokens, dtype=dtype)
+
+
+def layer_of(row: dict[str, Any]) -> tuple[Chain, Layer]:
+    chain = chain_of(row["model"], row["sequence_length"], row["dtype"])
+    return chain, next(layer for layer in chain.layers if layer.kind == row["layer"])
+
+
+def as_they_come(row: dict[str, Any]) -> float:
+    return float(row["forward_seconds"] + row["backward_seconds"])
+
+
+def device_alone(row: dict[str, Any]) -> float:
+    return float(row["forward_device_seconds"] + row["backward_device_seconds"])
+
+
+def with_device_seconds(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with the device's own seconds in place of those that came."""
+    return row | {f"{way}_seconds": row[f"{way}_device_seconds"] for way in ("forward", "backward")}
+
+
+def predicted_seconds(row: dict[str, Any], model: ComputeModel) -> float:
+    chain, layer = layer_of(row)
+    width = row["tensor_width"]
+    portion = Portion(device=DEVICE, samples=row["micro_batch"], share=1 / width, width=width)
+    return sum(layer_seconds(model, chain, layer, portion))
+
+
+def profile_of(model: str, found: Sequence[dict[str, Any]], measured: str = "") -> Profile:
+    """Rows of one model as a profile."""
+    return Profile(
+        device="H200",
+        model=model,
+        sequence_length=found[0]["sequence_length"],
+        measured=measured,
+        rows=tuple(
+            ProfileRow(
+                layer=row["layer"],
+                micro_batch=row["micro_batch"],
+                tensor_width=row["tensor_width"],
+                dtype=Dtype(row["dtype"]),
+                forward_seconds=float(f"{row['forward_seconds']:.4g}"),
+                backward_seconds=float(f"{row['backward_seconds']:.4g}"),
+                peak_bytes=row["peak_bytes"],
+            )
+            for row in found
+        ),
+    )
+
+
+def by_profile(found: Sequence[dict[str, Any]], judged: Sequence[dict[str, Any]]) -> Errors:
+    """(1), for micro-batches between two others that were measured."""
+    truth, guess = [], []
+    for row in judged:
+        others = [
+            other
+            for other in found
+            if all(other[name] == row[name] for name in ("model", "tensor_width", "dtype"))
+            and other["micro_batch"] != row["micro_batch"]
+        ]
+        counts = [other["micro_batch"] for other in others]
+        if counts and min(counts) < row["micro_batch"] < max(counts):
+            profile = profile_of(row["model"], others)
+            truth.append(as_they_come(row))
+            guess.append(predicted_seconds(row, ComputeModel(profiles={"H200": profile})))
+    return errors(np.array(guess), np.array(truth))
+
+
+def blocks(*, above_floor: bool = False) -> list[dict[str, Any]]:
+    """Rows of blocks; ``above_floor``: only those that keep the device busy for longer than their launches take."""
+    found = [row for row in rows() if row["layer"] == "block"]
+    busy = [row for row in found if row["forward_device_seconds"] > 0.8 * row["forward_seconds"]]
+    return busy if above_floor else found
+
+
+def left_out(
+    found: Sequence[dict[str, Any]],
+    names: Sequence[str],
+    guess: Callable[[dict[str, Any], Calibration], float],
+    truth: Callable[[dict[str, Any]], float],
+) -> Iterator[tuple[float, float]]:
+    """(2), (4): what was measured and what constants say that were fitted on the other models, row by row."""
+    for model in sorted({row["model"] for row in found}):
+        others = [row for row in found if row["model"] != model]
+        constants = _fitted(others, names, guess, truth)
+        for row in found:
+            if row["model"] == model:
+                yield truth(row), guess(row, constants)
+
+
+def _fitted(
+    found: Sequence[dict[str, Any]],
+    names: Sequence[str],
+    guess: Callable[[dict[str, Any], Calibration], float],
+    truth: Callable[[dict[str, Any]], float],
+) -> Calibration:
+    start = replace(Calibration(), process_bytes=20e6)
+    measured = np.log([truth(row) for row in found])
+
+    def at(point: Any) -> Calibration:
+        return replace(start, **dict(zip(names, np.exp(point).tolist(), strict=True)))
+
+    def loss(point: Any) -> float:
+        constants = at(point)
+        return float(np.mean(np.abs(np.log([guess(row, constants) for row in found]) - measured)))
+
+    return at(nelder_mead(loss, np.log([getattr(start, name) for name in names])))
+
+
+def roofline_seconds(row: dict[str, Any], constants: Calibration) -> float:
+    return predicted_seconds(row, constants.compute_model())
+
+
+def kept_bytes(row: dict[str, Any]) -> float:
+    return layer_of(row)[1].activation_bytes * float(row["micro_batch"]) / float(row["tensor_width"])
+
+
+def peak_bytes(row: dict[str, Any], constants: Calibration) -> float:
+    chain, layer = layer_of(row)
+    weights = 2 * layer.parameters * chain.dtype.bytes / row["tensor_width"]
+    return constants.process_bytes + float(row["layers"]) * (weights + constants.activation_factor * kept_bytes(row))
+
+
+def judged() -> Iterator[Judged]:
+    busy, alone = blocks(above_floor=True), [with_device_seconds(row) for row in blocks()]
+    how = "(1) the shipped profile, without the row's micro-batch"
+    yield Judged(what="seconds, the device alone", how=how, found=by_profile(alone, alone))
+    yield Judged(what="seconds as they come, device busy", how=how, found=by_profile(blocks(), busy))
+    yield Judged(what="seconds as they come, all", how=how, found=by_profile(blocks(), blocks()))
+    how = "(2) the roofline, fitted on the other models"
+    for what, found, truth in (
+        ("seconds, the device alone", blocks(), device_alone),
+        ("seconds as they come, device busy", busy, as_they_come),
+        ("seconds as they come, all", blocks(), as_they_come),
+    ):
+        pairs = np.array(list(left_out(found, TIME_CONSTANTS, roofline_seconds, truth)))
+        yield Judged(what=what, how=how, found=errors(pairs[:, 1], pairs[:, 0]))
+    kept = np.array([(kept_bytes(row), row["kept_bytes"]) for row in blocks()])
+    yield Judged(what="bytes kept", how="(3) nothing fitted", found=errors(kept[:, 0], kept[:, 1]))
+    pairs = np.array(list(left_out(blocks(), MEMORY_CONSTANTS, peak_bytes, lambda row: float(row["peak_bytes"]))))
+    how = "(4) two constants fitted on the other models"
+    yield Judged(what="peak bytes of four blocks", how=how, found=errors(pairs[:, 1], pairs[:, 0]))
+
+
+def by_model() -> Iterator[list[str]]:
+    """Model, hidden width, blocks measured, and median errors: (1) device alone, (1) as they come, (3), (4)."""
+    for model in dict.fromkeys(row["model"] for row in blocks()):
+        others = [row for row in blocks() if row["model"] != model]
+        constants = _fitted(others, MEMORY_CONSTANTS, peak_bytes, lambda row: float(row["peak_bytes"]))
+        mine = [row for row in blocks() if row["model"] == model]
+        peaks = [abs(peak_bytes(row, constants) / row["peak_bytes"] - 1) for row in mine]
+        kept = [abs(kept_bytes(row) / row["kept_bytes"] - 1) for row in mine]
+        alone = [with_device_seconds(row) for row in mine]
+        between = len({row["micro_batch"] for row in mine}) > 2
+        times = [by_profile(alone, alone).median, by_profile(mine, mine).median] if between else []
+        shown = [f"{100 * error:.1f} %" for error in times] or ["-", "-"]
+        shown += [f"{100 * float(np.median(found)):.1f} %" for found in (kept, peaks)]
+        yield [model, str(load_architecture(model).hidden), str(len(mine)), *shown]
+
+
+def ship(files: Sequence[Path]) -> None:
+    """The data that is judged, and a profile per model."""
+    contents = [json.loads(file.read_text()) for file in files]
+    head = {name: contents[0][name] for name in ("device", "date", "versions")}
+    assert all({name: content[name] for name in head} == head for content in contents)
+    found = [row for content in contents for row in content["rows"]]
+    text = ",\n".join(json.dumps(row) for row in found)
+    RAW.write_text(json.dumps(head)[:-1] + f', "rows": [\n{text}\n]}}\n')
+    software = ", ".join(f"{name} {version}" for name, version in sorted(head["versions"].items()))
+    measured = f"{head['date']} on an {head['device']} with {software}; eager, median of 5 to 25"
+    PROFILES.mkdir(exist_ok=True)
+    for model in dict.fromkeys(row["model"] for row in found):
+        mine = [row for row in found if row["model"] == model]
+        write_profile(profile_of(model, mine, measured), PROFILES / f"h200-{model}.json")
+
+
+def main(arguments: Sequence[str]) -> int:
+    if arguments:
+        ship([Path(argument) for argument in arguments])
+    for line in judged():
+        print(f"{line.what}: {line.how}: {', '.join(error_cells(line.found))}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

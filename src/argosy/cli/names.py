@@ -1,0 +1,36 @@
+"""Names that the tab key completes: of models, clusters, plans and profiles that come with Argosy, and files."""
+
+from __future__ import annotations
+
+
+def models(incomplete: str) -> list[str]:
+    from argosy.workload.preset import preset_names
+
+    return _beginning(incomplete, preset_names())
+
+
+def clusters(incomplete: str) -> list[str]:
+    from argosy.cluster.file import bundled_clusters
+
+    return _beginning(incomplete, bundled_clusters())
+
+
+def plans(incomplete: str) -> list[str]:
+    from argosy.plan.file import bundled_plans
+
+    return _beginning(incomplete, bundled_plans())
+
+
+def profiles(incomplete: str) -> list[str]:
+    from argosy.workload.profile_file import profile_names
+
+    return _beginning(incomplete, profile_names())
+
+
+def _beginning(incomplete: str, names: list[str]) -> list[str]:
+    """Bundled names, and files as the shell would offer them: an own list takes the place of the shell's."""
+    from pathlib import Path
+
+    folder, _, begin = incomplete.rpartition("/")
+    entries = sorted(Path(folder or ("/" if incomplete.startswith("/") else ".")).glob(f"{begin}*")) if begin else []
+    return [name for name in names if name.startswith(incomplete)] + [str(entry) for entry in entries]
