@@ -56,7 +56,7 @@ TABLES: dict[type[Schema], tuple[str, str]] = {
     timeline_file.SpanSchema: ("`timeline.json`", "`spans`"),
     timeline_file.ContactSchema: ("`timeline.json`", "`contacts`"),
     timeline_file.LinkUseSchema: ("`timeline.json`", "`links`"),
-    profile_file._Profile: ("Profiles", "The profile"),
+    profile_file.ProfileSchema: ("Profiles", "The profile"),
     profile_file._Row: ("Profiles", "`rows`"),
     profile_file._Layer: ("Profiles", "`layers`"),
     runs_file._File: ("Measured runs", "The measured runs"),
