@@ -133,7 +133,7 @@ def test_the_example_draws_its_picture(tmp_path: Path, monkeypatch: pytest.Monke
     """The example as it stands, with fewer particles and steps."""
     import runpy
 
-    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "cosmic_web.py"))
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "06_cosmic_web.py"))
     smaller = {"64": "12", "40": "3", "1000": "64"}
     steps = tuple(tuple(smaller.get(part, part) for part in step) for step in example["STEPS"])
     monkeypatch.setitem(example["draw"].__globals__, "STEPS", steps)

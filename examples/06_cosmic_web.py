@@ -1,6 +1,6 @@
 """The cosmic web in about a minute: 64^3 particles in 64 Mpc/h, from z = 30 to today, as a picture.
 
-    python examples/cosmic_web.py [FOLDER]
+    python examples/06_cosmic_web.py [FOLDER]
 
 Makes initial conditions, evolves them with ``argosy nbody run``, counts halos and draws a slice. Needs
 ``argosy[nbody]`` and two cores.
