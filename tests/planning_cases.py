@@ -232,8 +232,10 @@ def judged_best(case: Case, settings: Settings) -> tuple[Plan | None, float]:
     seen = [math.inf]
     judge = Judge.seconds
 
-    def watched(self: Judge, shape: Shape, plans: Sequence[Complete]) -> tuple[list[float], list[ScheduleSpec]]:
-        times, schedules = judge(self, shape, plans)
+    def watched(
+        self: Judge, shape: Shape, plans: Sequence[Complete], *, below: float = math.inf
+    ) -> tuple[list[float], list[ScheduleSpec]]:
+        times, schedules = judge(self, shape, plans, below=below)
         seen.append(min(times, default=math.inf))
         return times, schedules
 

@@ -21,4 +21,7 @@ class Dtype(StrEnum):
         >>> [dtype.bytes for dtype in Dtype]
         [4, 4, 2, 2, 1]
         """
-        return {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}[self.value]
+        return _BYTES[self]
+
+
+_BYTES = {Dtype.FP32: 4, Dtype.TF32: 4, Dtype.FP16: 2, Dtype.BF16: 2, Dtype.FP8: 1}

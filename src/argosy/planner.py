@@ -4,7 +4,7 @@
     (2)  For every way to cut the global batch into micro-batches (a ``Shape``) the options of a stage are priced
          (``space.enumerate``), and what cannot win is removed (``space.prune``).
     (3)  Suffix programmes bound every plan of a shape (``solve.bounds``). Shapes are taken in the order of a first,
-         cheap bound on throughput.
+         cheap bound on throughput; a second one (``solve.reach``) says which need no programme.
     (4)  Level 1 judges the plans that the bounds lead to and improves the best by small moves. Level 2 goes on
          best-first, from coarse to fine units of devices, until the gap between the best plan and the least open
          bound is small enough or time is up.
@@ -17,16 +17,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 
 from argosy.cluster.lasting import at_time_zero
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError, NothingFitsError, bad_input
-from argosy.plan.plan import Plan, Recompute, Search
+from argosy.plan.plan import Plan, Search
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.solve.beside import with_uniform
 from argosy.solve.candidate import diverse, single_stages
@@ -37,24 +36,20 @@ from argosy.solve.judge import Judge
 from argosy.solve.kinds import ground_of
 from argosy.solve.menu import Menu
 from argosy.solve.pipeline import PlanSearch
+from argosy.solve.reach import Reach
+from argosy.solve.settings import SCHEDULES, Progress, Settings, allowed, search_scope
 from argosy.solve.shape import Shape
-from argosy.solve.verdict import certify, decide, placed, why_infeasible
-from argosy.space.enumerate import Scope, only_runnable, stage_options, with_splits
+from argosy.solve.verdict import Trial, certify, placed, why_infeasible
+from argosy.space.enumerate import Scope, Shared, only_runnable, stage_options, stage_parts, with_splits
 from argosy.space.granularity import even_unit, granularities
-from argosy.space.option import Option, Vector
+from argosy.space.option import Option, Vector, whole_seconds
 from argosy.space.pool import Pool, find_pools
 from argosy.space.price import Prices
 from argosy.space.prune import Counters
 from argosy.space.rate import throughput_bound
 from argosy.workload.chain import Chain
 
-SCHEDULES = (
-    ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),
-    ScheduleSpec(kind=ScheduleKind.EAGER),
-    ScheduleSpec(kind=ScheduleKind.KFKB, k=2),
-    ScheduleSpec(kind=ScheduleKind.KFKB, k=4),
-)
-
+__all__ = ["SCHEDULES", "Progress", "Settings", "able_pools", "find_plan", "kept_plans", "search_scope"]
 
 _FILL = 4
 """Stages that a pipeline has, roughly; only decides which shapes are looked at first."""
@@ -62,51 +57,12 @@ _MOST_SAMPLES = 10_000_000
 _MOST_STAGES = 32
 _AIM, _SLACK, _STEPS = 0.9, 0.1, 64
 """Of the gap: what the judge is held to, what is lost to dominance; steps of a search before another is taken."""
+_NEAR = 1.15
+"""Times a bound: where a first plan is looked for."""
+_CLOSE = 1.02
+"""Times the bound of ``solve.reach`` no plan of a large cluster is."""
 _TASKS = 1_500
 """That the exact engine may play on level 1."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """Where a search stands."""
-
-    seconds: float
-    """Of the best plan so far."""
-    bound: float
-    candidates: int
-
-    @property
-    def gap(self) -> float:
-        return self.seconds / self.bound - 1 if self.bound > 0 else math.inf
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What a search may do."""
-
-    level: int = 1
-    gap: float = 0.01
-    """Level 2 stops at this gap."""
-    time_budget: float = math.inf
-    """CPU seconds."""
-    prune: bool = True
-    runnable: bool = False
-    """Whether only plans count that our own runtime executes (``plan.runnable``)."""
-    schedules: tuple[ScheduleSpec, ...] = SCHEDULES
-    even_shares: bool = False
-    """Whether all replicas of a plan take the same number of samples, so that every stage has as many replicas."""
-    replicas: int | None = None
-    """Of every stage, with equal shares; by default any number."""
-    recompute: tuple[Recompute, ...] | None = None
-    zero: tuple[int, ...] | None = None
-    """What a stage may choose from; by default all on level 2, and the extremes on level 1."""
-    mixed: bool | None = None
-    """Whether stages may mix pools; by default on level 2, and where there are few devices."""
-    units: Vector | None = None
-    """Devices of each pool that are taken together; by default coarse to fine."""
-    progress: Callable[[Progress], None] | None = None
-    executor: Executor | None = None
-    """Simulates the finalists side by side; the result does not depend on it."""
 
 
 def find_plan(
@@ -230,11 +186,15 @@ class _PlanSearch:
         bounds = (s.num_micro_batches * throughput_bound(self.prices, s.micro_batch_size) for s in shapes)
         return min(bounds, default=math.inf)
 
+    @property
+    def _is_quick(self) -> bool:
+        """On level 1 of a large cluster, shapes whose plans would have to be far better than usual are left open, with
+        a bound that the certificate counts."""
+        return self.settings.level == 1 and self.settings.prune and sum(pool.count for pool in self.pools) > 8
+
     def _hardly_pays(self, bound: float, shape: Shape) -> bool:
-        """On level 1 of a large cluster, a shape whose pipelines would have to be far better than usual is looked at
-        without one; for the rest of its plans the certificate counts the throughput bound."""
-        is_quick = self.settings.level == 1 and self.settings.prune and sum(pool.count for pool in self.pools) > 8
-        return is_quick and _estimate(bound, shape) > 1.1 * self.incumbents.best
+        """Whether a pipeline does; without one a shape is looked at in any case."""
+        return self._is_quick and _estimate(bound, shape) > 1.1 * self.incumbents.best
 
     def _scope(self, units: Vector) -> Scope:
         return with_splits(search_scope(self.settings, self.pools, units), self.prices)
@@ -257,7 +217,16 @@ class _PlanSearch:
                 continue
             is_alone = self._hardly_pays(bound, shape)
             taken = replace(scope, units=tuple(pool.count for pool in self.pools)) if is_alone else scope
-            options = stage_options(self.prices, shape.micro_batch_size, taken, self.counters)
+            parts = stage_parts(self.prices, shape.micro_batch_size, taken, self.counters)
+            if self.settings.prune and not is_alone:
+                bound = self._reach(parts, shape, counts, bound)
+                if bound >= self._goal or (self._is_quick and bound * _CLOSE >= self.incumbents.best):
+                    self.counters.add("bound")
+                    left_open = min(left_open, bound)
+                    continue
+            if is_alone:
+                parts = self._quick_enough(parts, shape)
+            options = stage_options(self.prices, shape.micro_batch_size, taken, self.counters, parts)
             menus[shape.micro_batch_size] = options
             if is_alone:
                 left_open = min(left_open, bound)
@@ -265,11 +234,7 @@ class _PlanSearch:
                 self.incumbents.keep(shape, list(alone), taken.units)
             if is_alone or not options:
                 continue
-            menu = Menu(self.prices, options, shape, ground)
-            branch = self._open(menu, counts, min(self.incumbents.best, _hope(bound, shape)), units)
-            if self.incumbents.best > branch.search.upper:  # what the tables left out may still win
-                branch = self._open(menu, counts, self.incumbents.best, units)
-            branches.append(branch)
+            branches.append(self._first_look(Menu(self.prices, options, shape, ground), counts, bound, units))
         if self.incumbents.found and self.incumbents.found[0].units == units:
             self.incumbents.improve(self.incumbents.found[0], menus[self.incumbents.found[0].shape.micro_batch_size])
         if self.settings.level > 1 or not self.settings.prune:
@@ -294,8 +259,30 @@ class _PlanSearch:
         """Plans that are no faster need not be looked at."""
         return self.incumbents.best / (1 + (_AIM * self.settings.gap if self.settings.level > 1 else 0.0))
 
+    def _quick_enough(self, parts: Mapping[Vector, Sequence[Shared]], shape: Shape) -> dict[Vector, list[Shared]]:
+        """What a single stage need not do without: its computing alone takes less than the best plan."""
+        most = self.incumbents.best / shape.num_micro_batches
+        return {
+            vector: [one for one in each if whole_seconds(self.prices, *one) < most] for vector, each in parts.items()
+        }
+
+    def _reach(self, parts: Mapping[Vector, Sequence[Shared]], shape: Shape, counts: Vector, bound: float) -> float:
+        """A better bound of a shape, as far as it matters."""
+        ways = {vector: list(dict.fromkeys(each for each, _ in shared)) for vector, shared in parts.items()}
+        most = min(self._goal, _hope(bound, shape))
+        return Reach(self.prices, shape, ways, counts).least(bound, most) if most > bound else bound
+
+    def _first_look(self, menu: Menu, counts: Vector, bound: float, units: Vector) -> Branch:
+        """The search of a shape, with the plans that its bounds lead to at once. As long as there is no plan to beat,
+        only those near the bound, which takes less time; where there are none, all of them."""
+        hopes = (_NEAR * bound, _hope(bound, menu.shape)) if not self.incumbents.found else ()
+        for hope in (*hopes, math.inf):
+            branch = self._open(menu, counts, min(self.incumbents.best, hope), units)
+            if self.incumbents.best <= branch.search.upper:
+                break  # what the tables left out cannot win
+        return branch
+
     def _open(self, menu: Menu, counts: Vector, upper: float, units: Vector) -> Branch:
-        """The search of a shape, with the plans that its bounds lead to at once."""
         most_stages = min(sum(counts), _MOST_STAGES)
         upper = upper if self.settings.prune else math.inf
         search = PlanSearch(menu, counts, most_stages, upper, slack=None, only_kind=False)
@@ -331,15 +318,14 @@ class _PlanSearch:
         tasks = 4 * len(self.incumbents.found[0].plan) * self.incumbents.found[0].shape.num_micro_batches
         most = max(1, (_TASKS if self.settings.level == 1 else 20 * _TASKS) // tasks)
         finalists = diverse(self.incumbents.found, min(most, 8))
-        scope = _allowed(Scope(units=units), self.settings)
+        scope = allowed(Scope(units=units), self.settings)
         scope = only_runnable(scope) if self.settings.runnable else scope
-        play = partial(decide, prices=self.prices, cluster=self.cluster, calm=self.calm, model=self.model, scope=scope)
-        play = partial(play, executor=self.settings.executor)
-        verdict = play(finalists)
+        trial = Trial(self.prices, self.cluster, self.calm, scope, self.settings.executor)
+        verdict = trial.decide(finalists)
         if self.settings.units is None or self.settings.replicas is not None:
             shapes = list(batch_shapes(self.global_batch, self.settings.schedules))
             tasks = 12 * _TASKS * self.settings.level**3
-            verdict = with_uniform(verdict, play, self.prices, self.incumbents.judge, shapes, scope, tasks)
+            verdict = with_uniform(verdict, trial, self.incumbents.judge, shapes, tasks)
         scope, bounds = self._scope(units), (bound, self.free_bound)
         plan = certify(verdict, self.incumbents.found, bounds, self.prices, scope, self.cluster)
         search = Search(
@@ -354,28 +340,6 @@ def able_pools(chain: Chain, cluster: Cluster, model: ComputeModel) -> tuple[Poo
     """The pools of a cluster at time 0 that can run the chain, numbered from 0."""
     able = (pool for pool in find_pools(cluster) if model.can_run(chain, pool.device))
     return tuple(replace(pool, index=index) for index, pool in enumerate(able))
-
-
-def search_scope(settings: Settings, pools: Sequence[Pool], units: Vector) -> Scope:
-    """Level 1 leaves mixed stages to small clusters, and what lies between the extremes of memory to level 2."""
-    mixed = settings.mixed
-    if mixed is None:
-        mixed = settings.level > 1 or sum(pool.count for pool in pools) <= 8
-    scope = Scope(units=units, mixed=mixed, prune=settings.prune)
-    if settings.level == 1:
-        scope = replace(scope, zero=(1, 0, 3), recompute=(Recompute.NONE, Recompute.FULL))
-    scope = _allowed(scope, settings)
-    return only_runnable(scope) if settings.runnable else scope
-
-
-def _allowed(scope: Scope, settings: Settings) -> Scope:
-    """What the settings leave of a scope."""
-    return replace(
-        scope,
-        replicas=settings.replicas,
-        zero=settings.zero or scope.zero,
-        recompute=settings.recompute or scope.recompute,
-    )
 
 
 def _estimate(bound: float, shape: Shape) -> float:

@@ -16,7 +16,8 @@ from argosy.sim.fold import fold_plan
 from argosy.solve.candidate import Candidate, diverse
 from argosy.solve.feasible import batch_shapes
 from argosy.solve.judge import Judge
-from argosy.solve.uniform import _layouts, _rows, uniform_candidates
+from argosy.solve.layouts import layouts_of
+from argosy.solve.uniform import Table, rows_of, uniform_candidates
 from argosy.solve.verdict import placed
 from argosy.space.enumerate import Scope
 from argosy.space.price import Prices
@@ -39,10 +40,10 @@ def test_stages_are_uniform_and_fit_and_the_estimate_is_near(cluster: str, model
     found, prices = candidates_of(cluster, model, batch)
     assert found
     scope = Scope(units=tuple(1 for _ in prices.pools))
-    layouts = list(_layouts(prices, scope))
+    table = Table(prices, layouts_of(prices, scope))
     for candidate in found:
         stages = tuple(choice.option.parts for choice in candidate.plan)
-        rows = _rows(prices, layouts, candidate.shape, scope, math.inf)
+        rows = rows_of(prices, table, candidate.shape, scope, math.inf)
         estimate = next(row.estimate for row in rows if row.stages == stages)
         assert 0.2 * candidate.seconds <= estimate <= candidate.seconds * 2.5  # exchange may hide behind compute
         assert len({part.width for parts in stages for part in parts if part.width > 1}) <= 1
@@ -75,3 +76,29 @@ def test_finalists_are_of_different_sorts() -> None:
 def test_schedules_are_those_of_the_shape() -> None:
     found, _ = candidates_of("two-cards", "gpt2", 16)
     assert all(isinstance(one.schedule, ScheduleSpec) and one.schedule in one.shape.schedules for one in found)
+
+
+@pytest.mark.parametrize(("cluster", "model", "batch"), CASES)
+def test_what_is_left_out_before_it_is_cut_is_slower_than_the_time(cluster: str, model: str, batch: int) -> None:
+    """Of the layouts that the judge finds faster than the median of all, none is missing when that is the time."""
+    found, prices = candidates_of(cluster, model, batch)
+    below = sorted(one.seconds for one in found)[len(found) // 2]
+    scope = Scope(units=tuple(1 for _ in prices.pools))
+    table = Table(prices, layouts_of(prices, scope))
+    quick = [one for one in found if one.seconds < below and len(one.plan) <= one.shape.num_micro_batches]
+    assert quick
+    for candidate in quick:
+        rows = rows_of(prices, table, candidate.shape, scope, below)
+        stages = tuple(choice.option.parts for choice in candidate.plan)
+        assert any(row.stages == stages for row in rows)
+
+
+def test_a_time_to_beat_hides_nothing_from_the_judge() -> None:
+    found, prices = candidates_of("mixed-8", "gpt2-medium", 16)
+    judge = Judge(prices, at_time_zero(load_cluster("mixed-8")))
+    for candidate in found:
+        (free,), _ = judge.seconds(candidate.shape, [candidate.plan])
+        (above,), _ = judge.seconds(candidate.shape, [candidate.plan], below=free * (1 + 1e-9))
+        (under,), _ = judge.seconds(candidate.shape, [candidate.plan], below=free * 0.2)
+        assert above == free
+        assert under in (free, math.inf)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from argosy.cluster.trace import Trace
 from argosy.dtype import Dtype
@@ -27,9 +28,13 @@ class DeviceKind:
     source: str
     """Where the figures come from."""
 
+    @cached_property
+    def _rates(self) -> dict[Dtype, float]:
+        return dict(self.flops)
+
     def peak(self, dtype: Dtype) -> float:
         """Dense FLOP/s for ``dtype``. A kind without tf32 multiplies tf32 at its fp32 rate."""
-        rates = dict(self.flops)
+        rates = self._rates
         if dtype is Dtype.TF32 and dtype not in rates:
             dtype = Dtype.FP32
         if dtype not in rates:

@@ -82,6 +82,8 @@ class Trace:
 
     def at(self, time: float) -> float:
         """The value that holds at ``time``; before 0 the first one does."""
+        if len(self.values) == 1:
+            return self.values[0]
         return self.values[max(bisect.bisect_right(self.times, time) - 1, 0)]
 
     def next_change(self, time: float) -> float:

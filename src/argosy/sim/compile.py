@@ -90,6 +90,7 @@ class Compiler:
         """Per stage, its last gather or scatter under ZeRO 2 or 3."""
         self.gradients_done: dict[tuple[int, int], int] = {}
         """Per stage and device, the last task that adds to its gradients."""
+        self.handed: dict[tuple[int, int], list[tuple[int, int, float, tuple[Flow, ...]]]] = {}
         self.num_holders = [stage.num_holders for stage in plan.stages]
         self.placed = [[self.index[name] for name in stage.devices] for stage in plan.stages]
         """Per stage, its devices."""
@@ -225,33 +226,41 @@ class Compiler:
             self._occupy([device], self._add(task))
 
     def _send(self, action: Action, target_stage: int, layer: int) -> None:
-        """Hand the micro-batch to a neighbouring stage: replica to replica, the samples that both hold."""
-        stage, target = self.plan.stages[action.stage], self.plan.stages[target_stage]
-        per_sample = self.chain.layers[layer].output_bytes
+        """Hand the micro-batch to a neighbouring stage."""
         is_gradient = target_stage < action.stage
-        for source_replica, target_replica, samples in overlaps(stage.replicas, target.replicas):
-            for sender, receiver, part in share_overlaps(source_replica.shares, target_replica.shares):
-                source = self.index[source_replica.devices[sender]]
-                destination = self.index[target_replica.devices[receiver]]
-                if source == destination:
-                    continue
-                channel = (source, destination, is_gradient)
-                num_bytes = samples * per_sample * part
-                transfer = self._add(
-                    Task(
-                        kind=SpanKind.TRANSFER,
-                        flows=self._flows(source, destination, num_bytes),
-                        after=(self.last[source],),
-                        behind=self.channel_last.get(channel),
-                        stage=action.stage,
-                        micro_batch=action.micro_batch,
-                        takes=((destination, num_bytes),),
-                    )
+        consumers = self._consumers(target_stage, action, is_gradient)
+        for source, destination, num_bytes, flows in self._handed(action.stage, target_stage, layer):
+            channel = (source, destination, is_gradient)
+            transfer = self._add(
+                Task(
+                    kind=SpanKind.TRANSFER,
+                    flows=flows,
+                    after=(self.last[source],),
+                    behind=self.channel_last.get(channel),
+                    stage=action.stage,
+                    micro_batch=action.micro_batch,
+                    takes=((destination, num_bytes),),
                 )
-                self.channel_last[channel] = transfer
-                self.channel_first.setdefault(channel, transfer)
-                for consumer in self._consumers(target_stage, action, is_gradient):
-                    self.arriving[consumer, destination].append(transfer)
+            )
+            self.channel_last[channel] = transfer
+            self.channel_first.setdefault(channel, transfer)
+            for consumer in consumers:
+                self.arriving[consumer, destination].append(transfer)
+
+    def _handed(self, stage: int, target: int, layer: int) -> list[tuple[int, int, float, tuple[Flow, ...]]]:
+        """(source, destination, bytes, flows) from replica to replica, of the samples that both hold; the same for all
+        micro-batches."""
+        if (stage, target) not in self.handed:
+            per_sample = self.chain.layers[layer].output_bytes
+            found = []
+            for one, other, samples in overlaps(self.plan.stages[stage].replicas, self.plan.stages[target].replicas):
+                for sender, receiver, part in share_overlaps(one.shares, other.shares):
+                    source, destination = self.index[one.devices[sender]], self.index[other.devices[receiver]]
+                    if source != destination:
+                        num_bytes = samples * per_sample * part
+                        found.append((source, destination, num_bytes, self._flows(source, destination, num_bytes)))
+            self.handed[stage, target] = found
+        return self.handed[stage, target]
 
     def _flows(self, source: int, target: int, num_bytes: float) -> tuple[Flow, ...]:
         return (Flow(source, target, num_bytes),)

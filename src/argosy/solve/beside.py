@@ -3,45 +3,37 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from argosy.solve.candidate import Candidate
-from argosy.solve.judge import Judge
+from argosy.solve.judge import Complete, Judge
+from argosy.solve.pipeline import Choice
 from argosy.solve.shape import Shape
-from argosy.solve.uniform import regrouped, shifted, uniform_candidates
-from argosy.solve.verdict import Verdict
+from argosy.solve.uniform import is_allowed, uniform_candidates
+from argosy.solve.verdict import Trial, Verdict
 from argosy.space.enumerate import Scope
-from argosy.space.price import Prices
 
 _UNIFORM = 8
 """Uniform pipelines that the exact engine plays at most."""
 _MOVED = 3
 
 
-def with_uniform(
-    verdict: Verdict,
-    play: Callable[[Sequence[Candidate]], Verdict],
-    prices: Prices,
-    judge: Judge,
-    shapes: Sequence[Shape],
-    scope: Scope,
-    most_tasks: int,
-) -> Verdict:
+def with_uniform(verdict: Verdict, trial: Trial, judge: Judge, shapes: Sequence[Shape], most_tasks: int) -> Verdict:
     """The verdict, or a better one; the exact engine plays at most so many tasks more, twice."""
     assert verdict.plan.predicted is not None
     below = verdict.plan.predicted.iteration_seconds
-    plain = uniform_candidates(prices, judge, shapes, scope, below, _UNIFORM)
+    plain = uniform_candidates(trial.prices, judge, shapes, trial.scope, below, _UNIFORM)
     tasks = itertools.accumulate(4 * len(one.plan) * one.shape.num_micro_batches for one in plain)
     plain = [one for one, played in zip(plain, tasks, strict=True) if played <= most_tasks]
-    verdict = play([verdict.winner, *plain]) if plain else verdict
-    moved = _moved(verdict.winner, judge, scope, 10 * most_tasks)
-    return play([verdict.winner, *moved]) if moved else verdict
+    verdict = trial.decide([verdict.winner, *plain]) if plain else verdict
+    moved = _moved(verdict.winner, judge, trial.scope, 10 * most_tasks)
+    return trial.decide([verdict.winner, *moved]) if moved else verdict
 
 
 def _moved(winner: Candidate, judge: Judge, scope: Scope, most_steps: int) -> list[Candidate]:
     """The winner with a layer moved or a stage in wider groups, the few that the judge finds no slower."""
-    plans = [*shifted(winner.plan), *regrouped(winner.plan, scope)]
+    plans = [*_shifted(winner.plan), *_regrouped(winner.plan, scope)]
     if not plans or len(plans) * len(winner.plan) * winner.shape.num_micro_batches > most_steps:
         return []
     judged = zip(plans, *judge.seconds(winner.shape, plans), strict=True)
@@ -51,3 +43,32 @@ def _moved(winner: Candidate, judge: Judge, scope: Scope, most_steps: int) -> li
         if seconds <= winner.seconds
     ]
     return sorted(found)[:_MOVED]
+
+
+def _shifted(plan: Complete) -> Iterator[Complete]:
+    """The same stages with one layer moved from any of them to any other, where it fits is for the judge to say."""
+    lengths = [choice.end - choice.first for choice in plan]
+    for giver, taker in itertools.permutations(range(len(plan)), 2):
+        if lengths[giver] > 1:
+            moved = [n + (at == taker) - (at == giver) for at, n in enumerate(lengths)]
+            cuts = itertools.pairwise(itertools.accumulate(moved, initial=0))
+            yield tuple(Choice(choice.option, *cut) for choice, cut in zip(plan, cuts, strict=True))
+
+
+def _regrouped(plan: Complete, scope: Scope) -> Iterator[Complete]:
+    """The same stages with the replicas of one of them joined in pairs to groups twice as wide."""
+    for at, choice in enumerate(plan):
+        option, part = choice.option, choice.option.parts[0]
+        wider = 2 * part.width
+        if len(option.parts) > 1 or part.replicas % 2 or option.pools[0].per_node % wider or part.context > 1:
+            continue
+        samples, extra = divmod(part.replicas * part.samples + part.extra, part.replicas // 2)
+        joined = replace(part, width=wider, replicas=part.replicas // 2, samples=samples, extra=extra)
+        if part.expert > 1 and (
+            extra or joined.replicas % part.expert
+        ):  # experts need equal holders, as many as groups
+            continue
+        if scope.allows_width(wider) and is_allowed(option.prices, (joined,), scope):
+            zero = option.zero if joined.replicas > 1 else 0
+            other = replace(choice, option=replace(option, parts=(joined,), zero=zero))
+            yield (*plan[:at], other, *plan[at + 1 :])

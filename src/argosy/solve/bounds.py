@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -41,7 +42,7 @@ from argosy.space.option import Vector
 from argosy.space.price import FloatArray
 
 Values = tuple[FloatArray, FloatArray, FloatArray, FloatArray]
-"""P, R, W, S as [state, first layer]."""
+"""P, R, W, S as [state, first layer]; P is 0 under several schedules, where nothing asks for it."""
 
 
 class States:
@@ -98,14 +99,15 @@ def suffix_bounds(menu: Menu, counts: Vector, most_stages: int, upper: float, *,
     strips = _strips(menu, menu.rows, upper)
     odd = _strips(menu, [rows[menu.odd[rows]] for rows in menu.rows], upper) if has_odd else []
     moves = [states.taking(vector) for vector in menu.vectors]
+    advance = partial(_advance, moves=moves, with_way=len(menu.shape.schedules) == 1)
     for left in range(1, most_stages + 1):
         following = bounds.any[-1]
         terms = [strip.least(menu.shape, left) for strip in strips]
         if bounds.odd is not None:
-            later = _advance(terms, moves, bounds.odd[-1])
-            here = _advance([strip.least(menu.shape, left) for strip in odd], moves, following)
+            later = advance(terms, following=bounds.odd[-1])
+            here = advance([strip.least(menu.shape, left) for strip in odd], following=following)
             bounds.odd.append(_below(_least_of(later, here), upper))
-        bounds.any.append(_below(_advance(terms, moves, following), upper))
+        bounds.any.append(_below(advance(terms, following=following), upper))
         if np.isinf(bounds.any[-1][2]).all():
             break
     return bounds
@@ -132,24 +134,33 @@ def _below(new: Values, upper: float) -> Values:
 
 
 def _advance(
-    terms: Sequence[_Least | None], moves: Sequence[tuple[NDArray[np.intp], NDArray[np.intp]]], following: Values
+    terms: Sequence[_Least | None],
+    moves: Sequence[tuple[NDArray[np.intp], NDArray[np.intp]]],
+    following: Values,
+    *,
+    with_way: bool,
 ) -> Values:
     """One more stage in front, any of the given ones."""
-    new = tuple(np.full(following[0].shape, np.inf) for _ in range(4))
+    shape = following[0].shape
+    new = [np.full(shape, 0.0 if at == 0 and not with_way else np.inf) for at in range(4)]
+    ends = np.nonzero(np.isfinite(following[2]).any(axis=0))[0]
     for least, (target, source) in zip(terms, moves, strict=True):
-        if least is None:
+        if least is None or not len(ends):
             continue
-        way, rest, whole, tail = (_windows(values[source], least.length) for values in following)
-        longest = whole + least.passing
-        np.maximum(longest, least.busy, out=longest)
-        np.maximum(longest, rest + least.drained, out=longest)
-        later = rest + least.passing
-        np.maximum(later, least.warm, out=later)
-        ending = longest + least.after
-        np.maximum(ending, least.done, out=ending)
-        np.maximum(ending, tail + least.ahead, out=ending)
-        for values, candidates in zip(new, (way + least.passing, later, longest, ending), strict=True):
-            values[target] = np.minimum(values[target], candidates.min(axis=0))
+        at = slice(max(0, int(ends[0]) - least.length), int(ends[-1]))  # other stages end where nothing goes on
+        way, rest, whole, tail = (_windows(values[source], least.length, at) for values in following)
+        passing = least.passing[:, :, at]
+        longest = whole + passing
+        np.maximum(longest, least.busy[:, :, at], out=longest)
+        np.maximum(longest, rest + least.drained[:, :, at], out=longest)
+        later = rest + passing
+        np.maximum(later, least.warm[:, :, at], out=later)
+        ending = longest + least.after[:, :, at]
+        np.maximum(ending, least.done[:, :, at], out=ending)
+        np.maximum(ending, tail + least.ahead[:, :, at], out=ending)
+        found = [(1, later), (2, longest), (3, ending), *([(0, way + passing)] if with_way else [])]
+        for number, candidates in found:
+            new[number][target, at] = np.minimum(new[number][target, at], candidates.min(axis=0))
     return new[0], new[1], new[2], new[3]
 
 
@@ -193,17 +204,23 @@ class _Strip:
         columns = begin + 1 + np.arange(self.length)[:, None]
         outside = columns >= size
         columns = np.minimum(columns, size - 1)
-        at = (rows[:, None, None], begin[None], columns[None])
-        self.busy = count * menu.gated[at]
-        self.done = (busy[:, begin, columns] if menu.gated is not menu.slow else self.busy) + menu.tail[at]
-        self.after = menu.late[at] + menu.tail[at] if menu.shape.gate < 1 else menu.tail[at]
-        self.forward = menu.ahead[at]
-        self.quick = menu.quick[at]
-        self.quick_forward = menu.quick_forward[at]
+        cells = (begin * size + columns).ravel()
+
+        def strip(table: FloatArray) -> FloatArray:
+            taken: FloatArray = table[rows].reshape(len(rows), -1).take(cells, axis=1)
+            return taken.reshape(len(rows), *columns.shape)
+
+        tail = strip(menu.tail)
+        self.busy = count * strip(menu.gated)
+        self.done = (count * strip(menu.slow) if menu.gated is not menu.slow else self.busy) + tail
+        self.after = strip(menu.late) + tail if menu.shape.gate < 1 else tail
+        self.forward = strip(menu.ahead)
+        self.quick = strip(menu.quick)
+        self.quick_forward = strip(menu.quick_forward) if menu.quick_forward is not menu.ahead else self.forward
         self.over = menu.over[rows].min(axis=0)[columns]
         self.both = menu.both[rows].min(axis=0)[columns]
-        self.most = menu.most[at]
-        self.most[count * menu.load[at] >= upper] = 0.0
+        self.most = strip(menu.most)
+        self.most[count * strip(menu.load) >= upper] = 0.0
         self.most[:, outside] = 0.0
         self.mask: NDArray[np.bool_] | None = None
 
@@ -236,10 +253,11 @@ class _Strip:
         return least
 
 
-def _windows(array: FloatArray, length: int) -> FloatArray:
-    """[l, state, a] = array[state, a + 1 + l], infinite past the end."""
-    num_states, size = array.shape
-    padded = np.full((num_states, size + length), np.inf)
-    padded[:, : size - 1] = array[:, 1:]
+def _windows(array: FloatArray, length: int, at: slice) -> FloatArray:
+    """[l, state, a] = array[state, a + 1 + l] for some a, infinite past the end."""
+    num_states, count = len(array), at.stop - at.start
+    padded = np.full((num_states, count + length - 1), np.inf)
+    some = array[:, at.start + 1 : at.stop + length]
+    padded[:, : some.shape[1]] = some
     across, along = padded.strides
-    return np.lib.stride_tricks.as_strided(padded, (length, num_states, size), (along, across, along), writeable=False)
+    return np.lib.stride_tricks.as_strided(padded, (length, num_states, count), (along, across, along), writeable=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from argosy.plan.plan import Recompute
 from argosy.schedule import ScheduleSpec
@@ -16,6 +17,7 @@ from argosy.space.option import Option, Vector
 from argosy.space.price import Prices
 from argosy.units import counted
 
+Key = tuple[object, ...]
 _EFFORT = {Recompute.NONE: 0, Recompute.SELECTIVE: 1, Recompute.FULL: 2}
 
 
@@ -36,6 +38,11 @@ class Candidate:
         self.seconds = float(f"{self.seconds:.9g}")
         self.effort = sum(choice.option.zero + _EFFORT[choice.option.recompute] for choice in self.plan)
 
+    @cached_property
+    def key(self) -> object:
+        """What it is, however it was found."""
+        return self.schedule, plan_key(self.shape, self.plan)
+
     def fits(self, plan: Complete) -> bool:
         """Whether another plan of as many stages fits under this one's schedule."""
         count = self.shape.num_micro_batches
@@ -45,6 +52,11 @@ class Candidate:
     def __repr__(self) -> str:
         stages = " | ".join(describe_choice(choice) for choice in self.plan)
         return f"{self.shape!r}, {self.schedule!r}: {stages}"
+
+
+def plan_key(shape: Shape, plan: Complete) -> Key:
+    """What a complete plan is, but for its schedule."""
+    return (shape, *((c.option.parts, c.option.recompute, c.option.zero, c.first, c.end) for c in plan))
 
 
 def describe_choice(choice: Choice) -> str:
@@ -134,9 +146,12 @@ def with_plan(candidate: Candidate, plan: Complete) -> Candidate:
 
 
 def lightened(candidate: Candidate, scope: Scope) -> Complete:
-    """The same plan with every stage at the least recomputation and ZeRO of a scope with which it fits."""
+    """The same plan with every stage at the least recomputation and ZeRO of a scope with which it fits; ZeRO 1 costs no
+    more than none."""
     plan = candidate.plan
     for index, choice in enumerate(plan):
+        if choice.option.zero <= 1 and choice.option.recompute is Recompute.NONE:
+            continue
         alone = choice.option.holders == 1
         lighter = (
             replace(choice, option=replace(choice.option, recompute=recompute, zero=zero))

@@ -17,6 +17,8 @@ if n is among the ends that the last device can reach:
     (5)  where no boundary costs anything, going as far as possible is never worse: one binary search per device
     (6)  c >= 0, so (5) from the right and from the left bounds the end of every device, and (4) looks only in between:
          where boundaries are cheap, a small part of the chain
+    (7)  where no boundary costs anything and every device must take an item, (5) with one item left for each device
+         before: what it finds is leftmost, and only where it finds nothing is there more to look at
 
 Of several optimal cuts it is the one whose last boundary is leftmost, then the one before, and so on. By (5) alone it
 is the optimum of (1) to the last bit. By (4) it is so to the rounding of the prefix sums, and costs that differ by less
@@ -26,6 +28,7 @@ better one is not part of this problem.
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
@@ -98,8 +101,10 @@ def cut_chain(
     ideal = total / sum(chain.speeds) * (1 - _MARGIN)
     uncharged = replace(chain, cut=np.zeros_like(chain.cut))
     best = _least_feasible(uncharged, _cut_greedily, ideal, ceiling)
-    if best is not None and (chain.cut.any() or not allow_empty):
+    if best is not None and chain.cut.any():
         best = _least_feasible(chain, _cut_within_bands, best[0], ceiling, same=_SAME)
+    elif best is not None and not allow_empty and _has_empty(best[1]):
+        best = _least_feasible(chain, _cut_sparingly, best[0], ceiling, same=_SAME)
     if best is None:
         raise InfeasibleError(_what_binds(chain))
     return _priced(chain, best[1])
@@ -209,6 +214,21 @@ def _cut_greedily(chain: _Chain, seconds: float) -> Boundaries | None:
     """(5)."""
     boundaries = _leftmost(chain, seconds)
     return boundaries if boundaries[0] == 0 else None
+
+
+def _cut_sparingly(chain: _Chain, seconds: float) -> Boundaries | None:
+    """(7)."""
+    boundaries = [chain.num_items]
+    for device in reversed(range(len(chain.speeds))):
+        start = max(_first_start(chain, device, seconds, boundaries[-1]), device)
+        if start >= boundaries[-1]:  # this item is too much for the device; fewer for those behind might help
+            return _cut_within_bands(chain, seconds)
+        boundaries.append(start)
+    return boundaries[::-1] if boundaries[-1] == 0 else None
+
+
+def _has_empty(boundaries: Boundaries) -> bool:
+    return any(start == end for start, end in itertools.pairwise(boundaries))
 
 
 def _leftmost(chain: _Chain, seconds: float) -> Boundaries:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from argosy.solve.candidate import Candidate, neighbours
+from argosy.solve.candidate import Candidate, Key, neighbours, plan_key
 from argosy.solve.frontier import Branch
 from argosy.solve.judge import Complete, Judge
 from argosy.solve.shape import Shape
 from argosy.space.option import Option, Vector
 
 _MOST = 32
-Key = tuple[object, ...]
+_NEAR = 1.05
+"""Times the best: neighbours that are worth remembering."""
 
 
 class Incumbents:
@@ -31,13 +32,15 @@ class Incumbents:
     def best(self) -> float:
         return self.found[0].seconds if self.found else math.inf
 
-    def keep(self, shape: Shape, plans: Sequence[Complete], units: Vector) -> None:
-        """Judge plans and remember the best of them."""
-        fresh = [plan for plan in plans if _key(shape, plan) not in self.known]
+    def keep(self, shape: Shape, plans: Sequence[Complete], units: Vector, below: float = math.inf) -> None:
+        """Judge plans and remember the best of them, as far as they are below a time."""
+        fresh = {key: plan for plan in plans if (key := plan_key(shape, plan)) not in self.known}
         if not fresh:
             return
-        for plan, seconds, schedule in zip(fresh, *self.judge.seconds(shape, fresh), strict=True):
-            self.known[_key(shape, plan)] = seconds
+        judged = self.judge.seconds(shape, list(fresh.values()), below=below)
+        for (key, plan), seconds, schedule in zip(fresh.items(), *judged, strict=True):
+            if seconds < math.inf or below == math.inf:
+                self.known[key] = seconds
             if seconds < math.inf:
                 found = Candidate(
                     seconds=seconds, number=len(self.known), shape=shape, schedule=schedule, plan=plan, units=units
@@ -49,7 +52,7 @@ class Incumbents:
     def improve(self, best: Candidate, options: Mapping[Vector, Sequence[Option]]) -> None:
         """Small moves from a plan while they help."""
         while True:
-            self.keep(best.shape, list(neighbours(best.plan, options)), best.units)
+            self.keep(best.shape, list(neighbours(best.plan, options)), best.units, _NEAR * best.seconds)
             if self.found[0].seconds >= best.seconds * (1 - 1e-9) or self.found[0].shape is not best.shape:
                 return
             best = self.found[0]
@@ -59,13 +62,9 @@ class Incumbents:
         is_certain = branch.is_even and not self.judge.prices.model.blocking
         for bound, plan in plans:
             if not is_certain or any(choice.option.zero > 1 for choice in plan):
-                key = _key(branch.search.shape, plan)
+                key = plan_key(branch.search.shape, plan)
                 self.suspects[key] = min(bound, self.suspects.get(key, math.inf))
 
     def doubtful(self) -> Iterator[float]:
         """The bounds of the suspects that fit."""
         return (bound for key, bound in self.suspects.items() if self.known[key] < math.inf)
-
-
-def _key(shape: Shape, plan: Complete) -> Key:
-    return (shape, *((c.option.parts, c.option.recompute, c.option.zero, c.first, c.end) for c in plan))

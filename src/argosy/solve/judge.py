@@ -32,6 +32,7 @@ from argosy.space.pool import Pool
 from argosy.space.price import Prices
 
 Complete = tuple[Choice, ...]
+Parts = tuple[Part, ...]
 _Columns = tuple[list[float], list[float], list[float], list[float], list[float], float]
 """Per stage: forward, backward, transfer, latency and tail; and the busiest NIC's seconds per micro-batch."""
 _NO_HOP = (0.0, 0.0, 0.0, 0.0)
@@ -44,12 +45,18 @@ class Judge:
         self.prices = prices
         self.cluster = cluster
         self.wires: dict[tuple[int, int], tuple[float, float, float, float]] = {}
-        self.hops: dict[tuple[tuple[Part, ...], tuple[Part, ...]], tuple[float, float, float, float]] = {}
+        self.hops: dict[tuple[Parts, Parts], tuple[float, float, float, float]] = {}
+        self.between: dict[tuple[Option, Option], tuple[float, float, float, float]] = {}
+        """The same, quicker to ask for."""
+        self.stages: dict[tuple[Option, int, int], tuple[float, float, float]] = {}
+        """Forward, backward and tail."""
         self.judged = 0
 
-    def seconds(self, shape: Shape, plans: Sequence[Complete]) -> tuple[list[float], list[ScheduleSpec]]:
+    def seconds(
+        self, shape: Shape, plans: Sequence[Complete], *, below: float = math.inf
+    ) -> tuple[list[float], list[ScheduleSpec]]:
         """The time of every plan under the best schedule that fits in memory, and that schedule; infinity if none
-        does."""
+        does, or if it is not below a time anyway."""
         best = [math.inf] * len(plans)
         under = [shape.schedules[0]] * len(plans)
         by_length: dict[int, list[int]] = defaultdict(list)
@@ -58,6 +65,8 @@ class Judge:
         count = shape.num_micro_batches
         for length, members in by_length.items():
             columns = {index: self._columns(plans[index]) for index in members}
+            if below < math.inf:
+                members = [index for index in members if _least_seconds(shape, *columns[index]) < below]
             for schedule in shape.schedules:
                 kept, group = held(schedule, length, count), group_size(schedule, count)
                 fitting = [index for index in members if _fits(plans[index], kept, group)]
@@ -78,10 +87,10 @@ class Judge:
         busiest, before = 0.0, 0.0
         outputs = self.prices.outputs
         for choice, follower in itertools.zip_longest(plan, plan[1:]):
-            ahead, back = choice.option.seconds(choice.first, choice.end)
+            ahead, back, _ = self._stage(choice)
             forward.append(ahead)
             backward.append(back)
-            hop = self._hop(choice.option, follower.option) if follower is not None else _NO_HOP
+            hop = self._between(choice.option, follower.option) if follower is not None else _NO_HOP
             output = float(outputs[choice.end])
             transfer.append(max(hop[:3]) * output)
             latency.append(hop[3])
@@ -96,9 +105,16 @@ class Judge:
             transfer = latency = [0.0] * len(plan)
         return forward, backward, transfer, latency, self._tails(plan, forward), busiest
 
+    def _stage(self, choice: Choice) -> tuple[float, float, float]:
+        key = (choice.option, choice.first, choice.end)
+        found = self.stages.get(key)
+        if found is None:
+            found = self.stages[key] = (*choice.option.seconds(*key[1:]), choice.option.tail(*key[1:]))
+        return found
+
     def _tails(self, plan: Complete, forward: Sequence[float]) -> list[float]:
         """(3)."""
-        tails = [choice.option.tail(choice.first, choice.end) for choice in plan]
+        tails = [self._stage(choice)[2] for choice in plan]
         for at, choice in enumerate(plan):
             if choice.option.zero == 3:  # the first gather hides behind the way to the stage only
                 tails[at] += max(0.0, choice.option.once_around(choice.first, choice.end) - sum(forward[:at]))
@@ -117,29 +133,39 @@ class Judge:
     def _tied_seconds(self, one: Option, other: Option, weights: int) -> float:
         """Twice around a ring of all that hold the weights."""
         count, pools = one.holders + other.holders, [*one.pools, *other.pools]
-        inside = _side_by_side(one, other, self.prices.pools)
+        inside = _side_by_side(one.parts, other.parts, self.prices.pools)
         bandwidth = min(pool.intra_bandwidth if inside else pool.nic_bandwidth for pool in pools)
         latency = max(pool.intra_latency if inside else pool.nic_latency for pool in pools)
         return 2 * ring_seconds(weights * self.prices.bytes_summed, count, bandwidth, latency)
 
-    def _hop(self, source: Option, target: Option) -> tuple[float, float, float, float]:
+    def _between(self, source: Option, target: Option) -> tuple[float, float, float, float]:
+        found = self.between.get((source, target))
+        if found is None:
+            found = self.between[source, target] = self._hop(source.parts, target.parts)
+        return found
+
+    def hop_seconds(self, source: Parts, target: Parts, output: float) -> float:
+        """(2) and the latency, for so many output bytes of a sample."""
+        hop = self._hop(source, target)
+        return max(hop[:3]) * output + hop[3]
+
+    def _hop(self, source: Parts, target: Parts) -> tuple[float, float, float, float]:
         """(2) per output byte of a sample: out of the source's nodes, into the target's, in between; and latency."""
-        key = (source.parts, target.parts)
+        key = (source, target)
         if key not in self.hops:
             if _side_by_side(source, target, self.prices.pools):
                 per_byte, latency = self._inside(source, target)
                 self.hops[key] = (0.0, 0.0, per_byte, latency)
             else:
-                pairs = [self._pair(one, other) for one in source.parts for other in target.parts]
+                pairs = [self._pair(one, other) for one in source for other in target]
                 self.hops[key] = _outside(source, target, pairs, self.prices.pools)
         return self.hops[key]
 
-    def _inside(self, source: Option, target: Option) -> tuple[float, float]:
-        pool = self.prices.pools[source.parts[0].pool]
-        sides = (source.parts, target.parts)
+    def _inside(self, source: Parts, target: Parts) -> tuple[float, float]:
+        pool = self.prices.pools[source[0].pool]
         if pool.intra_is_shared:
-            return sum(part.most * part.replicas for part in sides[0]) / pool.intra_bandwidth, pool.intra_latency
-        slowest = max(part.most / (part.width * pool.intra_bandwidth) for side in sides for part in side)
+            return sum(part.most * part.replicas for part in source) / pool.intra_bandwidth, pool.intra_latency
+        slowest = max(part.most / (part.width * pool.intra_bandwidth) for part in (*source, *target))
         return slowest, pool.intra_latency
 
     def _pair(self, one: Part, other: Part) -> tuple[float, float, float, float]:
@@ -159,16 +185,38 @@ class Judge:
         return self.wires[key]
 
 
+def _least_seconds(
+    shape: Shape,
+    forward: Sequence[float],
+    backward: Sequence[float],
+    transfer: Sequence[float],
+    latency: Sequence[float],
+    tail: Sequence[float],
+    busiest: float,
+) -> float:
+    """No schedule is faster: the first micro-batch comes to a stage, all pass through it, and the last goes back to the
+    front, at each stage followed by its tail."""
+    count, gate = shape.num_micro_batches, shape.gate
+    least, ahead, after = count * busiest, 0.0, 0.0
+    for stage, rest in enumerate(tail):
+        after = max(after, rest) if gate == 1 else rest
+        least = max(least, ahead + count * (forward[stage] + backward[stage]) + after)
+        hop = transfer[stage] + latency[stage]
+        ahead += forward[stage] + hop
+        after += backward[stage] + hop
+    return least
+
+
 def _fits(plan: Complete, depths: Sequence[int], group: int) -> bool:
     return all(
         choice.option.fits(choice.first, choice.end, depth, group) for choice, depth in zip(plan, depths, strict=True)
     )
 
 
-def _side_by_side(source: Option, target: Option, pools: Sequence[Pool]) -> bool:
+def _side_by_side(source: Parts, target: Parts, pools: Sequence[Pool]) -> bool:
     """Whether two stages can share a node."""
     used: dict[int, int] = defaultdict(int)
-    for part in (*source.parts, *target.parts):
+    for part in (*source, *target):
         used[part.pool] += part.width * part.replicas
     if any(count > pools[pool].per_node for pool, count in used.items()):
         return False
@@ -177,14 +225,14 @@ def _side_by_side(source: Option, target: Option, pools: Sequence[Pool]) -> bool
 
 
 def _outside(
-    source: Option, target: Option, pairs: Sequence[tuple[float, float, float, float]], pools: Sequence[Pool]
+    source: Parts, target: Parts, pairs: Sequence[tuple[float, float, float, float]], pools: Sequence[Pool]
 ) -> tuple[float, float, float, float]:
-    samples = sum(part.samples * part.replicas + part.extra for part in source.parts)
+    samples = sum(part.samples * part.replicas + part.extra for part in source)
 
     def per_node(part: Part) -> float:
         nodes = math.ceil(part.width * part.replicas / pools[part.pool].per_node)
         return (part.samples * part.replicas + part.extra) / nodes
 
-    leaving = max(per_node(part) for part in source.parts) / min(pair[0] for pair in pairs)
-    entering = max(per_node(part) for part in target.parts) / min(pair[1] for pair in pairs)
+    leaving = max(per_node(part) for part in source) / min(pair[0] for pair in pairs)
+    entering = max(per_node(part) for part in target) / min(pair[1] for pair in pairs)
     return leaving, entering, samples / min(pair[2] for pair in pairs), max(pair[3] for pair in pairs)

@@ -55,8 +55,6 @@ class Menu:
         self.load = self._loads()
         self.most = self._fitting()
         self.over, self.both = self._hops()
-        if self.kind is not Kind.MIXED:
-            self._follow_threads()
 
     @cached_property
     def rows(self) -> list[NDArray[np.intp]]:
@@ -95,6 +93,7 @@ class Menu:
                 return
             menu = self._part(alike, Kind.ALIKE)
             menu._follow_threads()
+            menu.over, menu.both = menu._hops()
             yield menu
         if not alike.all():
             yield self
@@ -102,7 +101,7 @@ class Menu:
     def _part(self, which: NDArray[np.bool_], kind: Kind) -> Menu:
         keep = np.nonzero(which)[0]
         menu = copy.copy(self)
-        for name in ("rows", "_alike"):
+        for name in ("rows", "_alike", "_gathering"):
             menu.__dict__.pop(name, None)
         numbers = sorted(set(self.vector_of[keep].tolist()))
         menu.vectors = [self.vectors[number] for number in numbers]
@@ -121,7 +120,6 @@ class Menu:
         self.quick = _ranges(forward + gate * backward)[0]
         if gate < 1:
             self.late = (1 - gate) * _ranges(backward)[0]
-        self.over, self.both = self._hops()
 
     def undominated(self, fits: NDArray[np.bool_], first: int, in_flight: int, slack: float) -> NDArray[np.bool_]:
         """*dominance*: of options with the same parts that ``fits`` allows ([option, end]) for stages from ``first``
@@ -162,41 +160,60 @@ class Menu:
         """(1) to (4), and what is late: the least of a backward that the stage before does not wait for."""
         gate, count = self.shape.gate, self.shape.num_micro_batches
         forward, backward = _sums(self.options, least=False)
-        uneven = any(part.extra for option in self.options for part in option.parts)
-        first, second = _sums(self.options, least=True) if uneven else (forward, backward)
-        self.ahead = _ranges(forward).max(axis=0)
-        self.slow = _ranges(forward + backward).max(axis=0)
-        self.quick_forward = _ranges(first).min(axis=0)
-        self.gated = self.slow if gate == 1 else _ranges(forward + gate * backward).max(axis=0)
-        self.quick = _ranges(first + gate * second).min(axis=0)
-        self.late = (1 - gate) * _ranges(second).min(axis=0) if gate < 1 else np.zeros(self.slow.shape)
-        if gate == 1 and any(option.zero == 3 for option in self.options):
-            stretch = self.prices.weigh([option.stretch for option in self.options])
-            self.slow = self.slow + stretch * ((count - 1) / count)
-            self.gated = self.slow
+        self.ahead = _largest(_ranges(forward))
+        self.slow = _largest(_ranges(forward + backward))
+        self.gated = self.slow if gate == 1 else _largest(_ranges(forward + gate * backward))
+        self.late = np.zeros(self.slow.shape)
+        if self.kind is Kind.MIXED:
+            first, second = _sums(self.options, least=True)
+            self.quick_forward = _ranges(first).min(axis=0)
+            self.quick = _ranges(first + gate * second).min(axis=0)
+            self.late = (1 - gate) * _ranges(second).min(axis=0) if gate < 1 else self.late
+        else:
+            self._follow_threads()
+        if gate == 1 and len(self._gathering):
+            stretch = self.prices.weigh([self.options[row].stretch for row in self._gathering])
+            self.slow[self._gathering] += stretch * ((count - 1) / count)
+
+    @cached_property
+    def _gathering(self) -> NDArray[np.intp]:
+        """Options under ZeRO 3."""
+        return np.array([row for row, option in enumerate(self.options) if option.zero == 3], dtype=np.intp)
 
     def _add_tails(self) -> None:
         """(5)."""
         prices, size = self.prices, self.prices.num_layers + 1
-        exchange = prices.weigh([option.exchanges[0] for option in self.options])
+        exchange = self._exchange(0)
         if any(len(option.exchanges) > 1 for option in self.options):
-            exchange = np.minimum(exchange, prices.weigh([option.exchanges[-1] for option in self.options]))
-        if any(option.zero == 3 for option in self.options):
-            stretch = prices.weigh([option.stretch for option in self.options])
-            exchange = exchange + stretch if self.shape.gate == 1 else np.maximum(exchange, 0.0)
+            np.minimum(exchange, self._exchange(-1), out=exchange)
         for index, partner, weights in prices.tied:
             alone = _holds(size, index) != _holds(size, partner)
-            least = [tied_seconds(option, weights, self.ground) for option in self.options]
-            exchange = np.maximum(exchange, np.array(least)[:, None, None] * alone)
-        self.tail = exchange + prices.weigh([option.update for option in self.options])
+            least = np.array([tied_seconds(option, weights, self.ground) for option in self.options])
+            exchange[:, alone] = np.maximum(exchange[:, alone], least[:, None])
+        exchange += prices.weigh([option.update for option in self.options])
+        self.tail = exchange
+
+    def _exchange(self, way: int) -> FloatArray:
+        """By one algorithm, with what ZeRO 3 stretches the last backward by."""
+        rates = [option.exchanges[way] for option in self.options]
+        if self.shape.gate < 1:
+            return np.maximum(self.prices.weigh(rates), 0.0)
+        for row in self._gathering.tolist():
+            one, more = rates[row], self.options[row].stretch
+            rates[row] = one[0] + more[0], one[1] + more[1], one[2] + more[2]
+        return self.prices.weigh(rates)
 
     def _loads(self) -> FloatArray:
         """(6)."""
         prices = self.prices
-        busy = prices.weigh([option.load for option in self.options])
         if self.ground.plain:
             crossing = prices.outputs[:, None] + prices.outputs[None, :]
-            busy = np.maximum(busy, np.array([self._nic_load(o) for o in self.options])[:, None, None] * crossing)
+            busy = np.array([self._nic_load(option) for option in self.options])[:, None, None] * crossing
+        else:
+            busy = np.zeros(self.slow.shape)
+        rows = [row for row, option in enumerate(self.options) if option.zero > 1]
+        if rows:
+            busy[rows] = np.maximum(busy[rows], prices.weigh([self.options[row].load for row in rows]))
         return busy
 
     def _nic_load(self, option: Option) -> float:
@@ -207,20 +224,26 @@ class Menu:
     def _fitting(self) -> FloatArray:
         """(7), with the receive buffers of the least group."""
         prices, options = self.prices, self.options
-        kinds = sorted({option.recompute for option in options})
-        kind = np.array([kinds.index(option.recompute) for option in options])
-        kept = np.array([prices.kept_ranges(recompute) for recompute in kinds])[kind]
         buffers = (2 * self.shape.group + 1) * prices.largest_output
-        passing = np.array([prices.transient(recompute) + buffers for recompute in kinds])[kind]
         weights = prices.weigh([option.state for option in options])
-        fits: list[FloatArray] = []
+        least: FloatArray | None = None
         for part in range(max(len(option.parts) for option in options)):
             rooms = [option.room[min(part, len(option.parts) - 1)] for option in options]
             size, samples = _columns([(room, float(number)) for room, number in rooms])
-            fits.append(np.floor((size - weights - samples * passing) / np.maximum(samples * kept, 1e-9) + 1e-9))
+            fits = size - weights
+            for recompute in sorted({option.recompute for option in options}):
+                rows = np.array([row for row, option in enumerate(options) if option.recompute is recompute])
+                some = fits[rows]
+                some -= samples[rows] * (prices.transient(recompute) + buffers)
+                some /= np.maximum(samples[rows] * prices.kept_ranges(recompute), 1e-9)
+                fits[rows] = some
+            fits += 1e-9
+            np.floor(fits, out=fits)
+            least = fits if least is None else np.minimum(least, fits)
+        assert least is not None
         width = np.array([option.width for option in options])
-        least = fits[0] if len(fits) == 1 else np.minimum.reduce(fits)
-        return np.where(width[:, None, None] <= prices.widest, least, 0.0)
+        least[width[:, None, None] > prices.widest] = 0.0
+        return least
 
     def _hops(self) -> tuple[FloatArray, FloatArray]:
         """(8) along a thread: [option, cut], 0 at the ends of the chain."""
@@ -252,6 +275,12 @@ def _sums(options: Sequence[Option], *, least: bool) -> tuple[FloatArray, FloatA
 def _seconds(option: Option, at: int, *, least: bool) -> tuple[FloatArray, FloatArray]:
     part = option.parts[min(at, len(option.parts) - 1)]
     return option.sums(part, part.samples if least else part.most)
+
+
+def _largest(tables: FloatArray) -> FloatArray:
+    """Over the parts."""
+    largest: FloatArray = tables[0] if len(tables) == 1 else tables.max(axis=0)
+    return largest
 
 
 def _ranges(sums: FloatArray) -> FloatArray:

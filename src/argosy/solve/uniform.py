@@ -1,17 +1,35 @@
 """Uniform pipelines: what a careful person would write down, kept beside what the search finds.
 
 The search takes devices in coarse units and ranks plans by a recurrence that knows little of contention, so a plain
-plan that the exact engine finds faster may be missing among its finalists. These are such plans: pools in a row, each
-cut into stages of one number of devices, all stages of one tensor width, layers cut exactly by the speed of the stages
-(``solve.chain``); where pools do not divide evenly, the stage at the seam mixes them. With W_s the time of the whole
+plan that the exact engine finds faster may be missing among its finalists. These are such plans: the layouts of
+``solve.layouts`` with layers cut exactly by the speed of the stages (``solve.chain``). With W_s the time of the whole
 model for a micro-batch on stage s alone, such a plan of M micro-batches and S stages takes about
 
     (1)  (M + S - 1) / sum over stages of 1 / W_s + exchange of gradients / S
 
-if layers and weights could be divided perfectly. It ranks them; those whose M / sum alone is no better than the best
-time so far are not looked at. Two stages may differ in size, and their cut also depends on bytes and weights:
+if layers and weights could be divided perfectly. It ranks them. Two stages may differ in size, and their cut also
+depends on bytes and weights:
 
     (2)  (M - 1) max(L_1, L_2, x) + L_1 + L_2 + 2 x + max(exchange_1, exchange_2)
+
+Most layouts are out of the question before anything is cut. However the layers are cut, stage s takes t_s for a
+micro-batch, sum of t_s / W_s >= c with c the least that the shares of the layers in W_s add up to, and the first and
+the last micro-batch pass the stages before: theta sum_{i < s} t_i + M t_s <= T, theta the share of a backward that is
+waited for. For any y >= 0 with M y_s + theta sum_{i > s} y_i >= 1 / W_s, as
+
+    (3)  y_s = max(0, (1 / W_s - theta sum_{i > s} y_i) / M),
+
+the sum over stages of y_s times their inequalities says c <= T sum of y_s. With E_s the least exchange of all weights,
+and c also the least of the shares in the weights,
+
+    (4)  T >= c / sum over stages of 1 / (M W_s + E_s).
+
+What (3) or (4) keeps above the best time so far is not looked at. Neither is a layout whose stages do not hold the
+chain when, one after the other,
+
+    (5)  stage s takes as many layers as keep the way there and back, its M micro-batches and its exchange below T,
+
+which errs only where a layer less in front would give those behind room for more than a layer.
 
 No certificate rests on this: a plan left out here is as covered by the bounds as any other.
 """
@@ -20,10 +38,10 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -31,35 +49,19 @@ from argosy.plan.plan import Recompute
 from argosy.solve.candidate import Candidate, diverse
 from argosy.solve.chain import cut_chain
 from argosy.solve.judge import Complete, Judge
+from argosy.solve.layouts import Layout, Section, layouts_of
 from argosy.solve.pipeline import Choice
 from argosy.solve.shape import Shape
 from argosy.space.enumerate import Scope
-from argosy.space.option import Option, Part, Vector, share_samples
-from argosy.space.pool import Pool
-from argosy.space.price import FloatArray, Prices, widest
+from argosy.space.option import Option, Part, share_samples, whole_seconds
+from argosy.space.price import FloatArray, Prices
 
-_MOST_STAGES = 32
-_MOST_APART = 4
-"""Devices of a stage that is taken apart."""
 _MOST_CUT = 48
 """Plans that are cut and judged, those with the least (1) first, and"""
 _MOST_JUDGED = 30_000
 """stages times micro-batches of all of them together, and of one an eighth of that."""
 _MOST_CUTS = 8
 """Of two stages, that are tried for one that fits."""
-_PERMUTED = 3
-"""Up to so many pools stand in every order, more only from the fastest to the slowest and back."""
-
-
-class _Stage(NamedTuple):
-    """So many devices of one pool, or of several that follow one another in the row, in groups of a tensor width."""
-
-    taken: tuple[tuple[int, int], ...]
-    """(pool, devices)"""
-    width: int
-
-
-_Layout = tuple[_Stage, ...]
 
 
 @dataclass(frozen=True)
@@ -77,10 +79,10 @@ def uniform_candidates(
 ) -> list[Candidate]:
     """Up to ``most`` of different sorts that the judge finds fastest, of those below a time: of every set of pools in
     turn, because what the network between pools costs is what the judge knows least of."""
-    layouts = list(_layouts(prices, scope))
+    table = Table(prices, layouts_of(prices, scope))
     groups: dict[frozenset[int], list[_Row]] = {}
     for shape in shapes:
-        for row in _rows(prices, layouts, shape, scope, below):
+        for row in rows_of(prices, table, shape, scope, below):
             used = frozenset(part.pool for parts in row.stages for part in parts)
             groups.setdefault(used, []).append(row)
     each = max(16, _MOST_CUT // max(1, len(groups)))
@@ -104,147 +106,165 @@ def _varied(rows: Sequence[_Row]) -> list[_Row]:
 
 
 def _judged(prices: Prices, judge: Judge, rows: Sequence[_Row], scope: Scope, below: float) -> Iterator[Candidate]:
-    steps = 0
+    steps, filling = 0, _Filling(prices, judge, below)
     for number, row in enumerate(rows):
         more = len(row.stages) * row.shape.num_micro_batches
-        affordable = more <= _MOST_JUDGED // 8 and steps + more <= _MOST_JUDGED
-        plan = _cut(prices, row, scope) if affordable else None
-        if plan is None:
+        if more > _MOST_JUDGED // 8 or steps + more > _MOST_JUDGED:
             continue
         steps += more
-        (seconds,), (schedule,) = judge.seconds(row.shape, [plan])
+        plan = _cut(prices, row, scope) if filling.works(row) else None
+        if plan is None:
+            continue
+        (seconds,), (schedule,) = judge.seconds(row.shape, [plan], below=below)
         if seconds < below:
             units = tuple(1 for _ in prices.pools)
             yield Candidate(seconds=seconds, number=number, shape=row.shape, schedule=schedule, plan=plan, units=units)
 
 
-def _rows(prices: Prices, layouts: Sequence[_Layout], shape: Shape, scope: Scope, below: float) -> Iterator[_Row]:
-    """Every layout that has a sample for each replica, is allowed, was measured so, and may stay below a time."""
-    known: dict[_Stage, tuple[tuple[Part, ...], float, float] | None] = {}
-    count = shape.num_micro_batches
-    for layout in layouts:
-        for stage in layout:
-            if stage not in known:
-                known[stage] = _known(prices, stage, shape.micro_batch_size, scope)
-        stages = [found for stage in layout if (found := known[stage]) is not None]
-        if len(stages) < len(layout):
-            continue
-        rate = sum(found[1] for found in stages)
-        if count / rate < below:
-            exchange = max(found[2] for found in stages) / len(layout)
-            estimate = (count + len(layout) - 1) / rate + exchange
-            row = _Row(estimate, shape, tuple(found[0] for found in stages))
-            yield replace(row, estimate=float(_two_stage_seconds(prices, row).min())) if len(stages) == 2 else row
+class Table:
+    """Layouts as an array of what stands where, and what their sections exchange."""
+
+    def __init__(self, prices: Prices, layouts: Iterable[Layout]) -> None:
+        numbers: dict[Section, int] = {}
+        rows = []
+        for layout in layouts:
+            runs = [list(run) for _, run in itertools.groupby(layout, key=id)]  # few, and slow to hash
+            each = [[numbers.setdefault(run[0], len(numbers))] * len(run) for run in runs]
+            rows.append(list(itertools.chain(*each)))
+        self.sections = tuple(numbers)
+        longest = max(map(len, rows), default=0)
+        padded = [[*row, *[len(numbers)] * (longest - len(row))] for row in rows]
+        self.rows = np.array(padded, dtype=np.intp).reshape(len(rows), longest)
+        """[layout, place] = number of a section, one past the last where there is none."""
+        self.lengths = np.array([len(row) for row in rows], dtype=np.intp)
+        self.exchanges = [_least_exchange(prices, section) for section in self.sections]
+        self.estimates = [_exchange(prices, section) for section in self.sections]
 
 
-def _known(prices: Prices, stage: _Stage, size: int, scope: Scope) -> tuple[tuple[Part, ...], float, float] | None:
-    """A stage's parts, 1 / W and exchange; None where it is not to be."""
-    parts = _parts(prices, stage, size)
-    if parts is None or not _is_allowed(prices, parts, scope):
-        return None
-    return parts, 1 / _whole(prices, parts), _exchange(prices, parts)
+def rows_of(prices: Prices, table: Table, shape: Shape, scope: Scope, below: float) -> Iterator[_Row]:
+    """Every layout that has a sample for each replica, is allowed, was measured so, and may stay below a time; no more
+    stages than micro-batches, as long as those could be smaller."""
+    size, count = shape.micro_batch_size, shape.num_micro_batches
+    rows = table.rows[table.lengths <= count] if size > 1 else table.rows
+    used = np.unique(rows[rows < len(table.sections)]).tolist()
+    sums, wholes = np.zeros(len(table.sections) + 1), np.full(len(table.sections) + 1, np.inf)
+    for number in used:
+        sums[number] = table.exchanges[number]
+        wholes[number] = _least_whole(prices, table.sections[number], size, scope)
+    covered = _least_shares(prices, [table.sections[number] for number in used], size)
+    rows = rows[_least_seconds(shape, wholes[rows], sums[rows], covered) < below]
+    shared: dict[int, tuple[Part, ...] | None] = {}
+    for number in np.unique(rows[rows < len(table.sections)]).tolist():
+        shared[number] = parts = _parts(prices, table.sections[number], size, scope)
+        wholes[number] = whole_seconds(prices, parts, Recompute.NONE) if parts is not None else math.nan
+    for row in rows[_least_seconds(shape, wholes[rows], sums[rows], covered) < below]:
+        numbers = [number for number in row.tolist() if number < len(table.sections)]
+        stages = tuple(parts for number in numbers if (parts := shared[number]) is not None)
+        rate = float((1 / wholes[row]).sum())
+        exchange = max(table.estimates[number] for number in numbers) / len(stages)
+        found = _Row((count + len(stages) - 1) / rate + exchange, shape, stages)
+        if len(stages) == 2:
+            found = _Row(float(_two_stage_seconds(prices, found).min()), shape, stages)
+        yield found
 
 
-def _layouts(prices: Prices, scope: Scope) -> Iterator[_Layout]:
-    """Every order of pools, number of devices to a stage, and width, and with its ends taken apart."""
-    most, most_stages = widest(prices.chain.layers), min(_MOST_STAGES, prices.num_layers)
-    for pools in _orders(prices.pools):
-        for stages in _cut_rows(pools, most_stages, most):
-            if not scope.allows_width(stages[0].width):
-                continue
-            yield stages
-            if scope.allows_width(1):
-                yield from (layout for layout in _ends_apart(stages) if len(layout) <= most_stages)
+def _least_whole(prices: Prices, section: Section, size: int, scope: Scope) -> float:
+    """W at the least: of a mixed section as if all samples were as quick as in one large heap; a measured profile may
+    be quicker anywhere, so there they are shared out. Not a number where there are too few."""
+    groups = [(pool, number // section.width) for pool, number in section.taken]
+    total = sum(replicas for _, replicas in groups)
+    if total > size:
+        return math.nan
+    if prices.model.profiles:
+        parts = _parts(prices, section, size, scope)
+        return whole_seconds(prices, parts, Recompute.NONE) if parts is not None else math.nan
+    most = math.ceil(size / total) if len(groups) == 1 else size - total + 1
+    rates = (replicas / prices.whole(pool, section.width, most, Recompute.NONE) for pool, replicas in groups)
+    return most * total / size / sum(rates) if len(groups) == 1 else most / size / sum(rates)
 
 
-def _cut_rows(pools: Sequence[Pool], most_stages: int, widest_group: int) -> Iterator[_Layout]:
-    """Stages of one number of devices, of a node, or of a pool, and two stages of which one has few devices; wider than
-    1 only where they lie along the nodes."""
-    total = sum(pool.count for pool in pools)
-    for size in (number for number in range(1, total + 1) if total % number == 0 and total // number <= most_stages):
-        yield tuple(_Stage(taken, 1) for taken in _along(pools, [size] * (total // size)))
-    for few in (number for number in (1, 2, 4, 8, 16) if 2 * number < total):
-        for sizes in ((total - few, few), (few, total - few)):
-            yield tuple(_Stage(taken, 1) for taken in _along(pools, sizes))
-    equal = {tuple(number for _ in pools) for number in range(2, max(pool.count for pool in pools) + 1)}
-    equal |= {tuple(pool.per_node for pool in pools), tuple(pool.count for pool in pools)}
-    for each in sorted(equal):
-        pairs = list(zip(pools, each, strict=True))
-        if not all(_divides(pool, number) for pool, number in pairs):
-            continue
-        if sum(pool.count // number for pool, number in pairs) > most_stages:
-            continue
-        for width in _widths(pools, each, widest_group):
-            if width > 1 or len(set(each)) > 1:
-                rows = ([_Stage(((pool.index, number),), width)] * (pool.count // number) for pool, number in pairs)
-                yield tuple(itertools.chain(*rows))
+def _least_exchange(prices: Prices, section: Section) -> float:
+    """E: between nodes, all weights go through the slowest of them once at the least."""
+    pools = [prices.pools[pool] for pool, _ in section.taken]
+    inside = all(number <= pool.per_node for pool, (_, number) in zip(pools, section.taken, strict=True))
+    rate = min(pool.nic_bandwidth for pool in pools)
+    if not rate or (inside and frozenset.intersection(*(pool.homes for pool in pools))):
+        return 0.0
+    return sum(layer.parameters for layer in prices.chain.layers) * prices.bytes_summed / rate
 
 
-def _along(pools: Sequence[Pool], sizes: Sequence[int]) -> Iterator[tuple[tuple[int, int], ...]]:
-    """The row of all devices, so many at a time."""
-    left = [(pool.index, pool.count) for pool in pools]
-    for size in sizes:
-        stage, missing = [], size
-        while missing:
-            pool, number = left.pop(0)
-            stage.append((pool, min(number, missing)))
-            if number > missing:
-                left.insert(0, (pool, number - missing))
-            missing -= min(number, missing)
-        yield tuple(stage)
+def _least_seconds(shape: Shape, wholes: FloatArray, sums: FloatArray, covered: tuple[float, float]) -> FloatArray:
+    """(3) and (4) for every row of W and E."""
+    total, gate, count = np.zeros(len(wholes)), shape.gate, shape.num_micro_batches
+    for rate in 1 / wholes.T[::-1]:
+        total += np.maximum(0.0, (rate - gate * total) / count)
+    with np.errstate(divide="ignore"):
+        least = np.maximum(covered[0] / total, covered[1] / (1 / (count * wholes + sums)).sum(axis=1))
+    return np.asarray(least)
 
 
-def _ends_apart(stages: _Layout) -> Iterator[_Layout]:
-    """The first stage, the last, or both as single devices: an embedding or a head that share weights may be better off
-    without replicas."""
-    first, last = (1 < sum(number for _, number in stages[at].taken) <= _MOST_APART for at in (0, -1))
-    if first:
-        yield (*_singles(stages[0]), *stages[1:])
-    if last and len(stages) > 1:
-        yield (*stages[:-1], *_singles(stages[-1]))
-    if first and last and len(stages) > 1:
-        yield (*_singles(stages[0]), *stages[1:-1], *_singles(stages[-1]))
+def _least_shares(prices: Prices, sections: Sequence[Section], size: int) -> tuple[float, float]:
+    """c of (3) and of (4): with one sample and with all of them, between which the share of a layer in the time only
+    rises or only falls; and the same where it has a smaller share in the weights."""
+    ways = {(pool, section.width) for section in sections for pool, _ in section.taken}
+    shares = []
+    for pool, width in sorted(ways):
+        fewest, most = prices.sample_range(pool, width) or (1, 0)
+        for samples in sorted({fewest, int(min(size, most))}) if fewest <= most else ():
+            seconds = np.diff(np.add(*prices.seconds(pool, width, samples, Recompute.NONE)))
+            shares.append(seconds / seconds.sum())
+    if not shares:
+        return 1.0, 1.0
+    least = np.min(shares, axis=0)
+    weights = np.array([float(layer.parameters) for layer in prices.chain.layers])
+    return float(least.sum()), float(np.minimum(least, weights / weights.sum()).sum())
 
 
-def _singles(stage: _Stage) -> Iterator[_Stage]:
-    for pool, number in stage.taken:
-        yield from [_Stage(((pool, 1),), 1)] * number
+class _Filling:
+    """(5), with what is asked for again and again."""
+
+    def __init__(self, prices: Prices, judge: Judge, below: float) -> None:
+        self.prices = prices
+        self.judge = judge
+        self.below = below
+        self.weights = prices.parameters
+        self.outputs = prices.outputs.tolist()
+        self.costs: dict[tuple[int, tuple[Part, ...]], tuple[list[float], list[float]]] = {}
+
+    def works(self, row: _Row) -> bool:
+        """Whether all layers find a place below the time."""
+        size, count, gate = self.prices.num_layers, len(row.stages), row.shape.gate
+        first, path, before = 0, 0.0, None
+        for left, parts in zip(range(count - 1, -1, -1), row.stages, strict=True):
+            if before is not None:
+                path += 2 * self.judge.hop_seconds(before, parts, self.outputs[first])
+            whole, once = self._costs(row.shape, parts)
+            end = min(bisect_right(whole, whole[first] + self.below - path) - 1, size - left)
+            if end <= first:
+                return False
+            path += gate * (once[end] - once[first])
+            first, before = end, parts
+        return first == size
+
+    def _costs(self, shape: Shape, parts: tuple[Part, ...]) -> tuple[list[float], list[float]]:
+        """Running sums over the layers: an iteration of a stage with its exchange, and one micro-batch."""
+        key = (shape.num_micro_batches, parts)
+        if key not in self.costs:
+            once = _running(self.prices, parts)
+            option = Option(prices=self.prices, vector=(), parts=parts, recompute=Recompute.NONE, zero=0)
+            whole = shape.num_micro_batches * once + option.exchange[0] * self.weights
+            self.costs[key] = whole.tolist(), once.tolist()
+        return self.costs[key]
 
 
-def _orders(pools: Sequence[Pool]) -> Iterator[tuple[Pool, ...]]:
-    """Pools in a row, some left out."""
-    if len(pools) <= _PERMUTED:
-        for number in range(1, len(pools) + 1):
-            yield from itertools.permutations(pools, number)
-        return
-    fastest = sorted(pools, key=lambda pool: -pool.device.efficiency * max(rate for _, rate in pool.device.kind.flops))
-    for number in range(1, len(pools) + 1):
-        yield tuple(fastest[:number])
-        yield tuple(reversed(fastest[:number]))
+def _parts(prices: Prices, section: Section, size: int, scope: Scope) -> tuple[Part, ...] | None:
+    """Samples shared so that the slowest is as fast as possible; None where there are too few, or it is not to be."""
+    groups = [(pool, section.width, number // section.width) for pool, number in section.taken]
+    parts = share_samples(prices, groups, size, Recompute.NONE)
+    return parts if parts is not None and is_allowed(prices, parts, scope) else None
 
 
-def _divides(pool: Pool, number: int) -> bool:
-    """Whether stages of so many devices fill the pool and lie along its nodes."""
-    return pool.count % number == 0 and (pool.per_node % number == 0 or number % pool.per_node == 0)
-
-
-def _widths(pools: Sequence[Pool], sizes: Vector, most: int) -> Iterator[int]:
-    for width in range(1, min(most, *(pool.per_node for pool in pools), *sizes) + 1):
-        if all(pool.per_node % width == 0 and taken % width == 0 for pool, taken in zip(pools, sizes, strict=True)):
-            yield width
-
-
-def _parts(prices: Prices, stage: _Stage, size: int) -> tuple[Part, ...] | None:
-    """Samples shared so that the slowest is as fast as possible; None where there are too few."""
-    groups = [(pool, stage.width, number // stage.width) for pool, number in stage.taken]
-    if len(groups) > 1:
-        return share_samples(prices, groups, size, Recompute.NONE)
-    ((pool, width, replicas),) = groups
-    samples, extra = divmod(size, replicas)
-    return (Part(pool=pool, width=width, replicas=replicas, samples=samples, extra=extra),) if samples else None
-
-
-def _is_allowed(prices: Prices, parts: tuple[Part, ...], scope: Scope) -> bool:
+def is_allowed(prices: Prices, parts: tuple[Part, ...], scope: Scope) -> bool:
     """By the scope, and by a profile, where there is one, that must know this width with so many samples."""
     if not scope.allows_shares(parts):
         return False
@@ -255,51 +275,20 @@ def _is_allowed(prices: Prices, parts: tuple[Part, ...], scope: Scope) -> bool:
     return True
 
 
-def _whole(prices: Prices, parts: tuple[Part, ...]) -> float:
-    """W: seconds of the whole model for a micro-batch on one stage, on its slowest replica."""
-    sums = (prices.seconds(part.pool, part.width, part.most, Recompute.NONE) for part in parts)
-    return max(float(forward[-1] + backward[-1]) for forward, backward in sums)
+def _section(parts: tuple[Part, ...]) -> Section:
+    return Section(tuple((part.pool, part.devices) for part in parts), parts[0].width)
 
 
-def _exchange(prices: Prices, parts: tuple[Part, ...]) -> float:
-    """Seconds in which the replicas of a stage that holds all weights would sum gradients."""
-    replicas = sum(part.replicas for part in parts)
+def _exchange(prices: Prices, section: Section) -> float:
+    """Seconds in which the replicas of a section that holds all weights would sum gradients."""
+    replicas = sum(number for _, number in section.taken) // section.width
     if replicas == 1:
         return 0.0
-    pools = [prices.pools[part.pool] for part in parts]
-    inside = len(parts) == 1 and parts[0].devices <= pools[0].per_node
+    pools = [prices.pools[pool] for pool, _ in section.taken]
+    inside = len(pools) == 1 and section.taken[0][1] <= pools[0].per_node
     rates = (pool.intra_bandwidth if inside or not pool.nic_bandwidth else pool.nic_bandwidth for pool in pools)
-    rate = min(rates) * min(part.width for part in parts)
+    rate = min(rates) * section.width
     return 2 * (replicas - 1) / replicas * float(prices.parameters[-1]) * prices.chain.dtype.bytes / rate
-
-
-def shifted(plan: Complete) -> Iterator[Complete]:
-    """The same stages with one layer moved from any of them to any other, where it fits is for the judge to say."""
-    lengths = [choice.end - choice.first for choice in plan]
-    for giver, taker in itertools.permutations(range(len(plan)), 2):
-        if lengths[giver] > 1:
-            moved = [n + (at == taker) - (at == giver) for at, n in enumerate(lengths)]
-            cuts = itertools.pairwise(itertools.accumulate(moved, initial=0))
-            yield tuple(Choice(choice.option, *cut) for choice, cut in zip(plan, cuts, strict=True))
-
-
-def regrouped(plan: Complete, scope: Scope) -> Iterator[Complete]:
-    """The same stages with the replicas of one of them joined in pairs to groups twice as wide."""
-    for at, choice in enumerate(plan):
-        option, part = choice.option, choice.option.parts[0]
-        wider = 2 * part.width
-        if len(option.parts) > 1 or part.replicas % 2 or option.pools[0].per_node % wider or part.context > 1:
-            continue
-        samples, extra = divmod(part.replicas * part.samples + part.extra, part.replicas // 2)
-        joined = replace(part, width=wider, replicas=part.replicas // 2, samples=samples, extra=extra)
-        if part.expert > 1 and (
-            extra or joined.replicas % part.expert
-        ):  # experts need equal holders, as many as groups
-            continue
-        if scope.allows_width(wider) and _is_allowed(option.prices, (joined,), scope):
-            zero = option.zero if joined.replicas > 1 else 0
-            other = replace(choice, option=replace(option, parts=(joined,), zero=zero))
-            yield (*plan[:at], other, *plan[at + 1 :])
 
 
 def _cut(prices: Prices, row: _Row, scope: Scope) -> Complete | None:
@@ -324,7 +313,7 @@ def _ends(prices: Prices, row: _Row) -> Iterator[tuple[int, ...]]:
         order = np.argsort(times, kind="stable")[:_MOST_CUTS].tolist()
         yield from ((cut, prices.num_layers) for cut in order if np.isfinite(times[cut]))
         return
-    wholes = [_whole(prices, parts) for parts in row.stages]
+    wholes = [whole_seconds(prices, parts, Recompute.NONE) for parts in row.stages]
     one = row.stages[0][0]
     forward, backward = prices.seconds(one.pool, one.width, one.most, Recompute.NONE)
     work = np.maximum(np.diff(forward + backward), 1e-12)
@@ -337,7 +326,9 @@ def _two_stage_seconds(prices: Prices, row: _Row) -> FloatArray:
     before, after = (_running(prices, parts) for parts in row.stages)
     times = before, after[-1] - after
     held = prices.parameters / prices.parameters[-1]
-    sums = [share * _exchange(prices, parts) for share, parts in zip((held, 1 - held), row.stages, strict=True)]
+    sums = [
+        share * _exchange(prices, _section(parts)) for share, parts in zip((held, 1 - held), row.stages, strict=True)
+    ]
     rate = min(prices.pools[part.pool].nic_bandwidth or math.inf for parts in row.stages for part in parts)
     hop = size * prices.outputs / rate
     found = (count - 1) * np.maximum.reduce([*times, hop]) + times[0] + times[1] + 2 * hop + np.maximum(*sums)

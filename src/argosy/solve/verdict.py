@@ -40,42 +40,60 @@ class Verdict:
     runner_ups: tuple[RunnerUp, ...]
 
 
-def decide(
-    candidates: Sequence[Candidate],
-    prices: Prices,
-    cluster: Cluster,
-    calm: Cluster,
-    model: ComputeModel,
-    scope: Scope,
-    executor: Executor | None = None,
-) -> Verdict:
-    """The candidate that the exact engine finds fastest on ``calm``, and how the others fared. The candidates are
-    simulated side by side where there is an ``executor``, to the same result. The first is also tried with the least
-    recomputation and ZeRO of ``scope`` that fit."""
-    entries = [*candidates]
-    lighter = lightened(candidates[0], scope)
-    if lighter != candidates[0].plan:
-        entries.append(with_plan(candidates[0], lighter))
-    plans = [placed(candidate, prices, cluster) for candidate in entries]
-    play = partial(_play, chain=prices.chain, calm=calm, model=model)
-    times = list(executor.map(play, plans) if executor is not None else map(play, plans))
-    order = sorted(range(len(entries)), key=lambda index: (times[index], entries[index].effort, index))
-    first, best = order[0], plans[order[0]]
-    seconds = times[first]
-    if len(best.devices) * best.num_micro_batches <= _SMALL:
-        seconds = play(best, whole=True)
-    predicted = Predicted(
-        iteration_seconds=seconds,
-        samples_per_second=best.global_batch / seconds,
-        peak_memory_bytes=(),
-        bottleneck="",
-    )
-    played = [(entries[index], times[index]) for index in order]
-    return Verdict(
-        winner=entries[first],
-        plan=replace(best, predicted=predicted),
-        runner_ups=tuple(_runner_ups(played, seconds)),
-    )
+class Trial:
+    """The exact engine as the last judge; it plays nothing twice."""
+
+    def __init__(
+        self, prices: Prices, cluster: Cluster, calm: Cluster, scope: Scope, executor: Executor | None = None
+    ) -> None:
+        self.prices = prices
+        self.cluster = cluster
+        self.calm = calm
+        self.scope = scope
+        self.executor = executor
+        """Plays side by side, to the same result."""
+        self.plans: dict[object, Plan] = {}
+        self.times: dict[tuple[object, bool], float] = {}
+        """Of plans folded or whole."""
+
+    def decide(self, candidates: Sequence[Candidate]) -> Verdict:
+        """The candidate that is fastest on ``calm``, and how the others fared. The first is also tried with the least
+        recomputation and ZeRO of the scope that fit."""
+        entries = [*candidates]
+        lighter = lightened(candidates[0], self.scope)
+        if lighter != candidates[0].plan:
+            entries.append(with_plan(candidates[0], lighter))
+        times = self._play(entries)
+        order = sorted(range(len(entries)), key=lambda index: (times[index], entries[index].effort, index))
+        first, best = order[0], self._placed(entries[order[0]])
+        seconds = times[first]
+        if len(best.devices) * best.num_micro_batches <= _SMALL:
+            (seconds,) = self._play([entries[first]], whole=True)
+        predicted = Predicted(
+            iteration_seconds=seconds,
+            samples_per_second=best.global_batch / seconds,
+            peak_memory_bytes=(),
+            bottleneck="",
+        )
+        played = [(entries[index], times[index]) for index in order]
+        return Verdict(
+            winner=entries[first],
+            plan=replace(best, predicted=predicted),
+            runner_ups=tuple(_runner_ups(played, seconds)),
+        )
+
+    def _play(self, entries: Sequence[Candidate], *, whole: bool = False) -> list[float]:
+        fresh = {one.key: one for one in entries if (one.key, whole) not in self.times}
+        play = partial(_seconds, chain=self.prices.chain, calm=self.calm, model=self.prices.model, whole=whole)
+        plans = [self._placed(one) for one in fresh.values()]
+        times = self.executor.map(play, plans) if self.executor is not None else map(play, plans)
+        self.times.update(((key, whole), seconds) for key, seconds in zip(fresh, times, strict=True))
+        return [self.times[one.key, whole] for one in entries]
+
+    def _placed(self, candidate: Candidate) -> Plan:
+        if candidate.key not in self.plans:
+            self.plans[candidate.key] = placed(candidate, self.prices, self.cluster)
+        return self.plans[candidate.key]
 
 
 def _runner_ups(played: Sequence[tuple[Candidate, float]], seconds: float) -> Iterator[RunnerUp]:
@@ -96,7 +114,7 @@ def _runner_ups(played: Sequence[tuple[Candidate, float]], seconds: float) -> It
             return
 
 
-def _play(plan: Plan, *, chain: Chain, calm: Cluster, model: ComputeModel, whole: bool = False) -> float:
+def _seconds(plan: Plan, *, chain: Chain, calm: Cluster, model: ComputeModel, whole: bool) -> float:
     """Seconds of an iteration of the plan, folded along its symmetries or whole."""
     graph, cluster = (compile_plan(plan, chain, calm, model), calm) if whole else fold_plan(plan, chain, calm, model)
     ends = simulate_exact(graph, cluster, record=0).iteration_ends

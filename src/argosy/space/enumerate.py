@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from argosy.plan.plan import Recompute
@@ -125,23 +125,45 @@ def vectors(pools: Sequence[Pool], scope: Scope) -> Iterator[Vector]:
         yield counts
 
 
-def stage_options(prices: Prices, micro_batch: int, scope: Scope, counters: Counters) -> dict[Vector, list[Option]]:
-    """All options by vector, less what the rules remove; vectors without options are left out."""
+Shared = tuple[tuple[Part, ...], Recompute]
+"""A micro-batch shared out among the replicas of a stage that recomputes so much."""
+
+
+def stage_parts(prices: Prices, micro_batch: int, scope: Scope, counters: Counters) -> dict[Vector, list[Shared]]:
+    """What a stage may do with every vector of devices, ZeRO and memory aside; vectors that are good for nothing are
+    left out."""
     scope = with_splits(scope, prices)
-    result: dict[Vector, list[Option]] = {}
+    result: dict[Vector, list[Shared]] = {}
     for vector in vectors(prices.pools, scope):
         devices = tuple(number * unit for number, unit in zip(vector, scope.units, strict=True))
-        found = list(_options_of(prices, micro_batch, devices, scope, counters))
-        if scope.prune:
-            found = without_dominated(found, counters)
+        found = list(_parts_of(prices, micro_batch, devices, scope, counters))
         if found:
             result[vector] = found
     return result
 
 
-def _options_of(
-    prices: Prices, micro_batch: int, devices: Vector, scope: Scope, counters: Counters
-) -> Iterator[Option]:
+def stage_options(
+    prices: Prices,
+    micro_batch: int,
+    scope: Scope,
+    counters: Counters,
+    parts: Mapping[Vector, Sequence[Shared]] | None = None,
+) -> dict[Vector, list[Option]]:
+    """All options by vector, less what the rules remove; vectors without options are left out. ``parts`` as
+    ``stage_parts`` says, where that was asked already."""
+    result: dict[Vector, list[Option]] = {}
+    for vector, each in (parts if parts is not None else stage_parts(prices, micro_batch, scope, counters)).items():
+        devices = tuple(number * unit for number, unit in zip(vector, scope.units, strict=True))
+        found: list[Option] = []
+        for one in each:
+            alike = list(_with_zero(prices, devices, *one, scope, counters))
+            found += without_dominated(alike, counters) if scope.prune else alike
+        if found:
+            result[vector] = found
+    return result
+
+
+def _parts_of(prices: Prices, micro_batch: int, devices: Vector, scope: Scope, counters: Counters) -> Iterator[Shared]:
     for groups, context in _groups(prices, devices, scope, counters):
         for expert in scope.expert or (1,):
             if any(replicas * context % expert for _, _, replicas in groups):
@@ -156,7 +178,7 @@ def _options_of(
                 if not all(_is_measured(prices, part) for part in parts):
                     counters.add("unmeasured")
                 elif expert == 1 or not any(part.extra for part in parts):
-                    yield from _with_zero(prices, devices, parts, recompute, scope, counters)
+                    yield parts, recompute
 
 
 def _groups(

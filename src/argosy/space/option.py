@@ -331,8 +331,7 @@ def share_samples(
         if known is None or samples > known[1] * context:
             return math.inf
         samples = samples if context > 1 else max(samples, known[0])
-        forward, backward = prices.seconds(pool, width, samples, recompute, context=context, expert=expert)
-        return float(forward[-1] + backward[-1])
+        return prices.whole(pool, width, samples, recompute, context=context, expert=expert)
 
     given = [1] * len(groups)
     more = [0] * len(groups)
@@ -348,6 +347,14 @@ def share_samples(
             given[group], more[group] = given[group] + 1, 0
             heapq.heapreplace(heap, (finish(group, given[group] + 1), group))
     return tuple(part(at, given[at], more[at]) for at in range(len(groups)))
+
+
+def whole_seconds(prices: Prices, parts: Sequence[Part], recompute: Recompute) -> float:
+    """Forward and backward of the whole chain for a micro-batch, on the slowest replica."""
+    return max(
+        prices.whole(part.pool, part.width, part.most, recompute, context=part.context, expert=part.expert)
+        for part in parts
+    )
 
 
 def tensor_widths(pool: Pool, devices: int, most: int) -> Iterator[int]:

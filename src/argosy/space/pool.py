@@ -52,11 +52,11 @@ class Pool:
         """Bytes/s that a device reaches."""
         return self.device.efficiency * self.device.kind.memory_bandwidth
 
-    @property
+    @cached_property
     def per_node(self) -> int:
         return len(self.nodes[0])
 
-    @property
+    @cached_property
     def count(self) -> int:
         return sum(map(len, self.nodes))
 

@@ -26,6 +26,9 @@ FloatArray = NDArray[np.float64]
 Rates = tuple[float, float, float]
 """Per weight that every holder has, per weight of an expert, and whatever the weights."""
 
+_Way = tuple[int, int, int, Recompute, int, int]
+"""Pool, width, samples, recomputation, context, expert."""
+
 
 @dataclass(frozen=True, slots=True)
 class _LayerSeconds:
@@ -47,7 +50,8 @@ class Prices:
         self.pools = pools
         self.model = model
         self._buffers: dict[tuple[int, int], float] = {}
-        self._known: dict[tuple[int, Split, int, Recompute], tuple[FloatArray, FloatArray]] = {}
+        self._known: dict[_Way, tuple[FloatArray, FloatArray]] = {}
+        self._whole: dict[_Way, float] = {}
         self._ranges: dict[tuple[int, int], tuple[int, float] | None] = {}
 
     def seconds(
@@ -59,14 +63,33 @@ class Prices:
         What overlaps takes the longer of two sums, which no running sum can say; here all layers take the one that is
         longer over the whole chain. So a range is exact where its layers are alike, and otherwise never too long.
         """
-        key = (pool, Split(width, context, expert), samples, recompute)
-        if key not in self._known:
-            by_shape = {at: self._layer(at, *key) for at in set(self._shapes)}
-            self._known[key] = (
-                _sums(_longer([by_shape[shape][0] for shape in self._shapes])),
-                _sums(_longer([by_shape[shape][1] for shape in self._shapes])),
-            )
-        return self._known[key]
+        key = (pool, width, samples, recompute, context, expert)
+        found = self._known.get(key)
+        if found is None:
+            split = Split(width, context, expert)
+            pairs = [self._layer(at, pool, split, samples, recompute) for at in self.distinct_layers]
+            forward, backward = (self._sums([pair[way] for pair in pairs]) for way in range(2))
+            found = self._known[key] = (forward, backward)
+        return found
+
+    def _sums(self, distinct: list[_LayerSeconds]) -> FloatArray:
+        """Running sums, with what is longer over all layers: attention, or what arrives beside it."""
+        at, counts = self._layer_shapes
+        arriving, hidden = ([getattr(layer, name) for layer in distinct] for name in ("arriving", "hidden"))
+        beside = arriving if np.dot(counts, arriving) > np.dot(counts, hidden) else hidden
+        each = np.array([layer.rest + more for layer, more in zip(distinct, beside, strict=True)])
+        return np.concatenate(([0.0], np.cumsum(each[at])))
+
+    def whole(
+        self, pool: int, width: int, samples: int, recompute: Recompute, *, context: int = 1, expert: int = 1
+    ) -> float:
+        """Forward and backward of the whole chain; sharing samples out asks for nothing else, and very often."""
+        key = (pool, width, samples, recompute, context, expert)
+        found = self._whole.get(key)
+        if found is None:
+            forward, backward = self.seconds(pool, width, samples, recompute, context=context, expert=expert)
+            found = self._whole[key] = float(forward[-1] + backward[-1])
+        return found
 
     def _layer(
         self, index: int, pool: int, split: Split, samples: int, recompute: Recompute
@@ -167,6 +190,12 @@ class Prices:
         return sorted(set(self._shapes))
 
     @cached_property
+    def _layer_shapes(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Per layer, its place among the distinct ones; and how many layers there are of each."""
+        at = np.searchsorted(self.distinct_layers, self._shapes)
+        return at, np.bincount(at)
+
+    @cached_property
     def parameters(self) -> FloatArray:
         """Running sum of weights held; a tied layer counts as holding its copy."""
         return _sums([layer.parameters + layer.tied_parameters for layer in self.chain.layers])
@@ -204,10 +233,13 @@ class Prices:
 
     def weigh(self, rates: Sequence[Rates]) -> FloatArray:
         """[option, a, b]: what the weights of layers a..b-1 come to at each of several rates."""
-        table = self.held_by_kind
-        by_kind = np.array([rate[:-1] for rate in rates])[:, : len(table)]
-        once = np.array([rate[-1] for rate in rates])[:, None, None]
-        return np.asarray(np.tensordot(by_kind, table, axes=1) + once)
+        found = np.multiply.outer([rate[0] for rate in rates], self.held_by_kind[0])
+        if len(self.held_by_kind) > 1:
+            found += np.multiply.outer([rate[1] for rate in rates], self.held_by_kind[1])
+        once = np.array([rate[-1] for rate in rates])
+        if once.any():
+            found += once[:, None, None]
+        return np.asarray(found)
 
     def weigh_range(self, rate: Rates, first: int, end: int) -> float:
         """The same for one rate and one range."""
@@ -282,12 +314,6 @@ class Prices:
     def state_bytes(self) -> tuple[int, int, int]:
         """Bytes per weight of weights, gradients and optimizer state."""
         return self.chain.dtype.bytes, self.chain.dtype.bytes, optimizer_bytes(self.chain)
-
-
-def _longer(layers: Sequence[_LayerSeconds]) -> list[float]:
-    """Per layer, with what is longer over all layers: attention, or what arrives beside it."""
-    arrives = sum(layer.arriving for layer in layers) > sum(layer.hidden for layer in layers)
-    return [layer.rest + (layer.arriving if arrives else layer.hidden) for layer in layers]
 
 
 def _sums(values: list[float] | list[int]) -> FloatArray:

@@ -37,14 +37,11 @@ def without_dominated(options: Sequence[Option], counters: Counters) -> list[Opt
     Safe because these are the only numbers in which they differ, and times, memory and bounds of every plan grow with
     each of them. Of equals, the first stays.
     """
-    kept: list[Option] = []
+    kept: list[tuple[Option, tuple[float, ...]]] = []
     for option in options:
         mine = (*option.exchange, *option.load, *option.state, *option.update)
-        rivals = (other for other in kept if (other.parts, other.recompute) == (option.parts, option.recompute))
-        if any(
-            all(a <= b for a, b in zip((*o.exchange, *o.load, *o.state, *o.update), mine, strict=True)) for o in rivals
-        ):
+        if any(all(a <= b for a, b in zip(other, mine, strict=True)) for _, other in kept):
             counters.add("dominance")
         else:
-            kept.append(option)
-    return kept
+            kept.append((option, mine))
+    return [option for option, _ in kept]

@@ -1,0 +1,86 @@
+"""What a search may do, and what it says while it runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+
+from argosy.plan.plan import Recompute
+from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.space.enumerate import Scope, only_runnable
+from argosy.space.option import Vector
+from argosy.space.pool import Pool
+
+SCHEDULES = (
+    ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),
+    ScheduleSpec(kind=ScheduleKind.EAGER),
+    ScheduleSpec(kind=ScheduleKind.KFKB, k=2),
+    ScheduleSpec(kind=ScheduleKind.KFKB, k=4),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where a search stands."""
+
+    seconds: float
+    """Of the best plan so far."""
+    bound: float
+    candidates: int
+
+    @property
+    def gap(self) -> float:
+        return self.seconds / self.bound - 1 if self.bound > 0 else math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a search may do."""
+
+    level: int = 1
+    gap: float = 0.01
+    """Level 2 stops at this gap."""
+    time_budget: float = math.inf
+    """CPU seconds."""
+    prune: bool = True
+    runnable: bool = False
+    """Whether only plans count that our own runtime executes (``plan.runnable``)."""
+    schedules: tuple[ScheduleSpec, ...] = SCHEDULES
+    even_shares: bool = False
+    """Whether all replicas of a plan take the same number of samples, so that every stage has as many replicas."""
+    replicas: int | None = None
+    """Of every stage, with equal shares; by default any number."""
+    recompute: tuple[Recompute, ...] | None = None
+    zero: tuple[int, ...] | None = None
+    """What a stage may choose from; by default all on level 2, and the extremes on level 1."""
+    mixed: bool | None = None
+    """Whether stages may mix pools; by default on level 2, and where there are few devices."""
+    units: Vector | None = None
+    """Devices of each pool that are taken together; by default coarse to fine."""
+    progress: Callable[[Progress], None] | None = None
+    executor: Executor | None = None
+    """Simulates the finalists side by side; the result does not depend on it."""
+
+
+def search_scope(settings: Settings, pools: Sequence[Pool], units: Vector) -> Scope:
+    """Level 1 leaves mixed stages to small clusters, and what lies between the extremes of memory to level 2."""
+    mixed = settings.mixed
+    if mixed is None:
+        mixed = settings.level > 1 or sum(pool.count for pool in pools) <= 8
+    scope = Scope(units=units, mixed=mixed, prune=settings.prune)
+    if settings.level == 1:
+        scope = replace(scope, zero=(1, 0, 3), recompute=(Recompute.NONE, Recompute.FULL))
+    scope = allowed(scope, settings)
+    return only_runnable(scope) if settings.runnable else scope
+
+
+def allowed(scope: Scope, settings: Settings) -> Scope:
+    """What the settings leave of a scope."""
+    return replace(
+        scope,
+        replicas=settings.replicas,
+        zero=settings.zero or scope.zero,
+        recompute=settings.recompute or scope.recompute,
+    )
