@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("adapt",),
     ("choose",),
     ("explain",),
-    ("planner", "baselines", "calibrate"),
+    ("planner", "graph_planner", "baselines", "calibrate"),
     ("solve",),
     ("sim",),
     ("space",),

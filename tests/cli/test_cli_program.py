@@ -24,6 +24,10 @@ def broken():
         return y.sum() if y.sum() > 0 else -y.sum()
 
     return nn.Linear(4, 4), loss, torch.randn(2, 4)
+
+
+def odd():
+    return nn.Linear(64, 64), lambda net, x: torch.special.i0e(net(x)).sum(), torch.randn(16, 64)
 """
 
 
@@ -51,3 +55,47 @@ def test_what_is_missing_is_said(run: Run) -> None:
     assert run("plan", "-c", "two-cards").code == 2
     missing = run("plan", "--program", "absent.py:build", "-c", "two-cards")
     assert missing.code == 2 and "no such file" in missing.err
+
+
+def test_an_operation_without_a_rule_is_named_in_a_warning(run: Run) -> None:
+    Path("train.py").write_text(PROGRAM, encoding="utf-8")
+    found = run("plan", "--program", "train.py:odd", "-c", "two-cards", "--json", "--quiet")
+    assert "warning: no rule knows aten.special_i0e.default: every device does it in full\n" in found.err
+    said = json.loads(found.out)
+    assert any("special_i0e" in warning for warning in said["warnings"])
+    assert "aten.special_i0e.default" in said["program"]["without_rule"]
+
+
+def test_a_pipeline_is_printed_with_what_lost_to_it(run: Run) -> None:
+    Path("train.py").write_text(PROGRAM + DEEP, encoding="utf-8")
+    Path("pair.toml").write_text(PAIR, encoding="utf-8")
+    text = run("plan", "--program", "train.py:deep", "-c", "pair.toml", "--quiet")
+    assert text.code == 0 and "in 2 stages on 4 devices" in text.out and "one program for all devices" in text.out
+    found = json.loads(run("plan", "--program", "train.py:deep", "-c", "pair.toml", "--json", "--quiet").out)
+    assert found["chosen"] == "pipeline" and found["step_seconds"] == found["pipeline"]["step_seconds"]
+    assert len(found["pipeline"]["stages"]) == 2 and found["tried"]
+    why = run("explain", "train.py:deep", "--cluster", "pair.toml", "--quiet")
+    assert why.code == 0 and "stage 1" in why.out and "pipelines that were looked at" in why.out
+
+
+DEEP = """
+
+def deep():
+    model = nn.Sequential(*(nn.Linear(4096, 4096, bias=False) for _ in range(12)))
+    return model, lambda net, x: net(x).square().mean(), torch.randn(2048, 4096)
+"""
+PAIR = """
+name = "pair"
+
+[[nodes]]
+name = "a"
+devices = [{ kind = "V100-32GB", count = 2 }]
+intra = [{ medium = "nvlink", bandwidth = "100 GB/s", latency = "2 us" }]
+nic = { bandwidth = "10 Gbit/s", latency = "20 us" }
+
+[[nodes]]
+name = "b"
+devices = [{ kind = "V100-32GB", count = 2 }]
+intra = [{ medium = "nvlink", bandwidth = "100 GB/s", latency = "2 us" }]
+nic = { bandwidth = "10 Gbit/s", latency = "20 us" }
+"""

@@ -16,8 +16,10 @@ from argosy.runtime.calls import run_whole, whole_tensors
 from argosy.runtime.spmd import Trainer
 from argosy.solve.capped import cheapest
 from argosy.solve.placement import Placement, Pricing
+from argosy.solve.segments import boundaries, segments_at
 from argosy.solve.spmd import Program, described, find_program
 from argosy.space.rules import Choices
+from argosy.space.sharding import Segments
 
 
 def slow_group(count: int, *, bandwidth: float = 1e9, speeds: tuple[float, ...] | None = None) -> DeviceGroup:
@@ -39,11 +41,20 @@ def program_for(name: str, ratios: tuple[float, ...], bandwidth: float, dtype: t
     return find_program(graph, Pricing(group=slow_group(len(ratios), bandwidth=bandwidth)), ratios=ratios)
 
 
-def random_program(name: str, ratios: tuple[float, ...], seed: int, dtype: torch.dtype) -> Program:
-    """A program that nobody would choose: the cheapest one for random costs."""
-    pricing = Pricing(group=slow_group(len(ratios)))
+def in_segments(name: str, ratios: tuple[tuple[float, ...], ...], dtype: torch.dtype) -> Segments:
+    """A model's forward in as many segments as there are ratio vectors."""
     graph = captured(name, dtype)
-    placement = Placement(graph, Choices(graph, len(ratios)), pricing, ratios, pinned=1)
+    places = boundaries(graph)
+    ends = [places[(place + 1) * len(places) // len(ratios)] for place in range(len(ratios) - 1)]
+    return replace(segments_at(graph, ends, ratios[0]), ratios=ratios)
+
+
+def random_program(name: str, ratios: tuple[float, ...] | Segments, seed: int, dtype: torch.dtype) -> Program:
+    """A program that nobody would choose: the cheapest one for random costs."""
+    count = len(ratios.ratios[0] if isinstance(ratios, Segments) else ratios)
+    pricing = Pricing(group=slow_group(count))
+    graph = captured(name, dtype)
+    placement = Placement(graph, Choices(graph, count), pricing, ratios, pinned=1)
     noise = np.random.default_rng(seed)
     costs = tuple(noise.uniform(0, 1e-2, len(cost)) for cost in placement.problem.costs)
     return described(placement, cheapest(replace(placement.problem, costs=costs)))

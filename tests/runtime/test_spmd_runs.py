@@ -6,13 +6,16 @@ import pytest
 import torch
 import torch.fx
 from rank_pool import RankPool
-from spmd_cases import program_for, random_program, train
-from spmd_models import BUILDS, built
+from spmd_cases import in_segments, program_for, random_program, slow_group, train
+from spmd_models import BUILDS, built, captured
 
 from argosy.cost.group import Collective
 from argosy.runtime.exchange import Exchange
 from argosy.runtime.local import Clock
 from argosy.runtime.spmd import Trainer, lower
+from argosy.solve.placement import Pricing
+from argosy.solve.spmd import find_program
+from argosy.space.rules import Kind
 from argosy.workload.capture.initial import build_fake
 
 INNER_FLOATS = {"llama", "mixtral"}
@@ -50,6 +53,21 @@ def test_any_program_is_right(name: str, ranks: RankPool) -> None:
     check(ranks, programs, torch.float64, EXACT, 3)
 
 
+SEVERAL = ((0.5, 0.3, 0.2), (0.2, 0.2, 0.6), (0.34, 0.33, 0.33))
+
+
+@pytest.mark.parametrize("name", ["perceptron", "language", "unet"])
+def test_segments_with_ratios_of_their_own_train_as_one_process_does(name: str, ranks: RankPool) -> None:
+    """Found and random programs: what crosses is re-sharded."""
+    segments = in_segments(name, SEVERAL if name == "language" else SEVERAL[:2], torch.float64)
+    pricing = Pricing(group=slow_group(3, bandwidth=1e9))
+    programs = [find_program(captured(name), pricing, ratios=segments, kind=kind) for kind in (Kind.ANY, Kind.SAMPLES)]
+    programs += [random_program(name, segments, seed, torch.float64) for seed in range(2)]
+    kinds = {move.step.kind for program in programs for move in program.moves}
+    assert Collective.RESHARD in kinds
+    check(ranks, programs, torch.float64, EXACT, 3)
+
+
 def start(name: str, program: object, seed: int) -> tuple[float, float]:
     """Share of the parameters that this rank holds, and the loss of its first step."""
     trainer = Trainer.from_build(program, build_fake(built(name)), seed=seed, optimizer=torch.optim.SGD)
@@ -75,7 +93,7 @@ def test_parameters_are_born_in_shards(ranks: RankPool) -> None:
 def test_the_module_of_a_rank_reads_as_a_program() -> None:
     program = program_for("perceptron", RATIOS[2], 1e9, torch.float64)
     exchange = Exchange.__new__(Exchange)
-    exchange.ratios, exchange.group, exchange.rank = program.ratios, None, 0
+    exchange.segments, exchange.group, exchange.rank = program.segments, None, 0
     module = lower(program, exchange, clock=Clock(), device=torch.device("cpu"))
     assert isinstance(module, torch.fx.GraphModule) and "torch.ops.aten.mm.default" in module.code
     assert sum(name in module.code for name in ("all_gather", "reduce_scatter", "all_reduce")) > 0

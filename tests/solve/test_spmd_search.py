@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from program_oracle import integer_programme
 from spmd_models import captured, linear_graph
 from torch import Tensor, nn
 
@@ -20,7 +21,7 @@ from argosy.errors import InfeasibleError
 from argosy.solve.capped import cheapest
 from argosy.solve.elimination import Problem, TangledError, eliminate
 from argosy.solve.placement import Placement, Pricing
-from argosy.solve.ratios import closed_form, solve_ratios
+from argosy.solve.ratios import Load, closed_form, solve_ratios
 from argosy.solve.spmd import alternatives, find_program
 from argosy.space.rules import Choices
 from argosy.space.sharding import REPLICATED
@@ -85,37 +86,6 @@ def test_the_capped_search_equals_brute_force(seed: int) -> None:
     assert found.value == pytest.approx(expected, rel=1e-9)
     assert found.bound == pytest.approx(expected, rel=1e-6), "the optimum is proven"
     assert sum(w[x] for w, x in zip(weights, found.choice, strict=True)) <= 1
-
-
-def _total(both: dict[tuple[int, int], Any], x: int | None = None, y: int | None = None) -> Any:
-    terms = [term for (a, b), term in both.items() if x in (None, a) and y in (None, b)]
-    return sum(terms[1:], terms[0] + 0.0) if terms else 0.0
-
-
-def integer_programme(problem: Problem, weights: Any = None) -> float:
-    """(1) of ``elimination`` as HiGHS sees it: a binary per choice, one per pair of choices."""
-    solver: Any = highspy.Highs()
-    solver.setOptionValue("output_flag", False)
-    solver.setOptionValue("mip_rel_gap", 0.0)
-    scale = 1e6  # HiGHS stops at absolute gaps of 1e-6
-    chosen = [[solver.addBinary(obj=scale * float(c)) for c in cost] for cost in problem.costs]
-    for binaries in chosen:
-        solver.addConstr(sum(binaries[1:], binaries[0] + 0.0) == 1)
-    for i, j, table in problem.pairs:
-        both = {}
-        for x, y in itertools.product(range(table.shape[0]), range(table.shape[1])):
-            if np.isfinite(table[x, y]):
-                both[x, y] = solver.addVariable(lb=0.0, ub=1.0, obj=scale * float(table[x, y]))
-        for x in range(table.shape[0]):
-            solver.addConstr(_total(both, x=x) - chosen[i][x] == 0)
-        for y in range(table.shape[1]):
-            solver.addConstr(_total(both, y=y) - chosen[j][y] == 0)
-    if weights is not None:
-        rows = zip(weights, chosen, strict=True)
-        terms = [float(w) * b for table, row in rows for w, b in zip(table, row, strict=True)]
-        solver.addConstr(sum(terms[1:], terms[0]) <= 1)
-    solver.run()
-    return float(solver.getInfo().objective_function_value) / scale
 
 
 CASES = [("perceptron", 1e9), ("perceptron", 1e7), ("towers", 1e8), ("plain", 1e9)]
@@ -229,7 +199,7 @@ def test_the_full_programme_is_no_worse_than_any_other_ratios(seed: int) -> None
     def cost(ratios: Any) -> float:
         return float((work * ratios).max(1).sum() + 0.5 * max(ratios))
 
-    best = cost(solve_ratios(work, 0.5, least=0.0))
+    best = cost(*solve_ratios([Load(work=work, padded=0.5)], least=0.0))
     others = rng.dirichlet(np.ones(4), 4000)
     assert best <= min(cost(other) for other in others) + 1e-9
     closed = closed_form(list(1 / work.sum(0)), 1.0, 0.5)[1]

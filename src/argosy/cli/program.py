@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from argosy.cluster.topology import Cluster
     from argosy.dtype import Dtype
-    from argosy.solve.placement import Pricing
-    from argosy.solve.spmd import Program
+    from argosy.graph_planner import GraphPlan
     from argosy.workload.graph import Graph
 
 DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp32"}
 
 
-def share_program(text: str, cluster: str, *, dtype: str | None, quiet: bool) -> tuple[Program, Pricing, Cluster]:
-    """Capture a program and find the cheapest way to share its step."""
+def share_program(text: str, cluster: str, *, dtype: str | None, level: int, quiet: bool) -> tuple[GraphPlan, Cluster]:
+    """Capture a program and find the cheapest way to share its step; what no rule knows is warned of."""
     from argosy.cli.terminal import progress
     from argosy.cluster.file import load_cluster
-    from argosy.cost.group import device_group
+    from argosy.graph_planner import find_graph_plan
+    from argosy.report.graph_plan import without_rule
     from argosy.runtime.program import load_program, split_name
-    from argosy.solve.placement import Pricing
-    from argosy.solve.spmd import find_program
-    from argosy.workload.capture.trace import capture
+    from argosy.workload.capture.initial import build_fake
+    from argosy.workload.capture.trace import capture_fake, num_samples, with_samples
 
-    where = load_cluster(cluster)
+    where, name = load_cluster(cluster), split_name(text)[0].stem
     with progress(f"capturing {text}", quiet=quiet):
-        graph = capture(load_program(text).build, name=split_name(text)[0].stem)
-    group = device_group(where, [device.name for device in where.devices], _dtype(graph, dtype))
-    pricing = Pricing(group=group)
-    with progress(f"sharing {len(graph.nodes):,} operations between {len(group)} devices", quiet=quiet):
-        return find_program(graph, pricing), pricing, where
+        fake = build_fake(load_program(text).build)
+        graph = capture_fake(fake, name=name)
+    samples = num_samples(fake)
+
+    def step(count: int) -> Graph:
+        return graph if count == samples else capture_fake(with_samples(fake, count), name=name)
+
+    with progress(f"sharing {len(graph.nodes):,} operations between {len(where.devices)} devices", quiet=quiet):
+        found = find_graph_plan(step, samples, where, _dtype(graph, dtype), level=level)
+    for op in found.unknown:
+        sys.stderr.write(f"warning: {without_rule(op)}\n")
+    return found, where
 
 
 def _dtype(graph: Graph, named: str | None) -> Dtype:
@@ -46,39 +53,69 @@ def _dtype(graph: Graph, named: str | None) -> Dtype:
     return Dtype(named or own)
 
 
-def plan_program(text: str, cluster: str, *, dtype: str | None, width: int | None, json: bool, quiet: bool) -> None:
-    """Print the program that was found."""
+def plan_program(
+    text: str, cluster: str, *, dtype: str | None, level: int, width: int | None, json: bool, quiet: bool
+) -> None:
+    """Print the program or the pipeline of programs that was found."""
     from argosy.cli.terminal import print_json, stdout_console
-    from argosy.report.program import collective_table, parameter_table, program_title, program_to_dict, share_table
+    from argosy.report.graph_plan import graph_plan_title, graph_plan_to_dict, pipeline_table
+    from argosy.report.program import collective_table, parameter_table, segment_lines, share_table
 
-    found, _, where = share_program(text, cluster, dtype=dtype, quiet=quiet)
+    found, where = share_program(text, cluster, dtype=dtype, level=level, quiet=quiet)
     if json:
-        print_json("plan", {"program": program_to_dict(found)})
+        print_json("plan", graph_plan_to_dict(found))
         return
     console = stdout_console(width)
-    console.print(f"{program_title(found, where)}\n")
-    for table in (share_table(found, where), collective_table(found), parameter_table(found)):
-        console.print(table)
-        console.print()
-    console.print(f"why: argosy explain {text} --cluster {cluster}", soft_wrap=True)
+    console.print(f"{graph_plan_title(found, where)}\n", soft_wrap=True)
+    if found.is_pipeline:
+        assert found.pipeline is not None
+        console.print(pipeline_table(found.pipeline, where))
+        for number, stage in enumerate(found.pipeline.stages):
+            console.print(f"\nstage {number}", style="bold")
+            console.print(collective_table(stage.program))
+            console.print(parameter_table(stage.program, most=6))
+    else:
+        assert found.program is not None
+        console.print(share_table(found.program, where))
+        for line in segment_lines(found.program):
+            console.print(line, soft_wrap=True)
+        for table in (collective_table(found.program), parameter_table(found.program)):
+            console.print()
+            console.print(table)
+    console.print(f"\nwhy: argosy explain {text} --cluster {cluster}", soft_wrap=True)
 
 
 def explain_program(text: str, cluster: str | None, *, width: int | None, json: bool, quiet: bool) -> None:
-    """Print where the largest parameters are, and what any other place would cost."""
+    """Print where the largest parameters are and what any other place would cost, and which pipelines were tried."""
     from argosy.cli.terminal import print_json, progress, stdout_console
     from argosy.errors import bad_input
-    from argosy.report.program import program_title, program_to_dict, reason_table, share_table
+    from argosy.report.graph_plan import attempt_table, graph_plan_title, graph_plan_to_dict, pipeline_table
+    from argosy.report.program import collective_table, reason_table, share_table
+    from argosy.solve.placement import Pricing
 
     if cluster is None:
         raise bad_input("a cluster file or a bundled name, because a program names none", where="--cluster")
-    found, pricing, where = share_program(text, cluster, dtype=None, quiet=quiet)
+    found, where = share_program(text, cluster, dtype=None, level=1, quiet=quiet)
     if json:
-        print_json("explain", {"program": program_to_dict(found)})
+        print_json("explain", graph_plan_to_dict(found))
         return
-    with progress("asking what other placements would cost", quiet=quiet):
-        reasons = reason_table(found, pricing)
     console = stdout_console(width)
-    console.print(f"{program_title(found, where)}\n")
-    console.print(share_table(found, where))
-    console.print("\nthe largest parameters, and the best program with each of them placed otherwise", style="dim")
-    console.print(reasons)
+    console.print(f"{graph_plan_title(found, where)}\n", soft_wrap=True)
+    if found.is_pipeline:
+        assert found.pipeline is not None
+        console.print(pipeline_table(found.pipeline, where))
+        programs = [(stage.program, stage.pricing) for stage in found.pipeline.stages]
+    else:
+        assert found.program is not None
+        console.print(share_table(found.program, where))
+        programs = [(found.program, Pricing(group=found.program.group))]
+    for number, (program, pricing) in enumerate(programs):
+        with progress("asking what other placements would cost", quiet=quiet):
+            reasons = reason_table(program, pricing, most=6 if len(programs) == 1 else 2)
+        console.print(f"\nstage {number}" if len(programs) > 1 else "")
+        console.print(collective_table(program))
+        console.print("\nthe largest parameters, and the best program with each of them placed otherwise", style="dim")
+        console.print(reasons)
+    if found.attempts:
+        console.print("\npipelines that were looked at, by their estimate", style="dim")
+        console.print(attempt_table(found))

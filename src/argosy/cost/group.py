@@ -7,6 +7,7 @@ For n devices, S bytes in all, a largest share m of them (1/n when even), ring b
     (2)  all-reduce                   even pieces whatever the shares: 2 S (n-1)/n / B + 2 (n-1) L, or hierarchical
     (3)  all-to-all                   m S p (n-p)/n / B + (n-1) L         p devices behind one NIC (1 inside a node)
     (4)  compute                      FLOP x share / speed + bytes x share / memory bandwidth + launch
+    (5)  re-shard                     most that one device sends or receives / B + (n-1) L
 
 The cheapest way is taken per tensor and its name kept. Where collectives were measured, their rates replace (1)-(3):
 bytes (n times the largest shard for padded ones) over bytes per second.
@@ -14,6 +15,7 @@ bytes (n times the largest shard for padded ones) over bytes per second.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -38,6 +40,7 @@ class Collective(StrEnum):
     REDUCE_SCATTER = "reduce-scatter"
     ALL_REDUCE = "all-reduce"
     ALL_TO_ALL = "all-to-all"
+    RESHARD = "re-shard"
 
 
 class Way(StrEnum):
@@ -106,6 +109,16 @@ class DeviceGroup:
         )
         return max(times) + self.launch
 
+    def reshard_seconds(self, num_bytes: float, before: Sequence[float], after: Sequence[float]) -> float:
+        """(5)."""
+        passed = passed_on(before, after)
+        sent = (sum(row) for row in passed)
+        received = (sum(column) for column in zip(*passed, strict=True))
+        most: float = max(*sent, *received)
+        if self.rates is not None:
+            return most * len(self) * num_bytes / self.rates.all_to_all
+        return most * num_bytes / self.bandwidth + (len(self) - 1) * self.latency
+
     def transfer_seconds(self, kind: Collective, num_bytes: float, shares: Sequence[float]) -> tuple[float, Way]:
         """(1) to (3): seconds of the cheapest way, and its name."""
         if kind in (Collective.NONE, Collective.SLICE) or len(self) == 1:
@@ -129,6 +142,24 @@ class DeviceGroup:
         padded = ring_seconds(count * largest * num_bytes, count, self.bandwidth, self.latency)
         grouped = num_bytes * (1 - min(shares)) / self.bandwidth + count * self.latency
         return min((padded, Way.PADDED), (grouped, Way.GROUPED))
+
+
+def passed_on(before: Sequence[float], after: Sequence[float]) -> list[list[float]]:
+    """What share each device (row) passes to each other (column) when consecutive pieces change their lengths.
+
+    >>> passed_on([0.5, 0.5], [0.75, 0.25])
+    [[0.0, 0.0], [0.25, 0.0]]
+    """
+    old, new = _pieces(before), _pieces(after)
+    return [
+        [0.0 if i == j else max(min(one[1], other[1]) - max(one[0], other[0]), 0.0) for j, other in enumerate(new)]
+        for i, one in enumerate(old)
+    ]
+
+
+def _pieces(shares: Sequence[float]) -> list[tuple[float, float]]:
+    ends = list(itertools.accumulate(shares))
+    return list(zip([0.0, *ends], ends, strict=False))
 
 
 def _measured(rates: Rates, kind: Collective, num_bytes: float, padding: float) -> tuple[float, Way]:

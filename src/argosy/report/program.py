@@ -27,35 +27,52 @@ def program_title(program: Program, cluster: Cluster) -> str:
         f"collectives {TIME.format(program.transfer_seconds)}; at these shares none is more than "
         f"{100 * max(proven, 0.0):.2f} % faster",
     ]
-    if program.unknown:
-        lines.append(f"without a rule, done in full by every device: {', '.join(program.unknown)}")
     return "\n".join(lines)
 
 
 def share_table(program: Program, cluster: Cluster) -> Table:
-    """Devices with the same share on one line."""
-    table = plain_table("devices", "kind", "share", "memory", right=("share", "memory"))
+    """Devices with the same shares on one line; a column per segment."""
+    segments = program.segments.ratios
+    columns = ["share"] if len(segments) == 1 else [f"share {number}" for number in range(len(segments))]
+    table = plain_table("devices", "kind", *columns, "memory", right=(*columns, "memory"))
     rows = [
-        (cluster.device(name).kind.name, f"{100 * ratio:.2f} %", SIZE.format(held, digits=3), name)
-        for name, ratio, held in zip(program.group.names, program.ratios, program.device_bytes, strict=True)
+        (
+            cluster.device(name).kind.name,
+            *(f"{100 * ratio:.2f} %" for ratio in ratios),
+            SIZE.format(held, digits=3),
+            name,
+        )
+        for name, ratios, held in zip(
+            program.group.names, zip(*segments, strict=True), program.device_bytes, strict=True
+        )
     ]
-    for (kind, share, held), alike in groupby(rows, key=lambda row: row[:3]):
-        table.add_row(names_in_short(row[3] for row in alike), kind, share, held)
+    for (kind, *rest), alike in groupby(rows, key=lambda row: row[:-1]):
+        table.add_row(names_in_short(row[-1] for row in alike), kind, *rest)
     return table
 
 
+def segment_lines(program: Program) -> list[str]:
+    """Where the segments of a program begin, in the forward."""
+    segments, lines = program.segments, []
+    for number in range(1, len(segments.ratios)):
+        first = next(node for index, node in enumerate(program.graph.nodes) if segments.at(index) == number)
+        where = first.module or first.source or first.name
+        lines.append(f"share {number} from {where} on, and in the backward of what follows")
+    return lines
+
+
 def collective_table(program: Program) -> Table:
-    """Collectives by kind and way."""
-    table = plain_table("collective", "way", "count", "bytes", "time", right=("count", "bytes", "time"))
-    found: dict[tuple[str, str], list[float]] = {}
+    """Collectives by when they run, kind and way."""
+    table = plain_table("when", "collective", "way", "count", "bytes", "time", right=("count", "bytes", "time"))
+    found: dict[tuple[str, str, str], list[float]] = {}
     for move in program.moves:
         if move.seconds > 0:
-            total = found.setdefault((move.step.kind, move.way), [0, 0.0, 0.0])
+            total = found.setdefault((program.phase(move), move.step.kind, move.way), [0, 0.0, 0.0])
             total[0] += 1
             total[1] += program.graph.values[move.value].num_bytes
             total[2] += move.seconds
-    for (kind, way), (count, size, seconds) in sorted(found.items(), key=lambda item: -item[1][2]):
-        table.add_row(kind, way, f"{count:.0f}", SIZE.format(size, digits=3), TIME.format(seconds))
+    for (when, kind, way), (count, size, seconds) in sorted(found.items(), key=lambda item: -item[1][2]):
+        table.add_row(when, kind, way, f"{count:.0f}", SIZE.format(size, digits=3), TIME.format(seconds))
     return table
 
 
@@ -114,10 +131,18 @@ def program_to_dict(program: Program) -> dict[str, Any]:
             {"device": name, "share": ratio, "bytes": held}
             for name, ratio, held in zip(program.group.names, program.ratios, program.device_bytes, strict=True)
         ],
+        "segments": [
+            {
+                "operations": sum(program.segments.at(i) == number for i in range(len(graph.nodes))),
+                "shares": list(ratios),
+            }
+            for number, ratios in enumerate(program.segments.ratios)
+        ],
         "collectives": [
             {
                 "tensor": graph.values[move.value].name,
                 "kind": str(move.step.kind),
+                "when": str(program.phase(move)),
                 "way": str(move.way),
                 "bytes": graph.values[move.value].num_bytes,
                 "seconds": move.seconds,

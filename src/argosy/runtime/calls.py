@@ -87,12 +87,14 @@ def run_whole(
     held: dict[int, Any] = {**tensors, **tensor_constants(graph, device)}
     with torch.no_grad():
         for node in graph.nodes:
-            _run_node(node, held, device, seed=seed, step=step)
+            run_node(node, held, device, seed=seed, step=step)
+    assert graph.loss is not None
     gradients = {parameter: held[value] for parameter, value in graph.gradients}
     return held[graph.loss], gradients, {buffer: held[value] for buffer, value in graph.updates}
 
 
-def _run_node(node: Node, held: dict[int, Any], device: torch.device, *, seed: int, step: int) -> None:
+def run_node(node: Node, held: dict[int, Any], device: torch.device, *, seed: int = 0, step: int = 0) -> None:
+    """One operation in one process: its results join what is held."""
     args = [filled(part, held.__getitem__, device) for part in node.arguments]
     kwargs = {key: filled(part, held.__getitem__, device) for key, part in node.keywords}
     if node.op == "argosy.bernoulli.default":

@@ -96,6 +96,15 @@ def scatter_sum_uneven(whole: Tensor, sizes: Sequence[int], *, group: Group = No
     return total
 
 
+def swap_uneven(sent: Tensor, receiving: Sequence[int], sending: Sequence[int], *, group: Group = None) -> Tensor:
+    """What the members sent to the caller, in their order; ``sending`` elements of ``sent`` go to each of them."""
+    if _is_foreign(sent, group):
+        return swap_uneven(sent.cpu(), receiving, sending, group=group).to(sent.device)
+    received = sent.new_empty(sum(receiving))
+    dist.all_to_all_single(received, sent.contiguous(), list(receiving), list(sending), group=group)
+    return received
+
+
 def sum_uneven(whole: Tensor, sizes: Sequence[int], *, group: Group = None) -> Tensor:
     """(3): the sum over the members' vectors, everywhere."""
     return gather_uneven(scatter_sum_uneven(whole, sizes, group=group), sizes, group=group)

@@ -14,10 +14,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from argosy.cost.group import Collective, Way
-from argosy.runtime.collectives import GatherBy, Group, gather_uneven, scatter_sum_uneven, split_by, sum_uneven
+from argosy.runtime.collectives import (
+    GatherBy,
+    Group,
+    gather_uneven,
+    scatter_sum_uneven,
+    split_by,
+    sum_uneven,
+    swap_uneven,
+)
 from argosy.runtime.shards import take
 from argosy.space.delivery import Conversion
-from argosy.space.sharding import State, local_shape, unit_counts
+from argosy.space.sharding import Segments, State, local_shape, unit_counts
 
 GATHERS = {Way.PADDED: GatherBy.PADDED, Way.GROUPED: GatherBy.BROADCASTS}
 
@@ -25,13 +33,22 @@ GATHERS = {Way.PADDED: GatherBy.PADDED, Way.GROUPED: GatherBy.BROADCASTS}
 class Exchange:
     """The collectives of one rank of one group at given ratios."""
 
-    def __init__(self, ratios: Sequence[float], group: Group = None) -> None:
-        self.ratios, self.group = tuple(ratios), group
-        self.rank = dist.get_rank(group) if len(ratios) > 1 else 0
+    def __init__(self, segments: Segments, group: Group = None) -> None:
+        self.segments, self.group = segments, group
+        self.count = len(segments.ratios[0])
+        self.rank = dist.get_rank(group) if self.count > 1 else 0
+
+    def take(self, whole: Tensor, state: State) -> Tensor:
+        """This rank's part."""
+        return take(whole, state, self.segments.of(state), self.rank)
+
+    def counts(self, state: State) -> tuple[int, ...]:
+        """Units per rank."""
+        return unit_counts(state.units, self.segments.of(state))
 
     def convert(self, part: Tensor, shape: tuple[int, ...], step: Conversion, way: Way) -> Tensor:
         """A tensor of a whole shape, from one state to another."""
-        if len(self.ratios) == 1:
+        if self.count == 1:
             return part
         match step.kind:
             case Collective.ALL_REDUCE:
@@ -40,25 +57,27 @@ class Exchange:
                 return self.reduce_scatter(part, step.after)
             case Collective.ALL_GATHER:
                 whole = self.all_gather(part, shape, step.before, GATHERS.get(way, GatherBy.ALL_TO_ALL))
-                return take(whole, step.after, self.ratios, self.rank)
+                return self.take(whole, step.after)
             case Collective.ALL_TO_ALL:
                 return self.all_to_all(part, shape, step.before, step.after)
-        return take(part, step.after, self.ratios, self.rank)
+            case Collective.RESHARD:
+                return self.reshard(part, shape, step.before, step.after)
+        return self.take(part, step.after)
 
     def all_reduce(self, part: Tensor) -> Tensor:
-        sizes = split_by(part.numel(), [1.0] * len(self.ratios))
+        sizes = split_by(part.numel(), [1.0] * self.count)
         return sum_uneven(part.contiguous().flatten(), sizes, group=self.group).view(part.shape)
 
     def all_gather(self, part: Tensor, shape: tuple[int, ...], state: State, by: GatherBy) -> Tensor:
         sent = _as_bytes(part)
-        flat = _units_first(sent, state, unit_counts(state.units, self.ratios)[self.rank])
+        flat = _units_first(sent, state, self.counts(state)[self.rank])
         each = prod(shape) // state.units
-        sizes = [count * each for count in unit_counts(state.units, self.ratios)]
+        sizes = [count * each for count in self.counts(state)]
         whole = gather_uneven(flat.flatten(), sizes, group=self.group, by=by)
         return _units_back(whole, shape, state, state.units).to(part.dtype)
 
     def reduce_scatter(self, part: Tensor, state: State) -> Tensor:
-        counts = unit_counts(state.units, self.ratios)
+        counts = self.counts(state)
         flat = _units_first(part, state, state.units)
         each = part.numel() // state.units
         own = scatter_sum_uneven(flat.flatten(), [count * each for count in counts], group=self.group)
@@ -67,18 +86,33 @@ class Exchange:
     def all_to_all(self, part: Tensor, shape: tuple[int, ...], before: State, after: State) -> Tensor:
         """Between cuts of different dims: every rank sends to each what the other will hold of its own part."""
         sent = _as_bytes(part)
-        ranks = range(len(self.ratios))
-        pieces = [take(sent, after, self.ratios, rank).flatten() for rank in ranks]
-        own = local_shape(shape, after, self.ratios, self.rank)
-        shapes = [local_shape(own, before, self.ratios, rank) for rank in ranks]
-        received = sent.new_empty(sum(prod(shape) for shape in shapes))
+        ranks, old, new = range(self.count), self.segments.of(before), self.segments.of(after)
+        pieces = [take(sent, after, new, rank).flatten() for rank in ranks]
+        own = local_shape(shape, after, new, self.rank)
+        shapes = [local_shape(own, before, old, rank) for rank in ranks]
         sizes = [prod(shape) for shape in shapes], [piece.numel() for piece in pieces]
-        dist.all_to_all_single(received, torch.cat(pieces), *sizes, group=self.group)
+        received = swap_uneven(torch.cat(pieces), *sizes, group=self.group)
         parts = [piece.view(s) for piece, s in zip(received.split(sizes[0]), shapes, strict=True)]
-        counts = unit_counts(before.units, self.ratios)
+        counts = self.counts(before)
         opened = [p.unflatten(before.dim, (before.outer, c, -1)) for p, c in zip(parts, counts, strict=True)]
         whole = torch.cat(opened, before.dim + 1).flatten(before.dim, before.dim + 2)
         return whole.to(part.dtype)
+
+    def reshard(self, part: Tensor, shape: tuple[int, ...], before: State, after: State) -> Tensor:
+        """The same cut by other ratios: every rank sends to each the units that lie in both their pieces."""
+        old, new = self.counts(before), self.counts(after)
+        sent = _units_first(_as_bytes(part), before, old[self.rank])
+        each = prod(shape) // before.units
+        sending = [each * _overlap(old, self.rank, new, rank) for rank in range(self.count)]
+        receiving = [each * _overlap(old, rank, new, self.rank) for rank in range(self.count)]
+        received = swap_uneven(sent.flatten(), receiving, sending, group=self.group)
+        return _units_back(received, shape, after, new[self.rank]).to(part.dtype)
+
+
+def _overlap(old: Sequence[int], one: int, new: Sequence[int], other: int) -> int:
+    """Units that a rank had and another will have."""
+    begin, start = sum(old[:one]), sum(new[:other])
+    return max(min(begin + old[one], start + new[other]) - max(begin, start), 0)
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:

@@ -21,7 +21,6 @@ from argosy.runtime.calls import filled, tensor_constants
 from argosy.runtime.collectives import GatherBy, Group
 from argosy.runtime.exchange import Exchange
 from argosy.runtime.local import Clock, LocalCall
-from argosy.runtime.shards import take
 from argosy.solve.spmd import Program
 from argosy.space.sharding import REPLICATED, State
 from argosy.workload.capture.initial import FakeModel, replay
@@ -48,6 +47,7 @@ class _Lowering:
         whole = self.program.graph
         gradients = tuple(self._in_stored_state(p, g) for p, g in whole.gradients)
         updates = tuple(self._take(after, REPLICATED) for _, after in whole.updates)
+        assert whole.loss is not None
         self.graph.output((self._take(whole.loss, REPLICATED), gradients, updates))
         return fx.GraphModule(self.root, self.graph)
 
@@ -84,8 +84,7 @@ class _Lowering:
         """A value in the state that somebody needs: had, or a slice of the whole."""
         if (value, state) not in self.have:
             whole = self.have[value, REPLICATED]
-            ratios, rank = self.program.ratios, self.exchange.rank
-            call = _named("slice", lambda tensor: take(tensor, state, ratios, rank))
+            call = _named("slice", lambda tensor: self.exchange.take(tensor, state))
             self.have[value, state] = self.graph.call_function(call, (whole,))
         return self.have[value, state]
 
@@ -95,7 +94,7 @@ class _Lowering:
             graph=self.program.graph,
             node=node,
             row=row,
-            ratios=self.program.ratios,
+            ratios=self.program.segments.ratios[self.program.segments.at(index)],
             rank=self.exchange.rank,
             clock=self.clock,
         )
@@ -146,7 +145,7 @@ class Trainer:
     ) -> None:
         """``named`` yields parameters and buffers whole, one at a time; only shards of them are kept."""
         self.program, self.device = program, device or torch.device("cpu")
-        self.exchange = Exchange(program.ratios, group)
+        self.exchange = Exchange(program.segments, group)
         self.clock = Clock(seed=seed)
         self.module = lower(program, self.exchange, clock=self.clock, device=self.device)
         self.held = self._shards(named)
@@ -169,7 +168,7 @@ class Trainer:
             if name in index:
                 place = index[name]
                 stored = self.program.deliveries[place].stored or REPLICATED
-                part = take(whole.detach(), stored, self.program.ratios, self.exchange.rank)
+                part = self.exchange.take(whole.detach(), stored)
                 own = part.clone(memory_format=torch.contiguous_format).to(self.device)
                 trains = values[place].role is Role.PARAMETER and own.is_floating_point()
                 held[place] = nn.Parameter(own) if trains else own

@@ -4,14 +4,15 @@ Variables: per operation its ``Row``, per value its ``Delivery``. Costs, in seco
 
     (1)  of a row           the longest compute of any device
     (2)  row, its result    the collective from the state that the row makes to the delivery
-    (3)  of a parameter     the all-gather, where it is used whole and stored in shards
+    (3)  of a parameter     the all-gather, where it is used whole and stored in shards; so too of a received value
     (4)  row, its operand   infinite unless the delivery has the state that the row takes
     (5)  parameter, grad    infinite unless the gradient is delivered as the parameter is stored
 
-and the loss and changed buffers are delivered whole. Memory, as shares of what the devices have:
+and the loss and changed buffers are delivered whole, what other stages read not as a partial sum. An all-reduce of a
+gradient is done once for all micro-batches of a step, and counts by its share. Memory, as shares of what devices have:
 
     (6)  parameter          stored bytes with gradient and optimizer state
-    (7)  kept value         its largest delivered part, from forward to backward
+    (7)  kept value         its largest delivered part, from forward to backward, for every micro-batch in flight
 
 (6) and (7) take the worst device for each tensor, so that a program which fits by them fits on every device.
 """
@@ -29,7 +30,7 @@ from argosy.solve.elimination import Problem, Table
 from argosy.space.delivery import Conversion, Delivery, conversions, deliveries
 from argosy.space.families import Call
 from argosy.space.rules import Choices, Kind, Row, flop_of
-from argosy.space.sharding import REPLICATED, State, sharded, unit_counts
+from argosy.space.sharding import PARTIAL, REPLICATED, Segments, State, by, sharded, unit_counts
 from argosy.workload.graph import Graph, Role
 
 OPTIMIZER_BYTES = 8
@@ -48,19 +49,30 @@ class Pricing:
     """Whether memory traffic counts as compute time."""
     element_bytes: float | None = None
     """Bytes of an element in communication, where that is not the tensor's own."""
+    micro_batches: int = 1
+    """Of a step; the graph is one of them."""
+    in_flight: int = 1
+    """Micro-batches whose kept values are held at once."""
 
 
 class Placement:
     """The variables and costs of one graph on one group at given ratios."""
 
     def __init__(
-        self, graph: Graph, choices: Choices, pricing: Pricing, ratios: Sequence[float], *, pinned: int = 0
+        self,
+        graph: Graph,
+        choices: Choices,
+        pricing: Pricing,
+        ratios: Sequence[float] | Segments,
+        *,
+        pinned: int = 0,
     ) -> None:
         """For graphs that are too tangled otherwise, ``pinned`` values are whole, and none is had in two states."""
         self.graph, self.choices, self.pricing, self.pinned = graph, choices, pricing, pinned
-        self.ratios = tuple(ratios)
-        self._full = (1.0,) * len(self.ratios)
-        self._shares: dict[int, tuple[float, ...]] = {}
+        self.segments = ratios if isinstance(ratios, Segments) else Segments((tuple(ratios),))
+        self._full = (1.0,) * len(pricing.group)
+        self._shares: dict[tuple[int, int], tuple[float, ...]] = {}
+        self._trained_values = {gradient for _, gradient in graph.gradients}
         self._interned: dict[object, Table] = {}
         self._seconds: dict[object, float] = {}
         self.rows = self._all_rows()
@@ -68,11 +80,41 @@ class Placement:
         self.deliveries = [self._deliveries(value) for value in range(len(graph.values))]
 
     def _all_rows(self) -> list[tuple[Row, ...]]:
-        """Rows per node; equal nodes share one tuple, so that their tables are shared too."""
-        return [self.choices.rows(index) for index in range(len(self.graph.nodes))]
+        """Rows per node, by the ratios of its segment; equal nodes share one tuple, so that their tables are shared."""
+        plain = [self.choices.rows(index) for index in range(len(self.graph.nodes))]
+        if not self.segments.of_node:
+            return plain
+        known: dict[tuple[int, int], tuple[Row, ...]] = {}
+        for index, rows in enumerate(plain):
+            segment = self.segments.at(index)
+            if (id(rows), segment) not in known:
+                known[id(rows), segment] = tuple(row.by(segment) for row in rows)
+        return [known[id(rows), self.segments.at(index)] for index, rows in enumerate(plain)]
+
+    def _cuts(self, value: int) -> tuple[State, ...]:
+        """Cuts of a value, by the ratios of whoever makes or reads it."""
+        cuts = tuple(self.choices.cuts[value])
+        if not self.segments.of_node or not cuts:
+            return cuts
+        segments = {self.segments.at(index) for index in self.graph.consumers[value]}
+        segments |= self._stored_by.get(value, set())
+        if value in self.graph.producer:
+            segments.add(self.segments.at(self.graph.producer[value]))
+        return tuple(by(cut, segment) for segment in sorted(segments) for cut in cuts)
+
+    @cached_property
+    def _stored_by(self) -> dict[int, set[int]]:
+        """Per parameter and gradient, the segments that make or read the other of them."""
+        found: dict[int, set[int]] = {}
+        for parameter, gradient in self.graph.gradients:
+            readers = {self.segments.at(index) for index in self.graph.consumers[parameter]}
+            found[gradient] = readers
+        return found
 
     def _deliveries(self, value: int) -> tuple[Delivery, ...]:
-        options = deliveries(self.graph, value, tuple(self.choices.cuts[value]))
+        options = deliveries(self.graph, value, self._cuts(value))
+        if value in self.graph.sent:
+            options = tuple(option for option in options if option.states != (PARTIAL,))
         if value in self._hubs or value == self.graph.loss or any(value == after for _, after in self.graph.updates):
             options = tuple(option for option in options if REPLICATED in option.states)
         if self.choices.kind is Kind.STORED and len(options) > 1 and options[0].stored is not None:
@@ -83,15 +125,16 @@ class Placement:
         """Per device, how much of a tensor in this state it holds."""
         if not state.is_sharded:
             return self._full
+        ratios = self.segments.of(state)
         if not self.pricing.rounded:
-            return self.ratios
-        if state.units not in self._shares:
-            counts = unit_counts(state.units, self.ratios)
-            self._shares[state.units] = tuple(count / state.units for count in counts)
-        return self._shares[state.units]
+            return ratios
+        key = (state.units, state.segment)
+        if key not in self._shares:
+            self._shares[key] = tuple(count / state.units for count in unit_counts(state.units, ratios))
+        return self._shares[key]
 
-    def work_shares(self, row: Row) -> tuple[float, ...]:
-        return self.shares(sharded(0, row.units) if row.units else REPLICATED)
+    def work_shares(self, index: int, row: Row) -> tuple[float, ...]:
+        return self.shares(by(sharded(0, row.units), self.segments.at(index)) if row.units else REPLICATED)
 
     def moved_bytes(self, value: int) -> float:
         described = self.graph.values[value]
@@ -100,8 +143,17 @@ class Placement:
 
     def transfer(self, value: int, step: Conversion) -> tuple[float, Way]:
         """Seconds and way of one collective on one value."""
+        group, amount = self.pricing.group, self.moved_bytes(value)
+        if step.kind is Collective.RESHARD:
+            return group.reshard_seconds(amount, self.shares(step.before), self.shares(step.after)), Way.GROUPED
         cut = step.after if step.kind is Collective.REDUCE_SCATTER else step.before
-        return self.pricing.group.transfer_seconds(step.kind, self.moved_bytes(value), self.shares(cut))
+        seconds, way = group.transfer_seconds(step.kind, amount, self.shares(cut))
+        return seconds * self._frequency(value, step.kind), way
+
+    def _frequency(self, value: int, kind: Collective) -> float:
+        """Of a collective, per micro-batch."""
+        once = kind is Collective.ALL_REDUCE and value in self._trained_values
+        return 1 / self.pricing.micro_batches if once else 1.0
 
     def delivery_seconds(self, value: int, made: State, delivery: Delivery) -> float:
         """(2)."""
@@ -111,7 +163,7 @@ class Placement:
         return sum(self._transfer_seconds(value, step) for step in steps)
 
     def _transfer_seconds(self, value: int, step: Conversion) -> float:
-        key = (self.moved_bytes(value), step)
+        key = (self.moved_bytes(value), self._frequency(value, step.kind), step)
         if key not in self._seconds:
             self._seconds[key] = self.transfer(value, step)[0]
         return self._seconds[key]
@@ -140,7 +192,7 @@ class Placement:
         flop, moved = self.row_work(index)
         if flop == 0 and moved == 0:
             return 0.0
-        return self.pricing.group.compute_seconds(flop, moved, self.work_shares(row))
+        return self.pricing.group.compute_seconds(flop, moved, self.work_shares(index, row))
 
     def parameter_seconds(self, value: int, delivery: Delivery) -> float:
         """(3)."""
@@ -151,7 +203,7 @@ class Placement:
 
     def memory_share(self, value: int, delivery: Delivery) -> float:
         """(6) and (7)."""
-        amount, states = held_bytes(self.graph, value, delivery)
+        amount, states = held_bytes(self.graph, value, delivery, self.pricing.in_flight)
         return max((self._worst(amount, state) for state in states), default=0.0)
 
     def _worst(self, num_bytes: float, state: State) -> float:
@@ -159,9 +211,10 @@ class Placement:
 
     def device_bytes(self, choice: Sequence[int]) -> tuple[float, ...]:
         """What each device holds under a choice: (6) and (7) exactly."""
-        held = [0.0] * len(self.ratios)
+        held = [0.0] * len(self.pricing.group)
         for value in range(len(self.graph.values)):
-            amount, states = held_bytes(self.graph, value, self.deliveries[value][choice[len(self.rows) + value]])
+            taken = self.deliveries[value][choice[len(self.rows) + value]]
+            amount, states = held_bytes(self.graph, value, taken, self.pricing.in_flight)
             for rank in range(len(held)):
                 held[rank] += amount * max((self.shares(state)[rank] for state in states), default=0.0)
         return tuple(held)
@@ -212,7 +265,7 @@ class Placement:
 
     def _value_costs(self, value: int) -> Table:
         options = self.deliveries[value]
-        if self.graph.values[value].role is not Role.PARAMETER:
+        if self.graph.values[value].role not in (Role.PARAMETER, Role.RECEIVED):
             return self._zeros(len(options))
         key = ("parameter", options, self.moved_bytes(value))
         return self._intern(key, lambda: np.array([self.parameter_seconds(value, option) for option in options]))
@@ -228,7 +281,7 @@ class Placement:
         """(2)."""
         rows, options = self.rows[index], self.deliveries[value]
         made = tuple(row.outputs[place] for row in rows)
-        key = ("made", made, options, self.moved_bytes(value))
+        key = ("made", made, options, self.moved_bytes(value), value in self._trained_values)
         return self._intern(
             key, lambda: np.array([[self.delivery_seconds(value, m, option) for option in options] for m in made])
         )
@@ -270,14 +323,14 @@ def _busiest(graph: Graph, count: int) -> frozenset[int]:
     return frozenset(made[:count])
 
 
-def held_bytes(graph: Graph, value: int, delivery: Delivery) -> tuple[float, tuple[State, ...]]:
+def held_bytes(graph: Graph, value: int, delivery: Delivery, in_flight: int = 1) -> tuple[float, tuple[State, ...]]:
     """Bytes that a value keeps occupied if it is whole, and the states in which it does; nothing if it is not kept."""
     described = graph.values[value]
     if described.role is Role.PARAMETER:
         assert delivery.stored is not None
         return 2 * described.num_bytes + OPTIMIZER_BYTES * described.elements, (delivery.stored,)
-    if value in graph.kept and described.role is Role.RESULT:
-        return described.num_bytes, delivery.states
+    if value in graph.kept and described.role in (Role.RESULT, Role.RECEIVED):
+        return in_flight * described.num_bytes, delivery.states
     return 0.0, ()
 
 

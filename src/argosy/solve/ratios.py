@@ -14,20 +14,26 @@ the final ratios come from the full linear programme over operations i and colle
          c_i >= (flop_i / speed_d + bytes_i / memory_d) b_d,   m_j >= n_j b_d,   sum b = 1,
          fixed_d + variable_d b_d <= memory of d,   b_d >= least
 
-Operations with the same mix of FLOP and bytes share one c_i, so equal layers cost nothing extra.
+Operations with the same mix of FLOP and bytes share one c_i, so equal layers cost nothing extra. Segments have each
+their own b, c and m; memory counts them together; and what is re-sharded between segments s and t costs
+
+    (3)  r_st >= e_(d-1) + e_d,   e_d >= |sum_(i <= d) b_si - b_ti|       at most: what passes the ends of d's piece
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from argosy.cost.group import Collective, Way
+from argosy.cost.group import Collective, Way, passed_on
 from argosy.solve.placement import Placement, Pricing, held_bytes
 from argosy.space.rules import Choices
+from argosy.space.sharding import Segments
 
 if TYPE_CHECKING:
     from argosy.solve.spmd import Program
@@ -77,83 +83,195 @@ def _filled(weights: NDArray[np.float64], cap: NDArray[np.float64]) -> NDArray[n
     return cap
 
 
-def best_ratios(program: Program, choices: Choices, pricing: Pricing) -> tuple[float, ...]:
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What the operations of one segment do to devices, by their ratios."""
+
+    work: NDArray[np.float64]
+    """[mix, device]: seconds if the device did all of it."""
+    padded: float = 0.0
+    """Seconds per unit of the largest share, of collectives whose cost follows it."""
+    num_bytes: float = 0.0
+    """Of which a device holds its share."""
+
+
+def best_ratios(program: Program, choices: Choices, pricing: Pricing) -> Segments:
     """(2) for a program; the program's own ratios if it has nothing to split."""
-    work = _work(program, choices, pricing)
-    padded = _padded_seconds(program)
-    fixed, variable = _memory(program)
-    if not work and not padded:
-        return program.ratios
-    return solve_ratios(
-        np.array(work) if work else np.zeros((0, len(program.group))),
-        padded,
-        caps=[(limit - fixed) / variable if variable else 1.0 for limit in program.group.memory],
-    )
+    return segment_ratios(program, Placement(program.graph, choices, pricing, program.segments))[0]
 
 
-def _work(program: Program, choices: Choices, pricing: Pricing) -> list[tuple[float, ...]]:
+def segment_ratios(program: Program, placement: Placement) -> tuple[Segments, float]:
+    """(2) and (3), and the seconds that hang on the ratios."""
+    pricing = placement.pricing
+    fixed, sharded = _memory(program, pricing)
+    loads = [
+        Load(work=_work(program, placement, segment), padded=_padded_seconds(program, segment), num_bytes=amount)
+        for segment, amount in enumerate(sharded)
+    ]
+    if not any(len(load.work) or load.padded for load in loads):
+        return program.segments, 0.0
+    between = _resharded(program, placement)
+    memory = [limit - fixed for limit in program.group.memory]
+    ratios = solve_ratios(loads, between=between, memory=memory)
+    return replace(program.segments, ratios=ratios), _seconds(loads, between, ratios)
+
+
+def _seconds(
+    loads: Sequence[Load], between: Mapping[tuple[int, int], float], ratios: Sequence[tuple[float, ...]]
+) -> float:
+    """What (2) and (3) minimise."""
+    own = [
+        float((load.work * np.array(shares)).max(1).sum()) + load.padded * max(shares)
+        for load, shares in zip(loads, ratios, strict=True)
+    ]
+    passed = 0.0
+    for (one, other), seconds in between.items():
+        rows = passed_on(ratios[one], ratios[other])
+        passed += seconds * max(*map(sum, rows), *map(sum, zip(*rows, strict=True)))
+    return sum(own) + passed
+
+
+def _work(program: Program, placement: Placement, segment: int) -> NDArray[np.float64]:
     """Seconds of splittable operations per device if it did all of them, one row per mix of FLOP and bytes."""
-    placement = Placement(program.graph, choices, pricing, program.ratios)
     group = program.group
     mixes: dict[float, list[float]] = {}
     for index, row in enumerate(program.rows):
         flop, moved = placement.row_work(index)
-        if row.units and (flop or moved):
+        if row.units and (flop or moved) and program.segments.at(index) == segment:
             mix = round(flop / moved, 3) if moved else float("inf")
             total = mixes.setdefault(mix, [0.0, 0.0])
             total[0] += flop
             total[1] += moved
-    return [
-        tuple(flop / s + moved / m for s, m in zip(group.flops, group.memory_bandwidths, strict=True))
-        for flop, moved in mixes.values()
-    ]
+    speeds = list(zip(group.flops, group.memory_bandwidths, strict=True))
+    rows = [[flop / s + moved / m for s, m in speeds] for flop, moved in mixes.values()]
+    return np.array(rows) if rows else np.zeros((0, len(group)))
 
 
-def _padded_seconds(program: Program) -> float:
-    """Seconds per unit of the largest share, of collectives whose cost follows it."""
+def _padded_seconds(program: Program, segment: int) -> float:
     found = 0.0
-    largest = max(program.ratios)
+    largest = max(program.segments.ratios[segment])
     for move in program.moves:
+        cut = move.step.after if move.step.kind is Collective.REDUCE_SCATTER else move.step.before
         follows = move.way is Way.PADDED or move.step.kind is Collective.ALL_TO_ALL
-        if follows and largest > 0:
+        if follows and cut.segment == segment and largest > 0:
             found += move.seconds / largest
     return found
 
 
-def _memory(program: Program) -> tuple[float, float]:
-    """Bytes that every device holds, and bytes of which it holds its share."""
-    fixed = variable = 0.0
+def _resharded(program: Program, placement: Placement) -> dict[tuple[int, int], float]:
+    """Per pair of segments, the seconds that re-sharding would take if one device passed everything on."""
+    found: dict[tuple[int, int], float] = {}
+    whole, nothing = (1.0, *(0.0 for _ in program.ratios[1:])), (0.0, 1.0, *(0.0 for _ in program.ratios[2:]))
+    for move in program.moves:
+        if move.step.kind is Collective.RESHARD:
+            pair = move.step.before.segment, move.step.after.segment
+            amount = placement.moved_bytes(move.value)
+            latency = program.group.reshard_seconds(0.0, whole, nothing)
+            seconds = program.group.reshard_seconds(amount, whole, nothing) - latency
+            found[pair] = found.get(pair, 0.0) + seconds
+    return found
+
+
+def _memory(program: Program, pricing: Pricing) -> tuple[float, list[float]]:
+    """Bytes that every device holds, and per segment those of which it holds its share."""
+    fixed, sharded = 0.0, [0.0] * len(program.segments.ratios)
     for value, delivery in enumerate(program.deliveries):
-        amount, states = held_bytes(program.graph, value, delivery)
-        if all(state.is_sharded for state in states):
-            variable += amount
+        amount, states = held_bytes(program.graph, value, delivery, pricing.in_flight)
+        if states and all(state.is_sharded for state in states):
+            sharded[states[0].segment] += amount
         else:
             fixed += amount
-    return fixed, variable
+    return fixed, sharded
 
 
 def solve_ratios(
-    work: NDArray[np.float64], padded: float, *, caps: Sequence[float] | None = None, least: float | None = None
-) -> tuple[float, ...]:
-    """(2) by HiGHS: ``work[i, d]`` seconds of mix i if device d did all of it."""
-    import highspy
-
-    mixes, count = work.shape
+    loads: Sequence[Load],
+    *,
+    between: Mapping[tuple[int, int], float] | None = None,
+    memory: Sequence[float] | None = None,
+    least: float | None = None,
+) -> tuple[tuple[float, ...], ...]:
+    """(2) and (3) by HiGHS: the ratios of every segment; ``memory`` is what devices have for shares."""
+    count = loads[0].work.shape[1]
     floor = LEAST / count if least is None else least
-    upper = [min(max(cap, floor), 1.0) for cap in caps] if caps is not None else [1.0] * count
-    solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
-    solver.setOptionValue("output_flag", False)
-    shares = [solver.addVariable(lb=floor, ub=top, obj=0.0) for top in upper]
-    slowest = [solver.addVariable(lb=0.0, obj=1.0) for _ in range(mixes)]
-    largest = solver.addVariable(lb=0.0, obj=padded)
-    for mix in range(mixes):
-        for device in range(count):
-            solver.addConstr(slowest[mix] >= float(work[mix, device]) * shares[device])
-    for device in range(count):
-        solver.addConstr(largest >= shares[device])
-    solver.addConstr(sum(shares[1:], shares[0] + 0.0) == 1.0)
-    solver.run()
-    if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-        return tuple(cap / sum(upper) for cap in upper)
-    found = np.clip(np.array(solver.getSolution().col_value[:count]), floor, None)
-    return tuple(float(ratio) for ratio in found / found.sum())
+    programme = _Programme(count, len(loads), floor)
+    for segment, load in enumerate(loads):
+        programme.add_load(segment, load)
+    for (one, other), seconds in (between or {}).items():
+        programme.add_passing(one, other, seconds)
+    if memory is not None:
+        programme.add_memory([load.num_bytes for load in loads], memory)
+    found = programme.solved()
+    if found is None:
+        limits = np.maximum(np.array(memory), 0.0) if memory is not None else np.zeros(count)
+        even = limits / limits.sum() if 0 < limits.sum() < math.inf else np.full(count, 1 / count)
+        found = np.tile(even, (len(loads), 1))
+    return tuple(tuple(float(ratio) for ratio in own / own.sum()) for own in np.clip(found, floor, None))
+
+
+class _Programme:
+    """(2) and (3) as HiGHS sees them; the share of device d in segment s is column s n + d, the others follow."""
+
+    def __init__(self, count: int, segments: int, floor: float) -> None:
+        import highspy
+
+        self.count, self.segments = count, segments
+        self.optimal, self.infinite = highspy.HighsModelStatus.kOptimal, highspy.kHighsInf
+        self.solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
+        self.solver.setOptionValue("output_flag", False)
+        self.costs = [0.0] * (count * segments)
+        for _ in self.costs:
+            self.solver.addVar(floor, 1.0)
+
+    def variable(self, cost: float) -> int:
+        self.solver.addVar(0.0, self.infinite)
+        self.costs.append(cost)
+        return len(self.costs) - 1
+
+    def row(self, low: float, high: float, *terms: tuple[int, float]) -> None:
+        large = [(column, factor) for column, factor in terms if abs(factor) > 1e-8]
+        self.solver.addRow(low, high, len(large), [column for column, _ in large], [factor for _, factor in large])
+
+    def add_load(self, segment: int, load: Load) -> None:
+        """(2) but for memory; a c_i counts in seconds of its slowest device."""
+        own = range(segment * self.count, (segment + 1) * self.count)
+        for seconds in load.work:
+            most = self.variable(float(seconds.max()))
+            for column, part in zip(own, seconds / seconds.max(), strict=True):
+                self.row(0.0, self.infinite, (most, 1.0), (column, -float(part)))
+        if load.padded:
+            largest = self.variable(load.padded)
+            for column in own:
+                self.row(0.0, self.infinite, (largest, 1.0), (column, -1.0))
+        self.row(1.0, 1.0, *((column, 1.0) for column in own))
+
+    def add_passing(self, one: int, other: int, seconds: float) -> None:
+        """(3)."""
+        most = self.variable(seconds)
+        passed = [self.variable(0.0) for _ in range(self.count - 1)]
+        for end, amount in enumerate(passed):
+            apart = [(one * self.count + d, 1.0) for d in range(end + 1)]
+            apart += [(other * self.count + d, -1.0) for d in range(end + 1)]
+            for sign in (1.0, -1.0):
+                self.row(0.0, self.infinite, (amount, 1.0), *((column, sign * factor) for column, factor in apart))
+        for device in range(self.count):
+            around = [passed[end] for end in (device - 1, device) if 0 <= end < len(passed)]
+            self.row(0.0, self.infinite, (most, 1.0), *((column, -1.0) for column in around))
+
+    def add_memory(self, sizes: Sequence[float], memory: Sequence[float]) -> None:
+        for device, limit in enumerate(memory):
+            if math.isfinite(limit):
+                scale = max(limit, 1.0)
+                terms = [(segment * self.count + device, size / scale) for segment, size in enumerate(sizes)]
+                self.row(-self.infinite, 1.0, *terms)
+
+    def solved(self) -> NDArray[np.float64] | None:
+        """The ratios; None where there are none."""
+        scale = max(self.costs)
+        for column, cost in enumerate(self.costs):
+            self.solver.changeColCost(column, cost / scale if scale else 0.0)
+        self.solver.run()
+        if self.solver.getModelStatus() != self.optimal:
+            return None
+        values = np.array(self.solver.getSolution().col_value)
+        return values[: self.count * self.segments].reshape(self.segments, self.count)

@@ -6,6 +6,7 @@ need it goes on, so gradients are summed while the backward runs. A collective i
 
     (1)  all-reduce        each hop 2 S (n-1)/n          (2)  padded gather or scatter   each hop (n-1) x largest shard
     (3)  grouped           each hop S (1 - least share)  (4)  all-to-all                 every pair its part of S
+    (5)  re-shard          every pair what passes from the one's piece to the other's
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import math
 from collections.abc import Sequence
 
 from argosy.cluster.topology import Cluster
-from argosy.cost.group import Collective, Way
+from argosy.cost.group import Collective, Way, passed_on
 from argosy.sim.exact import simulate_exact
 from argosy.sim.graph import Flow, Task, TaskGraph
 from argosy.solve.placement import Placement, Pricing
@@ -28,7 +29,7 @@ class _Rehearsal:
     def __init__(self, program: Program, pricing: Pricing) -> None:
         self.program = program
         choices = Choices(program.graph, len(program.group))
-        self.placement = Placement(program.graph, choices, pricing, program.ratios)
+        self.placement = Placement(program.graph, choices, pricing, program.segments)
         self.count = len(program.group)
         self.tasks: list[Task] = []
         self.last: list[int | None] = [None] * self.count
@@ -66,7 +67,7 @@ class _Rehearsal:
         flop, moved = self.placement.row_work(index)
         if flop == 0 and moved == 0:
             return
-        for rank, share in enumerate(self.placement.work_shares(row)):
+        for rank, share in enumerate(self.placement.work_shares(index, row)):
             work = flop / group.flops[rank] + moved / group.memory_bandwidths[rank]
             self.seconds[rank] += share * work + group.launch
 
@@ -107,6 +108,9 @@ class _Rehearsal:
         shares = self.placement.shares(cut)
         if move.step.kind is Collective.ALL_TO_ALL:
             return _pairs(amount, shares)
+        if move.step.kind is Collective.RESHARD:
+            passed = passed_on(shares, self.placement.shares(move.step.after))
+            return [Flow(i, j, amount * part) for i, row in enumerate(passed) for j, part in enumerate(row) if part]
         if move.step.kind is Collective.ALL_REDUCE:
             each = 2 * amount * (self.count - 1) / self.count
         elif move.way is Way.PADDED:

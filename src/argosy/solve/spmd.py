@@ -21,8 +21,8 @@ from argosy.solve.placement import Placement, Pricing
 from argosy.solve.ratios import best_ratios
 from argosy.space.delivery import Conversion, Delivery, conversions
 from argosy.space.rules import Choices, Kind, Row
-from argosy.space.sharding import REPLICATED
-from argosy.workload.graph import Graph, Role
+from argosy.space.sharding import REPLICATED, Segments
+from argosy.workload.graph import Graph, Phase, Role
 
 MOST_ROUNDS = 6
 PINNED = (0, 1, 2, 4, 8, 16, 32, 64)
@@ -45,17 +45,27 @@ class Program:
 
     graph: Graph
     group: DeviceGroup
-    ratios: tuple[float, ...]
+    segments: Segments
     rows: tuple[Row, ...]
     deliveries: tuple[Delivery, ...]
     moves: tuple[Move, ...]
-    compute_seconds: float
+    row_seconds: tuple[float, ...]
+    """Per operation, the longest compute of any device."""
     device_bytes: tuple[float, ...]
     """Model, gradients, optimizer state and kept activations per device."""
     bound: float
     """Seconds below which no program at these ratios gets."""
     unknown: tuple[str, ...] = ()
     """Operations that no rule knows, done in full by every device."""
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """Of the first segment, and of all where there is one."""
+        return self.segments.ratios[0]
+
+    @property
+    def compute_seconds(self) -> float:
+        return sum(self.row_seconds)
 
     @property
     def transfer_seconds(self) -> float:
@@ -66,11 +76,16 @@ class Program:
         """Predicted time of one step, the optimizer apart."""
         return self.compute_seconds + self.transfer_seconds
 
+    def phase(self, move: Move) -> Phase:
+        """When a collective runs: as its tensor is made, or, where it comes from outside, first read."""
+        near = self.graph.producer.get(move.value, min(self.graph.consumers[move.value], default=0))
+        return self.graph.nodes[near].phase
+
     def stored(self, parameter: int) -> Delivery:
         return self.deliveries[parameter]
 
     def __repr__(self) -> str:
-        shares = " / ".join(f"{ratio:.3g}" for ratio in self.ratios)
+        shares = ", then ".join(" / ".join(f"{ratio:.3g}" for ratio in ratios) for ratios in self.segments.ratios)
         what = f"{self.graph.name} on {len(self.group)} devices at {shares}"
         return f"{what}: {self.seconds:.6g} s, {len(self.moves)} collectives"
 
@@ -79,7 +94,7 @@ def find_program(
     graph: Graph,
     pricing: Pricing,
     *,
-    ratios: Sequence[float] | None = None,
+    ratios: Sequence[float] | Segments | None = None,
     kind: Kind = Kind.ANY,
     capped: bool = True,
     rounds: int = MOST_ROUNDS,
@@ -103,7 +118,7 @@ def find_program(
 
 
 def _attempt(
-    graph: Graph, choices: Choices, pricing: Pricing, ratios: Sequence[float], *, capped: bool
+    graph: Graph, choices: Choices, pricing: Pricing, ratios: Sequence[float] | Segments, *, capped: bool
 ) -> Program | InfeasibleError:
     try:
         return program_at(graph, choices, pricing, ratios, capped=capped)
@@ -112,7 +127,7 @@ def _attempt(
 
 
 def program_at(
-    graph: Graph, choices: Choices, pricing: Pricing, ratios: Sequence[float], *, capped: bool = True
+    graph: Graph, choices: Choices, pricing: Pricing, ratios: Sequence[float] | Segments, *, capped: bool = True
 ) -> Program:
     """(1)."""
     for pinned in PINNED:
@@ -136,15 +151,14 @@ def described(placement: Placement, found: Found) -> Program:
         for step in _steps(graph, rows, value, delivery):
             seconds, way = placement.transfer(value, step)
             moves.append(Move(value=value, step=step, way=way, seconds=seconds))
-    compute = sum(placement.row_seconds(index, row) for index, row in enumerate(rows))
     return Program(
         graph=graph,
         group=placement.pricing.group,
-        ratios=placement.ratios,
+        segments=placement.segments,
         rows=rows,
         deliveries=taken,
         moves=tuple(moves),
-        compute_seconds=compute,
+        row_seconds=tuple(placement.row_seconds(index, row) for index, row in enumerate(rows)),
         device_bytes=placement.device_bytes(found.choice),
         bound=found.bound,
         unknown=choices.unknown,
@@ -153,9 +167,9 @@ def described(placement: Placement, found: Found) -> Program:
 
 def _steps(graph: Graph, rows: Sequence[Row], value: int, delivery: Delivery) -> tuple[Conversion, ...]:
     """The conversions of a value under a program."""
-    if graph.values[value].role is Role.PARAMETER:
+    if graph.values[value].role in (Role.PARAMETER, Role.RECEIVED):
+        assert delivery.stored is not None
         made = delivery.stored
-        assert made is not None
     elif value in graph.producer:
         node = graph.producer[value]
         made = rows[node].outputs[graph.nodes[node].outputs.index(value)]
@@ -176,7 +190,7 @@ class Alternative:
 
 def alternatives(program: Program, pricing: Pricing, value: int) -> tuple[Alternative, ...]:
     """Why a value is placed as it is: the cheapest program for every other delivery of it, best first."""
-    placement = Placement(program.graph, Choices(program.graph, len(program.group)), pricing, program.ratios)
+    placement = Placement(program.graph, Choices(program.graph, len(program.group)), pricing, program.segments)
     problem = placement.problem
     variable = len(program.graph.nodes) + value
     found = []

@@ -6,10 +6,11 @@ state in which an operation leaves a value into a delivery is
 
     (1)  partial -> whole          all-reduce             (2)  partial -> sharded      reduce-scatter
     (3)  sharded -> whole          all-gather             (4)  sharded -> other dim    all-to-all
-    (5)  whole -> anything         a slice
+    (5)  whole -> anything         a slice                (6)  sharded -> other ratios  re-shard
 
 A parameter is *stored* in one state, its gradient must be delivered in that state, and it is used as stored or after
-one all-gather; gathering what is stored in shards is what ZeRO and a parameter server do.
+one all-gather; gathering what is stored in shards is what ZeRO and a parameter server do. What another stage of a
+pipeline made arrives in shards where it can be cut, every device its own, and is used so or after one all-gather.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from argosy.cost.group import Collective
-from argosy.space.sharding import PARTIAL, REPLICATED, State
+from argosy.space.sharding import PARTIAL, REPLICATED, State, by
 from argosy.workload.graph import Graph, Role
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """The states in which a value can be taken, and for a parameter the one it is stored in."""
+    """The states in which a value can be taken, and the one a parameter is stored or a received value arrives in."""
 
     states: tuple[State, ...]
     stored: State | None = None
@@ -56,6 +57,9 @@ def deliveries(graph: Graph, value: int, cuts: tuple[State, ...]) -> tuple[Deliv
             stored = (REPLICATED, *cuts)
             used = [Delivery((state,), state) for state in stored]
             return (*used, *(Delivery((REPLICATED,), state) for state in cuts))
+        case Role.RECEIVED:
+            gathered = Delivery((REPLICATED,), cuts[0] if cuts else REPLICATED)
+            return (gathered, *(Delivery((state,), state) for state in cuts))
         case Role.RESULT:
             partial = (PARTIAL,) if described.is_floating else ()
             found = [Delivery((state,)) for state in (REPLICATED, *partial, *cuts)]
@@ -67,7 +71,7 @@ def deliveries(graph: Graph, value: int, cuts: tuple[State, ...]) -> tuple[Deliv
 
 
 def conversions(made: State, delivery: Delivery) -> tuple[Conversion, ...] | None:
-    """(1) to (5): what it takes to deliver a value that was made in a state; None if no one collective does."""
+    """(1) to (6): what it takes to deliver a value that was made in a state; None if no one collective does."""
     missing = [state for state in delivery.states if state != made]
     if made == REPLICATED:
         return tuple(Conversion(Collective.SLICE, made, state) for state in missing)
@@ -82,6 +86,8 @@ def conversions(made: State, delivery: Delivery) -> tuple[Conversion, ...] | Non
 
 def collective(made: State, target: State) -> Collective | None:
     """The collective from one state that is not replicated to another; between cuts of one dim a gather and a slice."""
+    if made.is_sharded and target.is_sharded and by(made, target.segment) == target:
+        return Collective.RESHARD
     if target == PARTIAL:
         return None
     if made == PARTIAL:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
@@ -32,6 +32,7 @@ from argosy.space.sharding import (
     REPLICATED,
     Shape,
     State,
+    by,
     fits,
     flat_cut,
     from_flat_cut,
@@ -65,6 +66,11 @@ class Row:
     """A device does its share of so many units of work; 0: every device does all of it."""
     local: str = ""
     """An implementation of its own, where the operation itself does not do on a shard."""
+
+    def by(self, segment: int) -> Row:
+        """The same by the ratios of a segment."""
+        inputs, outputs = (tuple(by(state, segment) for state in states) for states in (self.inputs, self.outputs))
+        return replace(self, inputs=inputs, outputs=outputs)
 
     def __str__(self) -> str:
         return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
@@ -195,7 +201,7 @@ class Choices:
         return tuple(sorted({node.op for node in self.graph.nodes if not is_known(node.op)}))
 
     def _offer(self, value: int | None, state: State) -> None:
-        if value is None or state in self.cuts[value] or state.units < self.num_devices:
+        if value is None or self.num_devices == 1 or state in self.cuts[value] or state.units < self.num_devices:
             return
         if fits(self.graph.values[value].shape, state):
             self.cuts[value][state] = None
@@ -211,13 +217,14 @@ class Choices:
 
     def _seed(self) -> None:
         if self.kind is not Kind.ANY:
-            for index in self.graph.with_role(Role.INPUT):
-                self._offer(index, sharded(0, self.graph.values[index].shape[0]))
+            for index in (*self.graph.with_role(Role.INPUT), *self.graph.with_role(Role.RECEIVED)):
+                if self.graph.values[index].shape:
+                    self._offer(index, sharded(0, self.graph.values[index].shape[0]))
             return
         for index, value in enumerate(self.graph.values):
             if value.role is Role.PARAMETER:
                 dims = range(min(len(value.shape), 3 if len(value.shape) == 3 else 2))
-            elif value.role is Role.INPUT:
+            elif value.role in (Role.INPUT, Role.RECEIVED) and value.shape:
                 dims = range(1 if value.is_floating else len(value.shape))
             else:
                 continue

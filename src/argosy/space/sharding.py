@@ -15,14 +15,15 @@ order of elements a cut is just (repeats, units), with
 
     (3)  repeats = (product of the dims before) x outer
 
-so a reshape maps a cut to the dim that (3) falls into, or to none.
+so a reshape maps a cut to the dim that (3) falls into, or to none. Where parts of a graph (*segments*) have ratios of
+their own, a cut also says by which of them it was made.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 
@@ -45,15 +46,18 @@ class State:
     dim: int = -1
     units: int = 0
     outer: int = 1
+    segment: int = 0
+    """Whose ratios (2) follows."""
 
     def __str__(self) -> str:
         """
-        >>> str(REPLICATED), str(PARTIAL), str(sharded(1, 8)), str(sharded(0, 12, outer=3))
-        ('whole', 'partial', 'dim 1 / 8', 'dim 0 / 3x12')
+        >>> str(REPLICATED), str(PARTIAL), str(sharded(1, 8)), str(sharded(0, 12, outer=3)), str(by(sharded(1, 8), 2))
+        ('whole', 'partial', 'dim 1 / 8', 'dim 0 / 3x12', 'dim 1 / 8 by segment 2')
         """
         if self.layout is not Layout.SHARDED:
             return "whole" if self.layout is Layout.REPLICATED else "partial"
-        return f"dim {self.dim} / {self.units}" if self.outer == 1 else f"dim {self.dim} / {self.outer}x{self.units}"
+        units = str(self.units) if self.outer == 1 else f"{self.outer}x{self.units}"
+        return f"dim {self.dim} / {units}" + (f" by segment {self.segment}" if self.segment else "")
 
     @property
     def is_sharded(self) -> bool:
@@ -67,6 +71,27 @@ PARTIAL = State(Layout.PARTIAL)
 @cache
 def sharded(dim: int, units: int, *, outer: int = 1) -> State:
     return State(Layout.SHARDED, dim, units, outer)
+
+
+@cache
+def by(state: State, segment: int) -> State:
+    """The same cut by the ratios of a segment."""
+    return replace(state, segment=segment) if state.is_sharded else state
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Ratios of the devices: one vector for all operations, or one for each segment of them."""
+
+    ratios: tuple[tuple[float, ...], ...]
+    of_node: tuple[int, ...] = ()
+    """Per operation its segment; empty where there is one."""
+
+    def of(self, state: State) -> tuple[float, ...]:
+        return self.ratios[state.segment]
+
+    def at(self, node: int) -> int:
+        return self.of_node[node] if self.of_node else 0
 
 
 def fits(shape: Shape, state: State) -> bool:

@@ -53,6 +53,8 @@ class Role(StrEnum):
     BUFFER = "buffer"
     INPUT = "input"
     CONSTANT = "constant"
+    RECEIVED = "received"
+    """Made by another stage of a pipeline."""
     RESULT = "result"
 
 
@@ -112,19 +114,22 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """A forward, a loss and a backward; the optimizer is not in it."""
+    """A forward, a loss and a backward, or one stage's part of them; the optimizer is not in it."""
 
     name: str
     values: tuple[Value, ...]
     nodes: tuple[Node, ...]
     """In an order in which they can run."""
-    loss: int
+    loss: int | None
+    """None for a stage that does not make it."""
     gradients: tuple[tuple[int, int], ...]
     """(parameter, its gradient); parameters that the loss does not depend on are absent."""
     updates: tuple[tuple[int, int], ...] = ()
     """(buffer, what it is after the step)."""
     constants: tuple[tuple[int, Argument], ...] = ()
     """(value, its elements as nested tuples)."""
+    sent: tuple[int, ...] = ()
+    """Values that other stages read."""
 
     def with_role(self, role: Role) -> tuple[int, ...]:
         return tuple(index for index, value in enumerate(self.values) if value.role is role)
@@ -148,14 +153,11 @@ class Graph:
         return tuple(tuple(nodes) for nodes in found)
 
     @cached_property
-    def results(self) -> frozenset[int]:
-        """What the step returns: the loss, gradients and changed buffers."""
-        return frozenset({self.loss, *(value for _, value in self.gradients), *(value for _, value in self.updates)})
-
-    @cached_property
     def kept(self) -> frozenset[int]:
         """Values that a forward makes and the backward reads: what a step holds in memory besides the model."""
         forward = {value for node in self.nodes if node.phase is Phase.FORWARD for value in node.outputs}
+        read = {value for node in self.nodes if node.phase is Phase.FORWARD for value in node.inputs}
+        forward |= read & set(self.with_role(Role.RECEIVED))
         backward = {value for node in self.nodes if node.phase is Phase.BACKWARD for value in node.inputs}
         return frozenset(value for value in forward & backward if value is not None)
 

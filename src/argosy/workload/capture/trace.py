@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
-from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
+from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_map_only, tree_unflatten
 
 from argosy.errors import InputError, Problem, bad_input
 from argosy.workload.capture.blame import stack_line, user_line
@@ -74,6 +74,23 @@ def capture_fake(fake: FakeModel, *, name: str = "program") -> Graph:
     names = [(n, Role.PARAMETER) for n, _ in parameters] + [(n, Role.BUFFER) for n, _ in buffers]
     names += [(n, Role.INPUT) for n, _ in tensors]
     return _Writer(name, traced, names, len(parameters), len(buffers), modules.of).graph()
+
+
+def num_samples(fake: FakeModel) -> int:
+    """The first dim of the batch's first tensor; 1 where it has none."""
+    first = next((leaf for leaf in tree_flatten(fake.batch)[0] if isinstance(leaf, Tensor)), None)
+    return int(first.shape[0]) if first is not None and first.dim() else 1
+
+
+def with_samples(fake: FakeModel, count: int) -> FakeModel:
+    """The same model on the first samples of its batch: every tensor whose first dim is that of the samples."""
+    whole = num_samples(fake)
+
+    def part(tensor: Tensor) -> Tensor:
+        return tensor[:count] if tensor.dim() and tensor.shape[0] == whole else tensor
+
+    with fake.mode:
+        return replace(fake, batch=tree_map_only(Tensor, part, fake.batch))
 
 
 def _named(pairs: Iterator[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
@@ -324,6 +341,7 @@ def finish(graph: Graph) -> Graph:
     """Phases, and modules of backward operations: those of the forward operation whose results they read."""
     producer = graph.producer
     forward: set[int] = set()
+    assert graph.loss is not None
     todo = [graph.loss, *(after for _, after in graph.updates)]
     while todo:
         maker = producer.get(todo.pop())
