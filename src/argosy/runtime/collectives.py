@@ -98,7 +98,7 @@ def scatter_sum_uneven(whole: Tensor, sizes: Sequence[int], *, group: Group = No
 
 def swap_uneven(sent: Tensor, receiving: Sequence[int], sending: Sequence[int], *, group: Group = None) -> Tensor:
     """What the members sent to the caller, in their order; ``sending`` elements of ``sent`` go to each of them."""
-    if _is_foreign(sent, group):
+    if is_foreign(sent, group):
         return swap_uneven(sent.cpu(), receiving, sending, group=group).to(sent.device)
     received = sent.new_empty(sum(receiving))
     dist.all_to_all_single(received, sent.contiguous(), list(receiving), list(sending), group=group)
