@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from graph_models import GRAPH_MODELS
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -233,11 +235,11 @@ def labelled_loss(model: Any, batch: Any) -> Tensor:
     return loss
 
 
-def hf_gpt2(samples: int, *, tied: bool = False) -> Built:
+def hf_gpt2(samples: int, *, tied: bool = False, drop: float = 0.0) -> Built:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     sizes = {"n_embd": WIDTH, "n_layer": 4, "n_head": 2, "vocab_size": VOCABULARY, "n_positions": LENGTH}
-    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    dropout = {"resid_pdrop": drop, "embd_pdrop": drop, "attn_pdrop": drop}
     tokens = torch.randint(VOCABULARY, (samples, LENGTH))
     config = GPT2Config(**sizes, **dropout, bos_token_id=1, eos_token_id=2, tie_word_embeddings=tied)
     return GPT2LMHeadModel(config), labelled_loss, {"input_ids": tokens, "labels": tokens}
@@ -263,14 +265,37 @@ def hf_vit(samples: int, *, tied: bool = False) -> Built:
     return ViTForImageClassification(config), labelled_loss, batch
 
 
+def hf_t5(samples: int, *, tied: bool = False) -> Built:
+    """Has no layers here: it runs in stages of operations."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = {"d_model": WIDTH, "d_kv": 8, "d_ff": 2 * WIDTH, "num_layers": 2, "num_heads": 2}
+    config = T5Config(
+        **sizes,
+        vocab_size=VOCABULARY,
+        dropout_rate=0.0,
+        use_cache=False,
+        decoder_start_token_id=0,
+        tie_word_embeddings=tied,
+    )
+    source, target = torch.randint(1, VOCABULARY, (2, samples, LENGTH)).unbind()
+    return T5ForConditionalGeneration(config), labelled_loss, {"input_ids": source, "labels": target}
+
+
 MODELS = {"gpt": gpt, "vit": vit, "cnn": cnn, "t5": t5}
-HUGGING_FACE = {"hf-gpt2": hf_gpt2, "hf-llama": hf_llama, "hf-vit": hf_vit}
+DROPPING: dict[str, Callable[..., Built]] = {"hf-gpt2-dropping": functools.partial(hf_gpt2, drop=0.2)}
+HUGGING_FACE: dict[str, Callable[..., Built]] = {
+    "hf-gpt2": hf_gpt2,
+    "hf-llama": hf_llama,
+    "hf-vit": hf_vit,
+    "hf-t5": hf_t5,
+}
 NUM_LAYERS = {"t5": 7}
 """Where not 6."""
 
 
 def build(name: str, samples: int, *, tied: bool, dtype: torch.dtype, seed: int = 0) -> Built:
     torch.manual_seed(seed)
-    model, loss_fn, batch = (MODELS | HUGGING_FACE)[name](samples, tied=tied)
+    model, loss_fn, batch = (MODELS | HUGGING_FACE | GRAPH_MODELS | DROPPING)[name](samples, tied=tied)
     model = model.to(dtype)
     return model, loss_fn, tree_map(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, batch)

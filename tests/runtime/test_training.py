@@ -16,7 +16,9 @@ def test_training_equals_one_process(ranks: RankPool, case: Case) -> None:
     assert not differences(case, ranks(case.num_ranks, train_in_parallel, case))
 
 
-@pytest.mark.parametrize("model", HUGGING_FACE)
+@pytest.mark.parametrize(
+    "model", [pytest.param(name, marks=[pytest.mark.exhaustive] if name == "hf-t5" else []) for name in HUGGING_FACE]
+)
 def test_hugging_face_models_train_as_in_one_process(ranks: RankPool, model: str) -> None:
     """In single precision, which is what they compute their losses in."""
     case = Case(

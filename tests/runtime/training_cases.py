@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,7 +27,9 @@ from argosy.plan.plan import (
     Replica,
     Stage,
 )
+from argosy.runtime.dropout import Masks
 from argosy.runtime.measured import clock_offsets
+from argosy.runtime.moment import Moment
 from argosy.runtime.trainer import Trainer, parallelize
 from argosy.schedule import ScheduleKind, ScheduleSpec
 
@@ -57,6 +60,8 @@ class Case:
     """By which replicas sum their gradients."""
     per_node: int = 8
     """Devices of a node."""
+    work: tuple[float, ...] = ()
+    """Shares of the work of stages made of operations; where empty, stages are as the runtime makes them."""
 
     @property
     def num_ranks(self) -> int:
@@ -72,6 +77,7 @@ class Case:
         extras = [str(self.recompute)] if self.recompute is not Recompute.NONE else []
         extras += [f"zero{self.zero}"] if self.zero else []
         extras += [name for name in ("clip", "tied", "single") if getattr(self, name)]
+        extras += ["operations"] if self.work else []
         extras += [f"{self.algorithm}{self.per_node}"] if self.algorithm is not Algorithm.RING else []
         return "-".join([self.model, f"{self.kind}{self.k}", shares, f"m{self.num_micro_batches}", *extras])
 
@@ -128,10 +134,10 @@ def built(case: Case) -> Any:
 
 
 class KeepGradients(torch.optim.SGD):
-    """SGD with momentum that remembers the last gradients it saw."""
+    """SGD with momentum and decay that remembers the last gradients it saw."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        super().__init__(parameters, lr=RATE, momentum=0.9)
+        super().__init__(parameters, lr=RATE, momentum=0.9, weight_decay=0.01)
         self.seen: dict[int, torch.Tensor] = {}
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -146,10 +152,25 @@ def train_in_parallel(case: Case) -> Outcome:
     proportions = (lambda stage: case.proportions) if case.proportions else None
     clip = SMALL_CLIP if case.clip else None
     trainer = parallelize(
-        model, loss_fn, KeepGradients, batch, plan_of(case), clip_norm=clip, shard_proportions=proportions
+        model,
+        loss_fn,
+        KeepGradients,
+        batch,
+        plan_of(case),
+        clip_norm=clip,
+        shard_proportions=proportions,
+        cut=cut_of(case),
     )
     losses = [trainer.step(batch) for _ in range(case.steps)]
     return outcome_of(trainer, losses)
+
+
+def cut_of(case: Case) -> tuple[int, ...] | None:
+    """As a planner would cut the captured step."""
+    from argosy.solve.stagecut import cut_graph
+    from argosy.workload.capture.trace import capture
+
+    return cut_graph(capture(lambda: built(case)), case.work).stages if case.work else None
 
 
 def outcome_of(trainer: Trainer, losses: list[float]) -> Outcome:
@@ -167,11 +188,12 @@ def train_alone(case: Case) -> Outcome:
     model, loss_fn, batch = built(case)
     optimizer = KeepGradients(model.parameters())
     size, losses = sum(case.shares[0]), []
-    for _ in range(case.steps):
+    for step in range(case.steps):
         total = 0.0
         for index in range(case.num_micro_batches):
             rows = slice(index * size, (index + 1) * size)
-            loss = loss_fn(model, tree_map(lambda leaf, rows=rows: leaf[rows], batch)) / case.num_micro_batches
+            with masks_of_layers(model, Moment(step, index * size, size)):
+                loss = loss_fn(model, tree_map(lambda leaf, rows=rows: leaf[rows], batch)) / case.num_micro_batches
             loss.backward()
             total += loss.item()
         if case.clip:
@@ -181,9 +203,31 @@ def train_alone(case: Case) -> Outcome:
         losses.append(total)
     result = Outcome(losses)
     for name, parameter in model.named_parameters():
-        result.gradients[name] = [(0, optimizer.seen[id(parameter)].numpy())]
+        if id(parameter) in optimizer.seen:
+            result.gradients[name] = [(0, optimizer.seen[id(parameter)].numpy())]
         result.weights[name] = [(0, parameter.detach().numpy())]
     return result
+
+
+def _spans_of_layers(model: Any) -> list[tuple[nn.Module, nn.Module]]:
+    """First and last module of each layer of a GPT-2, where the plan's layers begin and end."""
+    if type(model).__name__ != "GPT2LMHeadModel":
+        return []
+    inside = model.transformer
+    return [(inside.wte, inside.drop), *((block, block) for block in inside.h), (inside.ln_f, model.lm_head)]
+
+
+@contextlib.contextmanager
+def masks_of_layers(model: nn.Module, moment: Moment) -> Iterator[None]:
+    """What a single process needs to draw the masks that a plan draws: to know which layer it is in."""
+    hooks: list[Any] = []
+    for index, layer in enumerate(_spans_of_layers(model)):
+        masks = Masks(0, index, moment)
+        hooks.append(layer[0].register_forward_pre_hook(lambda *_, masks=masks: masks.__enter__() and None))
+        hooks.append(layer[-1].register_forward_hook(lambda *_, masks=masks: masks.__exit__(None, None, None)))
+    yield
+    for hook in hooks:
+        hook.remove()
 
 
 def differences(case: Case, outcomes: list[Outcome]) -> list[str]:

@@ -22,6 +22,7 @@ from argosy.runtime.carry import Carry, CarryForm, TensorForm, describe, loads_f
 from argosy.runtime.defer import Debt, Deferral, settle
 from argosy.runtime.failure import in_contact
 from argosy.runtime.measure import Recorder
+from argosy.runtime.moment import Moment
 from argosy.runtime.ranks import Link, Seat, links_between, seats_of, worker_of
 from argosy.runtime.stage import StageProgram
 from argosy.runtime.transport import Arrival, Transport
@@ -153,17 +154,17 @@ class Executor:
     def _forward(self, stage: Hosted, index: int, batch: Any) -> None:
         action = Action(stage.seat.stage, ActionKind.FORWARD, index)
         inputs, carry = self._input(stage, action)
-        rows = portion(batch, self.plan, stage.seat, index, self.transport.device) if self._needs_batch(stage) else None
+        seat, rows = stage.seat, None
+        if stage.program.needs_batch:
+            rows = portion(batch, self.plan, seat, index, self.transport.device)
+        moment = Moment(self.recorder.step, index * self.plan.micro_batch_size + seat.begin, seat.samples)
         with self.recorder.computing(action):
-            result = stage.program(carry, rows)
+            result = stage.program(carry, rows, moment)
         if stage.seat.stage == len(self.plan.stages) - 1:
             outputs = [self._weighted(stage, index, result)]
         else:
             outputs = self._handed_on(stage, index, result)
         stage.held[index] = Held(inputs, outputs)
-
-    def _needs_batch(self, stage: Hosted) -> bool:
-        return stage.seat.stage in (0, len(self.plan.stages) - 1)
 
     def _input(self, stage: Hosted, action: Action) -> tuple[list[Tensor], Carry]:
         if stage.seat.stage == 0:

@@ -75,7 +75,14 @@ class Gradients:
 
 
 def _sum(way: Way, parameters: list[nn.Parameter]) -> None:
-    """Sum the gradients of ``parameters`` over their holders, in buckets that are under way together."""
+    """Sum the gradients of ``parameters`` over their holders, in buckets that are under way together.
+
+    One that no holder has stays away: an optimizer lets such a weight be, and would not one whose gradient is zero.
+    """
+    if not parameters:
+        return
+    known = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
+    finish_known = way.begin(known)
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
@@ -87,6 +94,10 @@ def _sum(way: Way, parameters: list[nn.Parameter]) -> None:
         finish()
         for gradient, total in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
             gradient.copy_(total)
+    finish_known()
+    for parameter, holders in zip(parameters, known.tolist(), strict=True):
+        if not holders:
+            parameter.grad = None
 
 
 def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:

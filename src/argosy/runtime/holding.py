@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from argosy.runtime.gradients import Gradients
 from argosy.runtime.initialise import Recording
 from argosy.runtime.parameters import Weight, ranks_holding
 from argosy.runtime.sharding import ShardSet, WeightGate
-from argosy.runtime.stage import LayerStage
+from argosy.runtime.stage import StageProgram
 from argosy.runtime.summing import Groups, groups_needed, way_of
 
 Proportions = Callable[[int], Sequence[float]]
@@ -28,14 +28,9 @@ _Holders = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def keep_own(
-    weights: Sequence[Weight],
-    layers: Sequence[nn.Module],
-    plan: Plan,
-    stages: Sequence[int],
-    device: torch.device,
-    recording: Recording | None,
+    weights: Sequence[Weight], stages: Sequence[int], device: torch.device, recording: Recording | None
 ) -> tuple[Weight, ...]:
-    """Bring the weights and buffers of ``stages`` to the device, one at a time, and let all others go; those kept."""
+    """Bring the weights of ``stages`` to the device, one at a time, and let all others go; those kept."""
     kept = []
     for weight in weights:
         mine = not set(stages).isdisjoint(weight.stages)
@@ -45,17 +40,15 @@ def keep_own(
             module._parameters[name] = parameter
         if mine:
             kept.append(replace(weight, parameter=parameter))
-    for index in stages:
-        for layer in layers[plan.stages[index].first : plan.stages[index].end]:
-            _keep_buffers(layer, device, recording)
     return tuple(kept)
 
 
-def _keep_buffers(layer: nn.Module, device: torch.device, recording: Recording | None) -> None:
-    for module in layer.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = _real(buffer, name, recording).to(device)
+def keep_buffers(places: Iterable[tuple[nn.Module, str]], device: torch.device, recording: Recording | None) -> None:
+    """Bring buffers to the device."""
+    for module, name in places:
+        buffer = module._buffers[name]
+        if buffer is not None:
+            module._buffers[name] = _real(buffer, name, recording).to(device)
 
 
 def _real(tensor: Tensor, name: str, recording: Recording | None) -> Tensor:
@@ -93,11 +86,12 @@ def keeping(
     roster: Sequence[str],
     proportions: Proportions | None,
 ) -> Keeping:
-    """By ZeRO in rows, unless it is tied across stages, or from level 2 on shared by layers of one stage."""
+    """By ZeRO in rows, unless it is tied across stages, or from level 2 on shared by layers of one stage. A stage of
+    operations has no ``layers`` and gathers all that it holds at once."""
     ranks = ranks_holding(weight, plan, roster)
     stage = plan.stages[weight.stages[0]]
     divisible = len(weight.stages) == 1 and len(ranks) > 1 and weight.parameter.dim() > 0 and stage.zero > 0
-    if divisible and stage.zero > 1:
+    if divisible and stage.zero > 1 and layers:
         divisible = sum(_uses(layer, weight) for layer in layers[stage.first : stage.end]) == 1
     if not divisible:
         return Keeping(ranks, 0, ())
@@ -120,7 +114,7 @@ class Division:
         self,
         weights: Sequence[Weight],
         keepings: Mapping[str, Keeping],
-        programs: Mapping[int, LayerStage],
+        programs: Mapping[int, StageProgram],
         plan: Plan,
         groups: Groups,
         rank: int,
@@ -160,15 +154,15 @@ class Division:
         self,
         stage: int,
         weights: list[Weight],
-        program: LayerStage,
+        program: StageProgram,
         shard_set: partial[ShardSet],
     ) -> list[ShardSet]:
         """One set for the stage, or from level 2 on one per layer."""
         if shard_set.keywords["level"] == 1:
             return [shard_set(weights)]
         sets: list[ShardSet | None] = []
-        for layer in program.layers:
-            own = [weight for weight in weights if _uses(layer, weight)]
+        for at in range(program.num_layers):
+            own = [weight for weight in weights if at in program.users(weight)]
             sets.append(shard_set(own) if own else None)
         self.gates[stage] = program.gate = WeightGate(sets)
         return [shards for shards in sets if shards is not None]

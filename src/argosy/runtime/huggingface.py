@@ -18,10 +18,13 @@ from argosy.errors import InputError, Problem
 class Inputs(nn.Module):
     """Tokens or pixels to hidden states."""
 
-    def __init__(self, embed: nn.Module, name: str, *, positions: nn.Module | None = None) -> None:
+    def __init__(
+        self, embed: nn.Module, name: str, *, positions: nn.Module | None = None, drop: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.embed = embed
         self.positions = positions
+        self.drop = drop
         self.name = name
 
     def forward(self, inputs: Tensor | None = None, **keywords: Any) -> Tensor:
@@ -34,7 +37,7 @@ class Inputs(nn.Module):
         hidden: Tensor = self.embed(values)
         if self.positions is not None:
             hidden = hidden + self.positions(torch.arange(values.shape[1], device=values.device)[None])
-        return hidden
+        return hidden if self.drop is None else self.drop(hidden)
 
 
 class Block(nn.Module):
@@ -83,7 +86,7 @@ class Head(nn.Module):
 
 def _gpt2(model: Any) -> tuple[nn.Module, ...]:
     inside = model.transformer
-    first = Inputs(inside.wte, "input_ids", positions=inside.wpe)
+    first = Inputs(inside.wte, "input_ids", positions=inside.wpe, drop=inside.drop)
     return (first, *map(Block, inside.h), Head(inside.ln_f, model.lm_head, model))
 
 

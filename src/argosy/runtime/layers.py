@@ -23,6 +23,15 @@ from argosy.errors import InputError, Problem
 from argosy.runtime.huggingface import FAMILIES, check_attention
 
 
+def has_layers(model: nn.Module) -> bool:
+    """Whether one of (1) to (3) applies."""
+    return (
+        callable(getattr(model, "argosy_layers", None))
+        or isinstance(model, nn.Sequential)
+        or type(model).__name__ in FAMILIES
+    )
+
+
 def find_layers(model: nn.Module) -> tuple[nn.Module, ...]:
     """(1) to (3); an ``InputError`` that says what to do where none applies."""
     own = getattr(model, "argosy_layers", None)

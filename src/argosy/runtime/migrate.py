@@ -90,7 +90,7 @@ def migrate(trainer: Trainer, plan: Plan) -> Moved:
             kept += _install(by_name[name], keepings[name], new.get((name, VALUE)), trainer.rank)
     _install_buffers(trainer, plan, new, about)
     rows = {name: piece.tensor for (name, what), piece in new.items() if what == VALUE and keepings[name].level == 3}
-    programs = recipe.programs(plan, trainer.rank, autocast_for(plan, kept))
+    programs = recipe.programs(plan, trainer.rank, autocast_for(plan, [weight.parameter for weight in kept]))
     division = Division(kept, keepings, programs, plan, groups, trainer.rank, recipe.roster, rows)
     trainer.take_up(plan, programs, division.gradients, division.gates, recipe.optimizer_factory)
     _give_state(trainer, new, about)
@@ -111,7 +111,7 @@ def migrate(trainer: Trainer, plan: Plan) -> Moved:
 def _checked(trainer: Trainer, plan: Plan) -> Making:
     """(1)."""
     if trainer.making is None:
-        raise InputError([Problem(path="trainer", found="stages of its own", expected="one that parallelize made")])
+        raise InputError([Problem(path="trainer", found="stages of operations", expected="stages of layers")])
     making = trainer.making
     strangers = [device for device in plan.devices if device not in making.recipe.roster]
     problems = []

@@ -1,4 +1,4 @@
-"""What would make a run differ from one process, found before it starts: samples that mix, masks drawn anew."""
+"""What would make a run differ from one process, found before it starts: samples that mix, foreign masks."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def _problems(module: nn.Module, path: str, stage: int, replicas: int) -> Iterat
         expected = f"no statistics over a batch, which stage {stage} divides over {replicas} replicas"
         yield Problem(path=path, found=type(module).__name__, expected=expected, suggestion="GroupNorm has none")
     probability = module.p if isinstance(module, _DropoutNd) else getattr(module, "dropout", 0.0)
-    if isinstance(module, _DropoutNd | nn.MultiheadAttention) and isinstance(probability, float) and probability > 0:
-        expected = "no dropout: its mask would depend on the plan"
+    foreign = isinstance(module, (_DropoutNd, nn.RNNBase, nn.MultiheadAttention)) and not isinstance(module, nn.Dropout)
+    if foreign and probability > 0:
+        expected = "dropout by nn.Dropout or a function: other masks would depend on the plan"
         yield Problem(path=path, found=f"{type(module).__name__} with p={probability:g}", expected=expected)

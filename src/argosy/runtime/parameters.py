@@ -58,8 +58,18 @@ def weights_of(model: nn.Module, layers: Sequence[nn.Module], plan: Plan) -> tup
     )
 
 
+def buffer_places(layers: Iterable[nn.Module]) -> list[tuple[nn.Module, str]]:
+    """The modules of some layers that hold buffers, and their names in them."""
+    return [(module, name) for layer in layers for module in layer.modules() for name in module._buffers]
+
+
 def buffers_of(model: nn.Module, layers: Iterable[nn.Module]) -> dict[str, Tensor]:
     """The buffers of some layers that belong into a state dict, by the model's names."""
+    return buffers_at(model, buffer_places(layers))
+
+
+def buffers_at(model: nn.Module, places: Iterable[tuple[nn.Module, str]]) -> dict[str, Tensor]:
+    """Those buffers that belong into a state dict, by the model's names."""
     names = {
         (id(module), name): f"{path}.{name}" if path else name
         for path, module in model.named_modules()
@@ -68,11 +78,14 @@ def buffers_of(model: nn.Module, layers: Iterable[nn.Module]) -> dict[str, Tenso
     }
     return {
         names[id(module), name]: buffer
-        for layer in layers
-        for module in layer.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None and (id(module), name) in names
+        for module, name in places
+        if (buffer := module._buffers[name]) is not None and (id(module), name) in names
     }
+
+
+def places_of(model: nn.Module, parameter: nn.Parameter) -> tuple[tuple[nn.Module, str], ...]:
+    """The modules that hold a parameter, and its name in each."""
+    return tuple((module, name) for module, name, held in _held(model) if held is parameter)
 
 
 def _held(layer: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:

@@ -26,6 +26,7 @@ from argosy.dtype import Dtype
 from argosy.errors import bad_input
 from argosy.plan.plan import Recompute
 from argosy.runtime.layers import find_layers
+from argosy.runtime.moment import Moment
 from argosy.runtime.program import load_program, split_name
 from argosy.runtime.stage import LayerStage, LossFunction
 from argosy.workload.chain import Layer
@@ -111,7 +112,7 @@ def profile_model(
                 rows[kinds[index], count] = _row(stage, carry, part, kinds[index], count, dtype, device, seconds)
             if last:
                 amounts.append(_amounts(stage, carry, part, count))
-            carry = _detached(stage(_detached(carry), part))
+            carry = _detached(stage(_detached(carry), part, _moment(part)))
     return Profile(
         device=kind,
         model=name,
@@ -182,11 +183,15 @@ def _memory(device: torch.device, *, reset: bool) -> float | None:
     return float(torch.cuda.max_memory_allocated(device))
 
 
+def _moment(part: Any) -> Moment:
+    return Moment(0, 0, next(len(leaf) for leaf in tree_flatten(part)[0] if isinstance(leaf, Tensor)))
+
+
 def _once(stage: LayerStage, carry: Any, part: Any, device: torch.device) -> tuple[float, float]:
     """Seconds of one forward and one backward, the gradients thrown away."""
     inputs = _detached(carry)
     begin = _clock(device)
-    result = stage(inputs, part)
+    result = stage(inputs, part, _moment(part))
     middle = _clock(device)
     outputs = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor) and leaf.requires_grad]
     if outputs:
@@ -226,7 +231,7 @@ def _amounts(stage: LayerStage, carry: Any, part: Any, count: int) -> _Amounts:
         if isinstance(leaf, Tensor):
             keep(leaf)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), FlopCounterMode(display=False) as flop:
-        result = stage(inputs, part)
+        result = stage(inputs, part, _moment(part))
     handed = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor)]
     return _Amounts(
         forward_flop=flop.get_total_flops() / count,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,6 @@ from torch import nn
 
 from argosy.dtype import Dtype
 from argosy.plan.plan import Plan
-from argosy.runtime.parameters import Weight
 from argosy.runtime.ranks import seats_of
 from argosy.runtime.stage import LayerStage, LossFunction
 
@@ -29,10 +28,15 @@ class Recipe:
     device: torch.device
     roster: tuple[str, ...]
     """Devices by rank, for as long as the run lasts."""
+    seed: int = 0
+    """Of dropout's masks."""
 
     def stages_of(self, plan: Plan, rank: int) -> list[int]:
         """The stages that a rank has a seat in."""
         return [seat.stage for stage in seats_of(plan, self.roster) for seat in stage if seat.rank == rank]
+
+    def layers_of(self, plan: Plan, stages: Iterable[int]) -> list[nn.Module]:
+        return [layer for i in stages for layer in self.layers[plan.stages[i].first : plan.stages[i].end]]
 
     def programs(self, plan: Plan, rank: int, autocast: torch.dtype | None) -> dict[int, LayerStage]:
         return {index: self._program(plan, index, autocast) for index in self.stages_of(plan, rank)}
@@ -48,10 +52,11 @@ class Recipe:
             recompute=stage.recompute,
             autocast=autocast,
             device=self.device,
+            seed=self.seed,
         )
 
 
-def autocast_for(plan: Plan, weights: Sequence[Weight]) -> torch.dtype | None:
+def autocast_for(plan: Plan, weights: Iterable[nn.Parameter]) -> torch.dtype | None:
     """The dtype of a stage's products: the plan's, where its weights are float32."""
-    single = all(w.parameter.dtype is torch.float32 for w in weights if w.parameter.is_floating_point())
+    single = all(weight.dtype is torch.float32 for weight in weights if weight.is_floating_point())
     return _AUTOCAST.get(plan.model.dtype) if single else None

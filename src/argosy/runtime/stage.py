@@ -19,6 +19,9 @@ from argosy.errors import InputError, Problem
 from argosy.plan.plan import Recompute
 from argosy.runtime.carry import Carry
 from argosy.runtime.defer import Deferral
+from argosy.runtime.dropout import drops, masking
+from argosy.runtime.moment import Moment
+from argosy.runtime.parameters import Weight
 
 LossFunction = Callable[[Any, Any], Tensor]
 """``loss_fn(model, batch)``: a mean over the samples of the batch."""
@@ -37,8 +40,21 @@ class StageProgram(Protocol):
     deferral: Deferral | None
     """Where weight gradients are put off, under a schedule that splits backwards in two."""
 
-    def __call__(self, carry: Carry, batch: Any) -> Carry:
+    gate: LayerGate | None
+
+    @property
+    def needs_batch(self) -> bool:
+        """Whether it reads rows of the batch."""
+
+    @property
+    def num_layers(self) -> int:
+        """Parts around which a gate may gather weights."""
+
+    def __call__(self, carry: Carry, batch: Any, moment: Moment) -> Carry:
         """What the next stage gets, or on the last stage the mean loss. ``carry`` is None on the first."""
+
+    def users(self, weight: Weight) -> list[int]:
+        """The parts that use a weight."""
 
 
 class LayerGate(Protocol):
@@ -61,19 +77,36 @@ class LayerStage:
         recompute: Recompute,
         autocast: torch.dtype | None = None,
         device: torch.device | None = None,
+        seed: int = 0,
     ) -> None:
         self.model = model
         self.layers = tuple(layers[first:end])
         self.loss_fn = loss_fn
+        self.dropping = tuple(drops(layer) for layer in self.layers)
+        self.first = first
         self.is_first = first == 0
         self.is_last = end == len(layers)
         self.recompute = recompute
         self.autocast = autocast
         self.device = device or torch.device("cpu")
+        self.seed = seed
         self.gate: LayerGate | None = None
         self.deferral: Deferral | None = None
 
-    def __call__(self, carry: Carry, batch: Any) -> Carry:
+    @property
+    def needs_batch(self) -> bool:
+        return self.is_first or self.is_last
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    def users(self, weight: Weight) -> list[int]:
+        held = [{id(module) for module in layer.modules()} for layer in self.layers]
+        return [at for at, modules in enumerate(held) if any(id(module) in modules for module, _ in weight.places)]
+
+    def __call__(self, carry: Carry, batch: Any, moment: Moment) -> Carry:
+        self.moment = moment
         with self._precision():
             if not self.is_first and not self.is_last:
                 return self.run(carry)
@@ -97,38 +130,12 @@ class LayerStage:
         return carry
 
     def _layer(self, index: int, layer: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
-        layer = self._recomputed(self._deferring(layer))
+        if self.dropping[index]:
+            layer = masking(self.seed, self.first + index, self.moment, layer)
+        layer = recomputed(self.recompute, deferring(self.deferral, layer))
         if self.gate is not None:
             return self.gate.run(index, layer, arguments, keywords)
         return layer(*arguments, **keywords)
-
-    def _deferring(self, layer: Callable[..., Any]) -> Callable[..., Any]:
-        """Inside recomputation, so that what is computed again puts off the same gradients."""
-        deferral = self.deferral
-        if deferral is None:
-            return layer
-
-        def run(*arguments: Any, **keywords: Any) -> Any:
-            with deferral:
-                return layer(*arguments, **keywords)
-
-        return run
-
-    def _recomputed(self, layer: Callable[..., Any]) -> Callable[..., Any]:
-        match self.recompute:
-            case Recompute.NONE:
-                return layer
-            case Recompute.FULL:
-                context: Any = checkpoint.noop_context_fn
-            case Recompute.SELECTIVE:
-                context = _selective
-
-        def run(*arguments: Any, **keywords: Any) -> Any:
-            return checkpoint.checkpoint(
-                layer, *arguments, use_reentrant=False, preserve_rng_state=False, context_fn=context, **keywords
-            )
-
-        return run
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self.autocast is None:
@@ -143,6 +150,36 @@ class LayerStage:
                 if id(module) not in seen:
                     seen.add(id(module))
                     yield module
+
+
+def deferring(deferral: Deferral | None, layer: Callable[..., Any]) -> Callable[..., Any]:
+    """Weight gradients put off; inside recomputation, so that what is computed again puts off the same."""
+    if deferral is None:
+        return layer
+
+    def run(*arguments: Any, **keywords: Any) -> Any:
+        with deferral:
+            return layer(*arguments, **keywords)
+
+    return run
+
+
+def recomputed(recompute: Recompute, layer: Callable[..., Any]) -> Callable[..., Any]:
+    """A layer that keeps less and computes it again."""
+    match recompute:
+        case Recompute.NONE:
+            return layer
+        case Recompute.FULL:
+            context: Any = checkpoint.noop_context_fn
+        case Recompute.SELECTIVE:
+            context = _selective
+
+    def run(*arguments: Any, **keywords: Any) -> Any:
+        return checkpoint.checkpoint(
+            layer, *arguments, use_reentrant=False, preserve_rng_state=False, context_fn=context, **keywords
+        )
+
+    return run
 
 
 def _selective() -> tuple[Any, Any]:

@@ -24,14 +24,23 @@ from argosy.runtime.checkpoint import load, save, trainer_state
 from argosy.runtime.executor import Executor
 from argosy.runtime.failure import ElsewhereError, in_contact
 from argosy.runtime.gradients import Gradients
-from argosy.runtime.holding import Division, Proportions, groups_of, keep_own, keeping, share_initial_values
+from argosy.runtime.holding import (
+    Division,
+    Proportions,
+    groups_of,
+    keep_buffers,
+    keep_own,
+    keeping,
+    share_initial_values,
+)
 from argosy.runtime.initialise import Recording
-from argosy.runtime.layers import find_layers
+from argosy.runtime.layers import find_layers, has_layers
 from argosy.runtime.measure import Recorder
 from argosy.runtime.measured import gather_timeline
 from argosy.runtime.migrate import Making, Moved, migrate
 from argosy.runtime.mixing import check_mixing
-from argosy.runtime.parameters import buffers_of, weights_of
+from argosy.runtime.operations import GraphSource
+from argosy.runtime.parameters import buffer_places, buffers_at, weights_of
 from argosy.runtime.ranks import devices_by_rank
 from argosy.runtime.recipe import OptimizerFactory, Recipe, autocast_for
 from argosy.runtime.scaling import LossScale
@@ -54,6 +63,8 @@ def parallelize(
     recording: Recording | None = None,
     shard_proportions: Proportions | None = None,
     roster: Sequence[str] | None = None,
+    cut: Sequence[int] | None = None,
+    seed: int = 0,
 ) -> Trainer:
     """A trainer for this rank.
 
@@ -61,29 +72,46 @@ def parallelize(
     rank's part. ``clip_norm`` limits the norm of the whole gradient. ``recording`` is what the model was built under,
     where it has no values yet. ``shard_proportions(stage)`` says how ZeRO divides rows among a stage's replicas;
     evenly unless given. ``roster`` names the devices by rank where there are more than the plan uses: the others are
-    idle until a plan that ``move`` is given uses them.
+    idle until a plan that ``move`` is given uses them. ``cut`` gives every operation of the forward a stage
+    (``solve.stagecut.cut_graph(...).stages``) where stages are not ranges of layers; a model without layers is cut
+    here. ``seed`` is that of dropout's masks.
     """
     roster = devices_by_rank(plan) if roster is None else tuple(roster)
     check_supported(plan)
     join(plan, roster)
     check_batch(example_batch, plan)
-    layers = find_layers(model)
-    _check_layers(layers, plan)
-    check_mixing(layers, plan)
     rank = dist.get_rank()
     device = device_of(roster, rank)
+    layers: tuple[nn.Module, ...] = ()
+    source: GraphSource | None = None
+    if cut is None and has_layers(model):
+        layers = find_layers(model)
+        _check_layers(layers, plan)
+        check_mixing(layers, plan)
+    else:
+        source = GraphSource(model, loss_fn, example_batch, plan, device, seed, cut=cut)
     recipe = Recipe(
-        model=model, layers=layers, loss_fn=loss_fn, optimizer_factory=optimizer_factory, device=device, roster=roster
+        model=model,
+        layers=layers,
+        loss_fn=loss_fn,
+        optimizer_factory=optimizer_factory,
+        device=device,
+        roster=roster,
+        seed=seed,
     )
     mine = recipe.stages_of(plan, rank)
-    weights = weights_of(model, layers, plan)
+    weights = source.weights if source is not None else weights_of(model, layers, plan)
     keepings = {weight.name: keeping(weight, layers, plan, roster, shard_proportions) for weight in weights}
     groups = open_groups(groups_of(weights, keepings, plan, roster), {})
-    kept = keep_own(weights, layers, plan, mine, device, recording)
+    kept = keep_own(weights, mine, device, recording)
+    places = source.buffers(mine) if source is not None else buffer_places(recipe.layers_of(plan, mine))
+    keep_buffers(places, device, recording)
     if recording is None:
         share_initial_values(kept, plan, roster, groups)
-    autocast = autocast_for(plan, kept)
-    programs = recipe.programs(plan, rank, autocast)
+    autocast = autocast_for(plan, model.parameters())
+    programs: Mapping[int, StageProgram] = (
+        source.programs(mine) if source is not None else recipe.programs(plan, rank, autocast)
+    )
     division = Division(kept, keepings, programs, plan, groups, rank, roster)
     scale = LossScale(active=autocast is torch.float16)
     trainer = Trainer(
@@ -98,8 +126,8 @@ def parallelize(
         roster=roster,
     )
     trainer.aliases = {weight.name: weight.aliases for weight in weights if weight.aliases}
-    trainer.buffers = buffers_of(model, [layer for index in mine for layer in programs[index].layers])
-    trainer.making = Making(recipe, keepings, groups)
+    trainer.buffers = buffers_at(model, places)
+    trainer.making = Making(recipe, keepings, groups) if source is None else None
     return trainer
 
 

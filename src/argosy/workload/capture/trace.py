@@ -38,6 +38,7 @@ NOTHING = {
     "aten.contiguous.default",
 }
 """Operations that are the identity in a graph without writes."""
+DETACH = "aten.detach.default"
 
 FILLED = {
     "aten.zeros.default": 0,
@@ -216,8 +217,12 @@ class _Writer:
         num_parameters: int,
         num_buffers: int,
         modules: dict[str, str],
+        *,
+        detaches: bool = False,
     ) -> None:
         self.name, self.traced, self.modules = name, traced, modules
+        self.detaches = detaches
+        """Whether detachments of results are written down: they are nothing only where the backward is there too."""
         self.num_parameters, self.num_buffers = num_parameters, num_buffers
         self.names = iter(names)
         self.values: list[Value] = []
@@ -264,7 +269,7 @@ class _Writer:
             self.index[node] = self.parts[source, part]  # type: ignore[index]
         elif target in FILLED:
             self._add_filled(node, FILLED[target])
-        elif target in NOTHING:
+        elif target in NOTHING and not (self.detaches and target == DETACH and _is_result(node.args[0])):
             self.index[node] = self.index[node.args[0]]  # type: ignore[index]
         else:
             self._add_operation(node, target)
@@ -331,6 +336,10 @@ class _Writer:
             return Symbol(str(part))
         assert part is None or isinstance(part, (bool, int, float, str)), f"unknown argument {part!r}"
         return part
+
+
+def _is_result(part: Any) -> bool:
+    return isinstance(part, fx.Node) and part.op == "call_function"
 
 
 def _nested(part: Any) -> Argument:

@@ -1,0 +1,173 @@
+"""A captured forward cut into stages: which operations each runs, what it hands on, what it holds.
+
+A cut gives every operation a stage, as ``solve.stagecut`` does. From it:
+
+    (1)  what depends on the batch runs once, in its stage; a value that a later stage reads is handed on from stage to
+         stage until the last one that reads it
+    (2)  what does not depend on the batch (position biases, masks) is made anew by every stage that reads it; the
+         weights it is made of are held by all of them, as tied weights are
+    (3)  every stage is given its rows of the batch, so inputs are not handed on
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from argosy.errors import InputError, Problem
+from argosy.runtime.samples import depending, places
+from argosy.workload.capture.forward import Forward
+from argosy.workload.capture.trace import DETACH
+from argosy.workload.graph import Node, Role
+
+_CAST = "aten._to_copy.default"
+
+
+@dataclass(frozen=True)
+class StagePart:
+    """One stage of a cut forward; operations by their index, values by number."""
+
+    operations: tuple[int, ...]
+    receives: tuple[int, ...]
+    sends: tuple[int, ...]
+    weights: tuple[int, ...]
+    buffers: tuple[int, ...]
+    inputs: tuple[int, ...]
+    updates: tuple[tuple[int, int], ...]
+    """(Buffer, what it is afterwards)."""
+
+
+class GraphCut:
+    """A forward and the stage of each of its operations."""
+
+    def __init__(self, forward: Forward, stages: Sequence[int], num_stages: int) -> None:
+        self.forward, self.num_stages = forward, num_stages
+        self.graph = forward.graph
+        self.of_batch = depending(forward)
+        self.places = places(forward)
+        self.stages = self._with_loss_last(stages)
+        self._check_order()
+
+    def _with_loss_last(self, stages: Sequence[int]) -> tuple[int, ...]:
+        """The loss in the last stage; what has no samples any more, such as its sums, with whoever reads it first."""
+        assert self.graph.loss is not None
+        moved = list(stages)
+        moved[self.graph.producer[self.graph.loss]] = self.num_stages - 1
+        for index in range(len(moved) - 1, -1, -1):
+            made = [value for value in self.graph.nodes[index].outputs if value is not None]
+            readers = [moved[reader] for value in made for reader in self.graph.consumers[value]]
+            if readers and all(value in self.of_batch and value not in self.places for value in made):
+                moved[index] = max(moved[index], min(readers))
+        return tuple(moved)
+
+    def _check_order(self) -> None:
+        if min(self.stages) < 0 or max(self.stages) >= self.num_stages:
+            found = f"stage {max(self.stages) if min(self.stages) >= 0 else min(self.stages)}"
+            raise InputError([Problem(path="cut", found=found, expected=f"stages 0 to {self.num_stages - 1}")])
+        for index, node in enumerate(self.graph.nodes):
+            for value in node.inputs:
+                maker = self.graph.producer.get(value)
+                late = maker is not None and value in self.of_batch and self.stages[maker] > self.stages[index]
+                if late and maker is not None:
+                    found = f"{node.name} in stage {self.stages[index]}, which reads {self.graph.nodes[maker].name}"
+                    expected = f"stage {self.stages[maker]} or a later one"
+                    raise InputError([Problem(path="cut", found=found, expected=expected)])
+
+    @cached_property
+    def parts(self) -> tuple[StagePart, ...]:
+        return tuple(self._part(stage) for stage in range(self.num_stages))
+
+    def _part(self, stage: int) -> StagePart:
+        """(1) to (3)."""
+        graph = self.graph
+        mine = [i for i, at in enumerate(self.stages) if at == stage and self._runs_once(graph.nodes[i])]
+        made = {value for index in mine for value in graph.nodes[index].outputs if value is not None}
+        updates = tuple(pair for pair in graph.updates if pair[1] in made)
+        operations = self._with_free(mine)
+        read = [value for index in operations for value in graph.nodes[index].inputs]
+
+        def given(role: Role) -> tuple[int, ...]:
+            return tuple(sorted({value for value in read if graph.values[value].role is role}))
+
+        return StagePart(
+            operations=operations,
+            receives=self._crossing(stage - 1) if stage else (),
+            sends=self._crossing(stage) if stage + 1 < self.num_stages else (),
+            weights=given(Role.PARAMETER),
+            buffers=tuple(sorted({*given(Role.BUFFER), *(buffer for buffer, _ in updates)})),
+            inputs=given(Role.INPUT),
+            updates=updates,
+        )
+
+    def _runs_once(self, node: Node) -> bool:
+        """What depends on the batch, and what counts its steps."""
+        counted = {after for _, after in self.graph.updates}
+        return any(value in self.of_batch or value in counted for value in node.outputs)
+
+    def _with_free(self, mine: Sequence[int]) -> tuple[int, ...]:
+        """(2): and the operations that make what these read and no batch is needed for."""
+        wanted, todo = set(mine), list(mine)
+        while todo:
+            for value in self.graph.nodes[todo.pop()].inputs:
+                maker = self.graph.producer.get(value)
+                if maker is not None and maker not in wanted and value not in self.of_batch:
+                    wanted.add(maker)
+                    todo.append(maker)
+        return tuple(sorted(wanted))
+
+    def _crossing(self, boundary: int) -> tuple[int, ...]:
+        """Values that stage ``boundary`` hands to the next."""
+        found = []
+        for value, maker in self.graph.producer.items():
+            readers = [self.stages[reader] for reader in self.graph.consumers[value]]
+            if value in self.of_batch and self.stages[maker] <= boundary < max(readers, default=-1):
+                found.append(value)
+        return tuple(sorted(found))
+
+    def check_divided(self, replicas: Sequence[int]) -> None:
+        """Raise an ``InputError`` for what cannot be divided by samples, where a stage has several replicas or a value
+        is handed on."""
+        problems = [*self._unordered(), *self._mixing(replicas)]
+        if problems:
+            raise InputError(problems)
+
+    def _unordered(self) -> Iterator[Problem]:
+        for value in sorted({value for part in self.parts for value in part.sends}):
+            if value not in self.places:
+                node = self.graph.nodes[self.graph.producer[value]]
+                stage = self.stages[self.graph.producer[value]]
+                found = f"a value handed on whose samples are in no known order ({node.op}, {node.source})"
+                yield Problem(path=f"stage {stage}", found=found, expected="one dim with the samples in order")
+
+    def _mixing(self, replicas: Sequence[int]) -> Iterator[Problem]:
+        for index, node in enumerate(self.graph.nodes):
+            stage = self.stages[index]
+            mixed = [value for value in node.inputs if value in self.of_batch and value not in self.places]
+            whole = [value for value in node.outputs if value is not None and value in self.places]
+            if replicas[stage] > 1 and mixed and whole:
+                found = f"{node.op} in {node.module or 'the loss'}, whose result for a sample depends on the others"
+                expected = f"none, because stage {stage} divides samples over {replicas[stage]} replicas"
+                yield Problem(path=node.source or node.name, found=found, expected=expected)
+
+
+def aligned(forward: Forward, stages: Sequence[int], plain: Forward | None = None) -> tuple[int, ...]:
+    """The stage of each operation of a forward from those of a captured step, which has no detachments and, unlike
+    one that was traced under ``autocast``, no casts: these go with what they read."""
+    expected = [node.op for node in (plain or forward).graph.nodes if node.op != DETACH]
+    if len(expected) != len(stages):
+        found = f"{len(stages)} operations"
+        raise InputError([Problem(path="cut", found=found, expected=f"{len(expected)}, the forward of the program")])
+    result: list[int] = []
+    at = 0
+    for node in forward.graph.nodes:
+        before = [result[forward.graph.producer[v]] for v in node.inputs if v in forward.graph.producer]
+        if node.op != DETACH and at < len(expected) and node.op == expected[at]:
+            result.append(stages[at])
+            at += 1
+        elif node.op in (DETACH, _CAST):
+            result.append(max(before, default=0))
+        else:
+            found = f"{node.op} ({node.source})"
+            raise InputError([Problem(path="cut", found=found, expected=str(expected[at : at + 1]))])
+    return tuple(result)

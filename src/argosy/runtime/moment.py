@@ -1,0 +1,15 @@
+"""When and for whom a stage computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What random masks depend on."""
+
+    step: int
+    first_sample: int
+    """Of the global batch."""
+    samples: int

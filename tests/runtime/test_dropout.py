@@ -1,0 +1,83 @@
+"""Dropout's masks are the same under every plan, and are what dropout's masks should be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from rank_pool import RankPool
+from torch import nn
+from training_cases import Case, differences, plan_of, train_in_parallel
+
+from argosy.errors import InputError
+from argosy.plan.plan import Recompute
+from argosy.runtime.dropout import Masks
+from argosy.runtime.mixing import check_mixing
+from argosy.runtime.moment import Moment
+from argosy.schedule import ScheduleKind
+
+GPT2 = Case(model="hf-gpt2-dropping", single=True, num_micro_batches=3, shares=((3, 1), (2, 2)))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [GPT2, replace(GPT2, recompute=Recompute.FULL, kind=ScheduleKind.ZERO_BUBBLE, zero=3, shares=((4,), (1, 3)))],
+    ids=str,
+)
+def test_a_plan_draws_what_one_process_draws(ranks: RankPool, case: Case) -> None:
+    assert not differences(case, ranks(case.num_ranks, train_in_parallel, case))
+
+
+def test_stages_of_operations_draw_what_one_stage_draws(ranks: RankPool) -> None:
+    case = Case(model="dropping", num_micro_batches=2, shares=((2, 1), (3,)), recompute=Recompute.FULL)
+    plain = replace(case, model="forked")
+    (alone,) = ranks(1, train_in_parallel, replace(case, shares=((3,),), recompute=Recompute.NONE))
+    (without,) = ranks(1, train_in_parallel, replace(plain, shares=((3,),), recompute=Recompute.NONE))
+    results = ranks(3, train_in_parallel, case)
+    assert all(result.losses == pytest.approx(alone.losses, rel=1e-9) for result in results)
+    assert alone.losses != pytest.approx(without.losses, rel=1e-4)
+    for result in results:
+        for name, parts in result.weights.items():
+            for begin, rows in parts:
+                np.testing.assert_allclose(rows, alone.weights[name][0][1][begin : begin + len(rows)], rtol=1e-9)
+
+
+def drawn(
+    layer: int = 0, step: int = 0, first: int = 0, samples: int = 4, seed: int = 0, calls: int = 1
+) -> list[torch.Tensor]:
+    with Masks(seed, layer, Moment(step, first, samples)):
+        return [F.dropout(torch.ones(samples, 5000), 0.3) for _ in range(calls)]
+
+
+def test_masks_keep_their_share_and_differ_where_they_should() -> None:
+    (mask,) = drawn()
+    assert mask.unique().tolist() == pytest.approx([0, 1 / 0.7])
+    assert (mask > 0).double().mean().item() == pytest.approx(0.7, abs=5 * (0.7 * 0.3 / mask.numel()) ** 0.5)
+    others = [*drawn(layer=1), *drawn(step=1), *drawn(first=4), *drawn(seed=1), drawn(calls=2)[1], mask.roll(1, 0)]
+    for other in others:
+        agreeing = ((mask > 0) == (other > 0)).double().mean().item()
+        assert agreeing == pytest.approx(0.7**2 + 0.3**2, abs=0.03), "as two independent masks agree"
+
+
+def test_a_sample_has_the_same_mask_in_every_portion() -> None:
+    (whole,) = drawn(samples=4)
+    assert torch.equal(torch.cat([*drawn(samples=1), *drawn(first=1, samples=3)]), whole)
+
+
+def test_attention_with_dropout_is_attention_where_nothing_is_dropped() -> None:
+    q, k, v = torch.randn(3, 2, 4, 6, 8, dtype=torch.float64).unbind()
+    for settings in ({"is_causal": True}, {"attn_mask": torch.randn(6, 6, dtype=torch.float64), "scale": 0.2}):
+        with Masks(0, 0, Moment(0, 0, 2)):
+            written = F.scaled_dot_product_attention(q, k, v, dropout_p=1e-12, **settings)  # type: ignore[arg-type]
+        plain = F.scaled_dot_product_attention(q, k, v, **settings)  # type: ignore[arg-type]
+        torch.testing.assert_close(written, plain)
+
+
+@pytest.mark.parametrize("module", [nn.Dropout2d(0.2), nn.AlphaDropout(0.2), nn.MultiheadAttention(4, 2, dropout=0.1)])
+def test_masks_of_other_kinds_are_refused_by_name(module: nn.Module) -> None:
+    layers = [nn.Identity(), nn.Sequential(module), *[nn.Identity()] * 4]
+    with pytest.raises(InputError, match=rf"layer 1.0: found {type(module).__name__} with p=0"):
+        check_mixing(layers, plan_of(Case()))

@@ -1,0 +1,56 @@
+"""Stages of operations, cut from a captured program, train as one process does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from rank_pool import RankError, RankPool
+from training_cases import Case, differences, train_in_parallel
+
+from argosy.plan.plan import Recompute
+from argosy.schedule import ScheduleKind
+
+UNET = Case(model="unet", num_micro_batches=3)
+CASES = [
+    UNET,
+    replace(UNET, shares=((2,), (1, 1), (2,)), work=(0.3, 0.4, 0.3), kind=ScheduleKind.KFKB, k=2),
+    replace(UNET, shares=((3, 1), (4,)), zero=3, recompute=Recompute.FULL, clip=True, kind=ScheduleKind.ZERO_BUBBLE),
+    Case(
+        model="t5",
+        work=(0.5, 0.5),
+        recompute=Recompute.SELECTIVE,
+        kind=ScheduleKind.GPIPE,
+        zero=2,
+        shares=((1, 2), (3,)),
+    ),
+    Case(
+        model="cnn",
+        work=(0.3, 0.3, 0.4),
+        shares=((2,), (1, 1), (2,)),
+        kind=ScheduleKind.ZERO_BUBBLE,
+        num_micro_batches=4,
+    ),
+    Case(model="forked", shares=((3,), (2, 1), (3,))),
+    Case(model="residual", shares=((4,), (4,)), num_micro_batches=2, recompute=Recompute.FULL),
+]
+MORE = [
+    replace(UNET, shares=((2,), (2,), (2,), (2,)), kind=ScheduleKind.INTERLEAVED, num_micro_batches=4),
+    Case(model="t5", work=(0.4, 0.3, 0.3), shares=((3, 1), (2, 2), (4,)), num_micro_batches=3, tied=True, zero=1),
+    Case(model="gpt", work=(0.5, 0.5), shares=((2, 1), (1, 2)), tied=True, kind=ScheduleKind.EAGER),
+    Case(model="vit", work=(0.25,) * 4, shares=((2,), (2,), (2,), (2,)), single=True),
+    Case(model="forked", shares=((1, 2), (3,)), recompute=Recompute.FULL),
+    Case(model="residual", shares=((4,), (4,)), num_micro_batches=2),
+]
+
+
+@pytest.mark.parametrize(
+    "case", [*CASES, *(pytest.param(case, marks=pytest.mark.exhaustive) for case in MORE)], ids=str
+)
+def test_operations_in_stages_train_as_one_process(ranks: RankPool, case: Case) -> None:
+    assert not differences(case, ranks(case.num_ranks, train_in_parallel, case))
+
+
+def test_statistics_over_samples_that_are_divided_are_refused_by_name(ranks: RankPool) -> None:
+    with pytest.raises(RankError, match=r"whose result for a sample depends on the others.*2 replicas"):
+        ranks(3, train_in_parallel, Case(model="residual", shares=((2, 2), (4,)), num_micro_batches=2))
