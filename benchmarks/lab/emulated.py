@@ -9,6 +9,7 @@ schedule, transport and network, undisturbed by how busy the machine's cores are
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,16 +88,17 @@ class _Sleep(torch.autograd.Function):
 
 
 class _Layer(nn.Module):
-    def __init__(self, job: Job, speed: float) -> None:
+    def __init__(self, job: Job, speed: Callable[[], float]) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(job.weights))
-        self.seconds = job.forward_seconds / speed
+        self.seconds, self.speed = job.forward_seconds, speed
 
     def forward(self, tensor: Tensor) -> Tensor:
-        return _Sleep.apply(tensor.requires_grad_(), self.weight, self.seconds * len(tensor))
+        return _Sleep.apply(tensor.requires_grad_(), self.weight, self.seconds * len(tensor) / self.speed())
 
 
-def build_model(job: Job, speed: float) -> nn.Sequential:
+def build_model(job: Job, speed: Callable[[], float]) -> nn.Sequential:
+    """``speed()``: the device's, at the moment it is asked for."""
     return nn.Sequential(*(_Layer(job, speed) for _ in range(job.num_layers)))
 
 

@@ -52,12 +52,12 @@ def payload_share(folder: Path) -> float:
 def predict(case: Case, share: float) -> float:
     """Mean seconds of an iteration over as many as are measured, from time 0 on."""
     model = ComputeModel(profiles=case.job.profiles(case.cluster, case.plan.micro_batch_size))
-    cluster = _with_payload(case.cluster, share)
+    cluster = with_payload(case.cluster, share)
     timeline = simulate(case.plan, case.job.chain, cluster, model=model, iterations=case.steps)
     return timeline.iteration_ends[-1] / case.steps
 
 
-def _with_payload(cluster: Cluster, share: float) -> Cluster:
+def with_payload(cluster: Cluster, share: float) -> Cluster:
     links = tuple(replace(link, bandwidth=link.bandwidth.scaled(share)) for link in cluster.links)
     return replace(cluster, links=links)
 

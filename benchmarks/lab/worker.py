@@ -24,7 +24,7 @@ def main(plan_file: str, job_file: str, steps: str, result_file: str) -> None:
     import os
 
     device = cluster_from_content(plan.cluster.content).device(os.environ["ARGOSY_DEVICE"])
-    model = build_model(job, speed_of(device.kind.name))
+    model = build_model(job, lambda: speed_of(device.kind.name))
     batch = torch.zeros(plan.global_batch, job.values)
     trainer = parallelize(model, loss_of, lambda p: torch.optim.SGD(p, lr=0.0), batch, plan)
     trainer.step(batch)  # the first tells the stages what will come

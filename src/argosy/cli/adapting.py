@@ -32,8 +32,7 @@ def show_courses(
     from argosy.cli.terminal import print_json, progress, stdout_console
     from argosy.report.plan import plan_title
 
-    if adapt not in list(Reach):
-        raise bad_input(f"one of {', '.join(Reach)}", adapt, where="--adapt", suggestion=closest(adapt, list(Reach)))
+    check_reach(adapt)
     end = parse_until(until)
     if math.isinf(end):
         raise bad_input('a time such as --until "10 min" with --adapt', where="--until")
@@ -49,6 +48,26 @@ def show_courses(
     asked = next(course for name, course in courses if name == _name(Reach(adapt)))
     for line in _decisions(asked):
         console.print(line)
+
+
+def check_reach(adapt: str) -> None:
+    from argosy.adapt.controller import Reach
+
+    if adapt not in list(Reach):
+        raise bad_input(f"one of {', '.join(Reach)}", adapt, where="--adapt", suggestion=closest(adapt, list(Reach)))
+
+
+def check_adapting(plan: Plan, adapt: str) -> None:
+    """Whether a run of a plan can adapt: predictions need the plan's model and cluster."""
+    from argosy.cluster.file import cluster_from_content
+    from argosy.plan.check import check_plan
+    from argosy.workload.load import load_model
+
+    check_reach(adapt)
+    if adapt != "off":
+        ref = plan.model
+        chain = load_model(ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)
+        check_plan(plan, chain, cluster_from_content(plan.cluster.content))
 
 
 def _name(reach: Reach) -> str:

@@ -12,6 +12,7 @@ from argosy.cli.options import ClusterSource, Json, PlanSource, Profiles, Quiet,
 
 if TYPE_CHECKING:
     from argosy.cli.inputs import Scenario
+    from argosy.report.decisions import Told
     from argosy.report.page import Picture
     from argosy.timeline import Timeline
 
@@ -31,6 +32,9 @@ def report(
     compare: Annotated[
         Path | None, typer.Option("--compare", help="What argosy compare --json printed, shown as bars.")
     ] = None,
+    decisions: Annotated[
+        Path | None, typer.Option("--decisions", help="decisions.jsonl of a run that adapted, shown as a table.")
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -42,16 +46,19 @@ def report(
     Example:
         argosy report llama-3-8b-on-mixed-16 -o report.html
         argosy report plan.json measured.json --compare compare.json
+        argosy report plan.json run/timeline.json --decisions run/decisions.jsonl
     """
     from argosy.cli.inputs import load_scenario
     from argosy.cli.terminal import print_json
     from argosy.plan.file import read_plan
+    from argosy.report.decisions import read_decisions, tell_decisions
     from argosy.timeline.file import load_timeline
 
     measured = {path.name: load_timeline(path) for path in timeline or ()}
     rivals = _rivals(compare)
+    decided = [] if decisions is None else tell_decisions(read_decisions(decisions))
     scenario = load_scenario(read_plan(plan), cluster=cluster, traces=trace or (), profiles=profile or ())
-    size = write_page(scenario, measured, rivals, output, quiet=quiet)
+    size = write_page(scenario, measured, rivals, output, decided=decided, quiet=quiet)
     if json:
         print_json("report", {"file": str(output), "bytes": size})
     else:
@@ -64,10 +71,11 @@ def write_page(
     rivals: Sequence[tuple[str, float | None, str]],
     output: Path,
     *,
+    decided: Sequence[Told] = (),
     quiet: bool,
 ) -> int:
     """The page of a plan, with what was measured by name; its bytes. ``rivals`` are other plans' names, seconds and
-    what is wrong with them."""
+    what is wrong with them; ``decided`` is what a run changed."""
     from argosy.cli.terminal import progress, write_file
     from argosy.explain import explain_plan, with_prediction
     from argosy.report.page import Picture, report_page
@@ -79,7 +87,7 @@ def write_page(
         explanation = explain_plan(plan, chain, cluster, model=model) if small else None
         told = with_prediction(plan, chain, cluster, model=model)
     pictures += [Picture(label=f"{one.clock}, {name}", timeline=one) for name, one in measured.items()]
-    page = report_page(told, cluster, pictures, explanation=explanation, rivals=list(rivals)).encode()
+    page = report_page(told, cluster, pictures, explanation=explanation, rivals=list(rivals), decided=decided).encode()
     write_file(output, page)
     return len(page)
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from argosy.cli.options import Json, PlanSource, Quiet, Width
+from argosy.cli.adapting import check_adapting
+from argosy.cli.options import Json, PlanSource, Profiles, Quiet, Width
 
 if TYPE_CHECKING:
     from argosy.plan.plan import Plan
@@ -51,6 +52,19 @@ def run(
     ] = False,
     here: Annotated[bool, typer.Option("--here", help="All of the plan's nodes on this machine.")] = False,
     lab: Annotated[str | None, typer.Option("--lab", help="On the hosts of a lab that is up.")] = None,
+    adapt: Annotated[
+        str, typer.Option("--adapt", help="How far the run may adapt: off, k, shares or full.", show_default=True)
+    ] = "off",
+    horizon: Annotated[
+        int, typer.Option("--horizon", min=1, help="Steps over which a move must pay, at most those left.")
+    ] = 1000,
+    min_gain: Annotated[
+        float, typer.Option("--min-gain", min=0, max=1, help="Least gain that is worth a change.")
+    ] = 0.02,
+    profile: Profiles = None,
+    metrics_port: Annotated[
+        int | None, typer.Option("--metrics-port", min=0, max=65535, help="Figures for Prometheus on loopback.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command of every node, and stop.")] = False,
     slurm: Annotated[Path | None, typer.Option("--slurm", help="Write a batch script for SLURM, and stop.")] = None,
     width: Width = None,
@@ -67,6 +81,7 @@ def run(
         argosy run plan.json train.py:build --steps 100
         argosy run plan.json train.py --dry-run
         argosy run plan.json train.py --slurm job.sh
+        argosy run plan.json train.py --adapt full --metrics-port 9400
     """
     from argosy.cli.terminal import print_json, stdout_console, write_file
     from argosy.plan.file import load_plan
@@ -92,6 +107,11 @@ def run(
         lab=lab,
         address=address,
         port=port,
+        adapt=adapt,
+        horizon=horizon,
+        min_gain=min_gain,
+        profiles=tuple(profile or ()),
+        metrics_port=metrics_port,
     )
     _check(launch, node_rank)
     if slurm is not None:
@@ -128,6 +148,7 @@ def _check(launch: Launch, node_rank: int) -> None:
                 for text in sentences
             ]
         )
+    check_adapting(launch.plan, launch.adapt)
     if node_rank >= len(launch.nodes()):
         raise bad_input(f"one of the plan's {len(launch.nodes())} nodes, from 0", node_rank, where="--node-rank")
     check_port(launch, node_rank)
@@ -145,6 +166,7 @@ def _follow(
     clear_notes(launch.folder)
     progress, log = launch.folder / "progress.jsonl", launch.folder / _LOG
     progress.unlink(missing_ok=True)
+    (launch.folder / "decisions.jsonl").unlink(missing_ok=True)
     (launch.folder / "timeline.json").unlink(missing_ok=True)
     with log.open("w") as file:
         process = subprocess.Popen(
@@ -156,7 +178,7 @@ def _follow(
         )
         asked = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         try:
-            lines = _watch(process, progress, launch.plan, launch.steps, quiet=quiet)
+            lines = _watch(process, launch, quiet=quiet)
         finally:
             _end(process)
             signal.signal(signal.SIGTERM, asked)
@@ -165,30 +187,38 @@ def _follow(
     return lines
 
 
-def _watch(
-    process: subprocess.Popen[bytes], progress: Path, plan: Plan, steps: int, *, quiet: bool
-) -> list[dict[str, Any]]:
+def _watch(process: subprocess.Popen[bytes], launch: Launch, *, quiet: bool) -> list[dict[str, Any]]:
+    from argosy.report.decisions import event_in_a_line
+
     lines: list[dict[str, Any]] = []
+    decisions: list[dict[str, Any]] = []
     while True:
         ended = process.poll() is not None
-        text = progress.read_text().splitlines() if progress.exists() else []
-        for line in text[len(lines) :]:
-            lines.append(json_module.loads(line))
-            if not quiet:
-                sys.stderr.write(_progress_line(lines[-1], plan, steps) + "\n")
+        told = [_progress_line(line, launch.plan) for line in _new_lines(launch.folder / "progress.jsonl", lines)]
+        told += [event_in_a_line(line) for line in _new_lines(launch.folder / "decisions.jsonl", decisions)]
+        if told and not quiet:
+            sys.stderr.write("\n".join(told) + "\n")
         if ended:
             return lines
         time.sleep(_POLL)
 
 
-def _progress_line(line: dict[str, Any], plan: Plan, steps: int) -> str:
+def _new_lines(path: Path, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lines of a file that has grown, added to those that are known; one that is not whole yet comes later."""
+    text = path.read_text() if path.exists() else ""
+    found = [json_module.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()[len(known) :]]
+    known += found
+    return found
+
+
+def _progress_line(line: dict[str, Any], plan: Plan) -> str:
     from argosy.units import TIME
 
     rate = plan.global_batch / line["seconds"]
     text = f"step {line['step']}  loss {line['loss']:.6g}  {rate:.4g} samples/s  {TIME.format(line['seconds'])}"
     if plan.predicted is not None:
         text += f" (predicted {TIME.format(plan.predicted.iteration_seconds)})"
-    return text
+    return text + (f"  {line['schedule']}" if "schedule" in line else "")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

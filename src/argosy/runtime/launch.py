@@ -32,6 +32,13 @@ class Launch:
     seed: int = 0
     patience: float = 600.0
     any_device: bool = False
+    adapt: str = "off"
+    """How far a run may adapt (``adapt.controller.Reach``)."""
+    horizon: int = 1000
+    min_gain: float = 0.02
+    profiles: tuple[str, ...] = ()
+    """Measured layers, for predictions."""
+    metrics_port: int | None = None
     here: bool = False
     """Every node's processes on this machine."""
     lab: str | None = None
@@ -62,6 +69,12 @@ def worker_arguments(launch: Launch) -> Iterator[str]:
         yield from ("--clip", f"{launch.clip:g}")
     if launch.any_device:
         yield "--any-device"
+    if launch.adapt != "off":
+        yield from ("--adapt", launch.adapt, "--horizon", str(launch.horizon), "--min-gain", f"{launch.min_gain:g}")
+        for profile in launch.profiles:
+            yield from ("--profile", profile)
+    if launch.metrics_port is not None:
+        yield from ("--metrics-port", str(launch.metrics_port))
 
 
 def command_line(launch: Launch, node_rank: int, *, python: str = sys.executable) -> list[str]:

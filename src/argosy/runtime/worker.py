@@ -1,7 +1,8 @@
 """One process of a run: ``python -m argosy.runtime.worker PLAN FILE.py:build ...``, started by torchrun.
 
-Rank 0 appends a line of JSON to ``progress.jsonl`` in the run's folder after every step and writes ``timeline.json`` at
-the end. A rank that fails leaves a note there (``failure``).
+Rank 0 appends a line of JSON to ``progress.jsonl`` in the run's folder after every step, one to ``decisions.jsonl`` for
+every change that it decides and for what came of it, and writes ``timeline.json`` at the end. A rank that fails leaves
+a note there (``failure``).
 """
 
 from __future__ import annotations
@@ -22,14 +23,21 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from argosy.adapt.advisor import Brief
+from argosy.adapt.controller import Limits, Reach
+from argosy.cluster.file import cluster_from_content
+from argosy.cluster.lasting import at_time_zero
+from argosy.cost.compute import ComputeModel
 from argosy.errors import ArgosyError, InputError, Problem
 from argosy.plan.file import load_plan
 from argosy.plan.plan import Plan
 from argosy.runtime import checkpoint
+from argosy.runtime.adapting import Adapter
 from argosy.runtime.emulated import join_device, say_ready
 from argosy.runtime.failure import ElsewhereError, leave_note
 from argosy.runtime.hardware import check_hardware
 from argosy.runtime.initialise import Recording
+from argosy.runtime.metrics import Metrics, serve
 from argosy.runtime.orphan import end_with_parent
 from argosy.runtime.program import Program, load_program
 from argosy.runtime.ranks import devices_by_rank
@@ -37,8 +45,10 @@ from argosy.runtime.saving import Saver
 from argosy.runtime.trainer import Trainer, parallelize
 from argosy.runtime.world import check_supported, join
 from argosy.timeline.file import dumps_timeline
+from argosy.workload.load import load_model
+from argosy.workload.profile_file import read_profile
 
-PROGRESS, TIMELINE, CHECKPOINTS = "progress.jsonl", "timeline.json", "checkpoints"
+PROGRESS, DECISIONS, TIMELINE, CHECKPOINTS = "progress.jsonl", "decisions.jsonl", "timeline.json", "checkpoints"
 _RECORDED = 50
 """Steps whose spans are kept."""
 
@@ -56,6 +66,11 @@ def arguments(values: list[str]) -> argparse.Namespace:
     parser.add_argument("--clip", type=float)
     parser.add_argument("--patience", type=float, default=600.0)
     parser.add_argument("--any-device", action="store_true")
+    parser.add_argument("--adapt", default="off")
+    parser.add_argument("--horizon", type=int, default=1000)
+    parser.add_argument("--min-gain", type=float, default=0.02)
+    parser.add_argument("--profile", action="append", default=[])
+    parser.add_argument("--metrics-port", type=int)
     return parser.parse_args(values)
 
 
@@ -126,6 +141,11 @@ def train(trainer: Trainer, data: Callable[[int], Any], options: Any) -> None:
     if trainer.rank == 0:
         options.out.mkdir(parents=True, exist_ok=True)
         progress.unlink(missing_ok=True)
+        (options.out / DECISIONS).unlink(missing_ok=True)
+    metrics = Metrics()
+    if options.metrics_port is not None and trainer.rank == 0:
+        serve(metrics, options.metrics_port)
+    adapter = _adapter(trainer, metrics, options) if options.adapt != Reach.OFF else None
     saver = Saver()
     first, last = trainer.steps, trainer.steps + options.steps
     while trainer.steps < last:
@@ -133,15 +153,50 @@ def train(trainer: Trainer, data: Callable[[int], Any], options: Any) -> None:
         loss = trainer.step(data(trainer.steps))
         seconds = time.perf_counter() - begin
         if trainer.rank == 0:
-            line = {"step": trainer.steps - 1, "loss": loss, "seconds": seconds}
-            with progress.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            line: dict[str, Any] = {"step": trainer.steps - 1, "loss": loss, "seconds": seconds}
+            if adapter is not None:
+                line["schedule"] = repr(trainer.plan.schedule)
+                metrics.beliefs(adapter.believed, adapter.speeds)
+            _append(progress, line)
+            metrics.step(loss, seconds, trainer.plan.global_batch)
+        if adapter is not None:
+            adapter.after_step(seconds, last - trainer.steps)
         if trainer.steps == last or (options.save_every and trainer.steps % options.save_every == 0):
             saver.begin(trainer, options.out / CHECKPOINTS)
         if trainer.steps == min(last, first + _RECORDED):  # at once, because clocks drift apart
             _write_timeline(trainer, options.out / TIMELINE)
-            trainer.recorder.enabled = False
+            trainer.recorder.enabled = adapter is not None
+            if adapter is not None:
+                adapter.keeps_marks = False
     saver.wait()
+    if adapter is not None:
+        adapter.close()
+
+
+def _adapter(trainer: Trainer, metrics: Metrics, options: Any) -> Adapter:
+    """What watches the run and changes it; decisions are written down as they are made."""
+    plan = trainer.plan
+    ref = plan.model
+    profiles = [read_profile(path) for path in options.profile]
+    brief = Brief(
+        plan=plan,
+        chain=load_model(ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer),
+        cluster=at_time_zero(cluster_from_content(plan.cluster.content)),
+        model=ComputeModel(profiles={profile.device: profile for profile in profiles} or None),
+        limits=Limits(reach=Reach(options.adapt), horizon=options.horizon, min_gain=options.min_gain),
+        roster=trainer.roster,
+    )
+
+    def tell(event: dict[str, Any]) -> None:
+        _append(options.out / DECISIONS, event)
+        metrics.decision(event)
+
+    return Adapter(trainer, brief, tell)
+
+
+def _append(path: Path, line: dict[str, Any]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def _write_timeline(trainer: Trainer, path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ def data(step: int) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
     if FAULT == "broken" and step == 2 and os.environ["RANK"] == "1":
         raise KeyError("no such shard")
+    if FAULT == "slow":
+        time.sleep(0.25)
     generator = torch.Generator().manual_seed(step)
     tokens = torch.randint(19, (rows, 7), generator=generator)
     return {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}

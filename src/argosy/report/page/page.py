@@ -17,6 +17,7 @@ from jinja2 import Environment
 from argosy.cluster.topology import Cluster
 from argosy.explain import Explanation
 from argosy.plan.plan import Plan, Recompute, Stage
+from argosy.report.decisions import Told
 from argosy.report.explain import gain_in_percent, help_in_a_sentence, memory_in_a_sentence
 from argosy.report.page.tracks import KINDS, TICKS, timeline_tracks
 from argosy.report.plan import (
@@ -49,8 +50,9 @@ def report_page(
     *,
     explanation: Explanation | None = None,
     rivals: Sequence[tuple[str, float | None, str]] = (),
+    decided: Sequence[Told] = (),
 ) -> str:
-    """The page. ``rivals`` are (planner, seconds or None, reason), ours among them."""
+    """The page. ``rivals`` are (planner, seconds or None, reason), ours among them; ``decided`` what a run changed."""
     folder = resources.files("argosy.report.page")
     parts = {name: (folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")}
     template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(parts["page.html"])
@@ -70,6 +72,7 @@ def report_page(
         what_ifs=_what_ifs(explanation),
         advice=() if explanation is None else (help_in_a_sentence(explanation), memory_in_a_sentence(explanation)),
         rivals=_bars(rivals),
+        decided=decided,
         runner_ups=[(one.description, TIME.format(one.iteration_seconds), one.reason) for one in plan.runner_ups],
         certificate=certificate_in_a_sentence(plan.certificate) if plan.certificate else None,
         pruned=_pruned(plan),
