@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from argosy.plan.plan import Stage as Stage
     from argosy.planner import Settings as Settings
     from argosy.planner import find_plan as find_plan
+    from argosy.report.page.report import Report as Report
     from argosy.runtime.trainer import Trainer as Trainer
     from argosy.runtime.trainer import parallelize as parallelize
     from argosy.schedule import ScheduleSpec as ScheduleSpec
@@ -52,6 +53,7 @@ _HOMES = {
     "InputError": "argosy.errors",
     "Plan": "argosy.plan.plan",
     "Replica": "argosy.plan.plan",
+    "Report": "argosy.report.page.report",
     "RunError": "argosy.errors",
     "ScheduleSpec": "argosy.schedule",
     "Settings": "argosy.planner",

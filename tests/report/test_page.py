@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from dataclasses import replace
 from itertools import accumulate
+from pathlib import Path
 
 import pytest
 
+import argosy
 from argosy.cluster.file import cluster_from_content, load_cluster
 from argosy.cluster.topology import Cluster
 from argosy.explain import explain_plan
-from argosy.plan.file import load_plan
-from argosy.plan.plan import LeftOut, Plan
+from argosy.plan.file import dumps_plan, load_plan, loads_plan
+from argosy.plan.plan import LeftOut, Plan, Search
 from argosy.report.page import Picture, report_page
+from argosy.report.page.curve import search_curve
 from argosy.report.page.tracks import KINDS, TICKS, timeline_tracks
 from argosy.sim.simulate import simulate
 from argosy.timeline import Timeline
@@ -147,3 +151,30 @@ def test_many_devices_stay_a_small_page() -> None:
     timeline = simulate(wide, chain, cluster)
     page = report_page(wide, cluster, [Picture(label="predicted", timeline=timeline)])
     assert len(page.encode()) < 500_000
+
+
+def test_a_search_is_drawn_as_it_went(plan: Plan, cluster: Cluster, timeline: Timeline) -> None:
+    history = ((0.1, 5.0, 2.0), (0.4, 4.0, 2.0), (1.0, 4.0, 3.5))
+    searched = replace(plan, search=Search(cpu_seconds=1.0, candidates=9, pruned=(), history=history))
+    page = report_page(searched, cluster, [Picture(label="predicted", timeline=timeline)])
+    best, bound = (
+        [tuple(map(float, pair.split(","))) for pair in re.search(f'class="{name}" points="([^"]+)"', page)[1].split()]
+        for name in ("best", "bound")
+    )
+    assert best[0][1] < best[-1][1], "the best plan comes down"
+    assert bound[0][1] > bound[-1][1] > best[-1][1], "the bound comes up, and stays below"
+    assert [x for x, _ in best] == sorted(x for x, _ in best)
+    assert "The best plan went from 5 s to 4 s, the bound from 2 s to 3.5 s" in page
+    assert loads_plan(dumps_plan(searched)).search == searched.search
+    assert search_curve(history[:1]) is None
+
+
+def test_a_notebook_shows_the_same_page(plan: Plan, chain: Chain, cluster: Cluster, tmp_path: Path) -> None:
+    slower = argosy.with_changes(cluster, [{"link": "v0.nic", "steps": [["5 s", "4 Gbit/s"]]}])
+    report = argosy.Report(plan=plan, chain=chain, cluster=cluster, scenarios={"calm": cluster, "<slow>": slower})
+    frame = report._repr_html_()
+    inside = html.unescape(re.search('srcdoc="([^"]*)"', frame)[1])
+    assert inside == report.html == report.save(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "While the network changes" in inside and "&lt;slow&gt;" in inside
+    calm, slow = re.findall(r"<tr><td>(?:calm|&lt;slow&gt;)</td>(.*?)</tr>", inside)
+    assert calm != slow

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -59,6 +60,9 @@ if TYPE_CHECKING:
     from argosy.planner import Progress, Settings
     from argosy.schedule import ScheduleSpec
     from argosy.workload.chain import Chain
+
+_MOST_MOMENTS = 200
+"""Of a search's history that a plan keeps."""
 
 
 def plan(
@@ -214,10 +218,34 @@ def search(
     from argosy.planner import find_plan
 
     with _watch(f"planning {chain.name} for {cluster!r}", quiet=quiet) as tell:
-        settings = replace(settings, progress=tell)
+        history = _History(tell)
+        settings = replace(settings, progress=history)
         found = find_plan(chain, cluster, global_batch=global_batch, settings=settings, model=model)
+        if found.search is not None:
+            found = replace(found, search=replace(found.search, history=history.moments()))
         complete = found.predicted is not None and found.predicted.peak_memory_bytes
         return found if complete else with_prediction(found, chain, at_time_zero(cluster), model=model)
+
+
+class _History:
+    """Remembers how the best plan and the bound came closer, and passes on what it hears."""
+
+    def __init__(self, tell: Callable[[Progress], None] | None) -> None:
+        self._tell = tell
+        self._begin = time.process_time()
+        self._found: list[tuple[float, float, float]] = []
+
+    def __call__(self, state: Progress) -> None:
+        if self._tell is not None:
+            self._tell(state)
+        now = (state.seconds, state.bound)
+        if math.isfinite(state.seconds) and (not self._found or self._found[-1][1:] != now):
+            self._found.append((round(time.process_time() - self._begin, 6), *now))
+
+    def moments(self) -> tuple[tuple[float, float, float], ...]:
+        """At most ``_MOST_MOMENTS`` of them, the last one always."""
+        step = max(1, math.ceil(len(self._found) / _MOST_MOMENTS))
+        return tuple(self._found[::-1][::step][::-1])
 
 
 @contextlib.contextmanager

@@ -42,6 +42,12 @@ def _range(value: object) -> object:
     return value
 
 
+def _moment(value: object) -> object:
+    if not isinstance(value, list) or len(value) != 3:
+        raise Mismatch(value, "CPU seconds, the best iteration and the bound, such as [0.4, 2.5, 2.1]")
+    return value
+
+
 class ModelSchema(Schema):
     name: str
     sequence_length: Count
@@ -131,6 +137,7 @@ class SearchSchema(Schema):
     cpu_seconds: Amount
     candidates: Natural
     pruned: dict[str, Natural]
+    history: list[Annotated[list[Amount], BeforeValidator(_moment)]] = Field(default_factory=list)
 
 
 class RunnerUpSchema(Schema):
@@ -220,7 +227,8 @@ def _predicted(schema: PredictedSchema) -> Predicted:
 
 
 def _search(schema: SearchSchema) -> Search:
-    return Search(**{**schema.model_dump(), "pruned": tuple(schema.pruned.items())})
+    history = tuple((at, best, bound) for at, best, bound in schema.history)
+    return Search(**{**schema.model_dump(), "pruned": tuple(schema.pruned.items()), "history": history})
 
 
 def dumps_plan(plan: Plan) -> str:
@@ -250,6 +258,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         result["certificate"] = _fields(plan.certificate)
     if plan.search is not None:
         result["search"] = {**_fields(plan.search), "pruned": dict(plan.search.pruned)}
+        result["search"] |= {"history": [list(moment) for moment in plan.search.history]}
     return result
 
 

@@ -175,6 +175,8 @@ class Search:
     candidates: int
     pruned: tuple[tuple[str, int], ...]
     """Candidates removed per rule, in the order of the rules' names."""
+    history: tuple[tuple[float, float, float], ...] = ()
+    """(CPU seconds since the start, best iteration so far, lower bound), whenever one of the two had moved."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pruned", tuple(sorted(self.pruned)))

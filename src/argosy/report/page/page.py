@@ -19,6 +19,7 @@ from argosy.explain import Explanation
 from argosy.plan.plan import Plan, Recompute, Stage
 from argosy.report.decisions import Told
 from argosy.report.explain import gain_in_percent, help_in_a_sentence, memory_in_a_sentence
+from argosy.report.page.curve import search_curve
 from argosy.report.page.tracks import KINDS, TICKS, timeline_tracks
 from argosy.report.plan import (
     certificate_in_a_sentence,
@@ -43,6 +44,16 @@ class Picture:
     timeline: Timeline
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScenarioTimes:
+    """Iteration times of the plan under one way in which the network may change, seconds."""
+
+    name: str
+    mean: float
+    p95: float
+    worst: float
+
+
 def report_page(
     plan: Plan,
     cluster: Cluster,
@@ -51,6 +62,7 @@ def report_page(
     explanation: Explanation | None = None,
     rivals: Sequence[tuple[str, float | None, str]] = (),
     decided: Sequence[Told] = (),
+    scenarios: Sequence[ScenarioTimes] = (),
 ) -> str:
     """The page. ``rivals`` are (planner, seconds or None, reason), ours among them; ``decided`` what a run changed."""
     folder = resources.files("argosy.report.page")
@@ -76,6 +88,8 @@ def report_page(
         runner_ups=[(one.description, TIME.format(one.iteration_seconds), one.reason) for one in plan.runner_ups],
         certificate=certificate_in_a_sentence(plan.certificate) if plan.certificate else None,
         pruned=_pruned(plan),
+        curve=search_curve(plan.search.history) if plan.search else None,
+        scenarios=[(one.name, *map(TIME.format, (one.mean, one.p95, one.worst))) for one in scenarios],
         pictures=[one.label for one in pictures],
     )
 
