@@ -11,6 +11,7 @@ from benchmarks.registry import Benchmark, Row, cpu_seconds
 
 CASES = (
     ("three-kinds-64", "gpt2-xl", 512, "<= 150"),
+    ("four-kinds-1024", "gpt3-175b", 1024, "<= 900"),
     ("four-kinds-1024", "llama-2-70b", 1024, "<= 900"),
     ("four-kinds-4096", "llama-2-70b", 4096, "<= 1500"),
 )

@@ -296,8 +296,9 @@ def better_files(content: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
     for at, node in enumerate(content["nodes"]):
         change(f"more nodes {at}", ["nodes", at], "count", 2)
-        if node["count"] * node["devices"]["count"] <= 2:  # widths that divide a node still do in one of twice the size
+        if node["count"] * node["devices"]["count"] <= 2:
             change(f"twice the devices in nodes {at}", ["nodes", at, "devices"], "count", 2)
+            change(f"a device more in nodes {at}", ["nodes", at, "devices"], "count", 1 + 1 / node["devices"]["count"])
         change(f"wider nic {at}", ["nodes", at, "nic"], "bandwidth", 1.7)
         change(f"faster bus {at}", ["nodes", at, "intra", 0], "bandwidth", 1.7)
         change(f"faster kind {at}", ["kinds", at, "flops"], "bf16", 1.3)

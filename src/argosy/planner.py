@@ -32,6 +32,7 @@ from argosy.solve.candidate import diverse, single_stages
 from argosy.solve.feasible import batch_shapes, find_fit, is_quick
 from argosy.solve.frontier import Branch
 from argosy.solve.incumbents import Incumbents
+from argosy.solve.interleave import with_interleaved
 from argosy.solve.judge import Judge
 from argosy.solve.kinds import ground_of
 from argosy.solve.menu import Menu
@@ -57,6 +58,8 @@ _MOST_SAMPLES = 10_000_000
 _MOST_STAGES = 32
 _AIM, _SLACK, _STEPS = 0.9, 0.1, 64
 """Of the gap: what the judge is held to, what is lost to dominance; steps of a search before another is taken."""
+_KEPT = 16
+"""Good plans of different sorts."""
 _NEAR = 1.15
 """Times a bound: where a first plan is looked for."""
 _CLOSE = 1.02
@@ -79,9 +82,33 @@ def find_plan(
     settings, model = settings or Settings(), model or ComputeModel()
     if model.blocking:  # other schedules could lock up
         settings = replace(settings, schedules=(ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),))
+    woven = tuple(one for one in settings.schedules if one.kind is ScheduleKind.INTERLEAVED)
+    if woven:
+        return _with_interleaved(chain, cluster, global_batch, settings, model, woven)
     if settings.even_shares and settings.replicas is None:
         return _best_even(chain, cluster, global_batch, settings, model)
     return _PlanSearch(chain, cluster, global_batch, settings, model).run()
+
+
+def _with_interleaved(
+    chain: Chain,
+    cluster: Cluster,
+    global_batch: int,
+    settings: Settings,
+    model: ComputeModel,
+    woven: tuple[ScheduleSpec, ...],
+) -> Plan:
+    """The best plan under the other schedules that are asked for, or an interleaved variant of a good one."""
+    others = tuple(one for one in settings.schedules if one not in woven)
+    base = replace(settings, schedules=others or (ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),))
+    if base.even_shares:
+        plain = find_plan(chain, cluster, global_batch=global_batch, settings=base, model=model)
+        good = [plain]
+    else:
+        search = _PlanSearch(chain, cluster, global_batch, base, model)
+        plain = search.run()
+        good = [plain, *(placed(one, search.prices, cluster) for one in diverse(search.incumbents.found, _KEPT))]
+    return with_interleaved(plain, good, woven, chain, at_time_zero(cluster), model, must_be=not others)
 
 
 def _best_even(chain: Chain, cluster: Cluster, global_batch: int, settings: Settings, model: ComputeModel) -> Plan:
@@ -109,7 +136,7 @@ def _best_even(chain: Chain, cluster: Cluster, global_batch: int, settings: Sett
 
 
 def kept_plans(
-    chain: Chain, cluster: Cluster, *, global_batch: int, settings: Settings, model: ComputeModel, most: int = 16
+    chain: Chain, cluster: Cluster, *, global_batch: int, settings: Settings, model: ComputeModel, most: int = _KEPT
 ) -> list[Plan]:
     """The best plan and other good ones of as many sorts as there are, on devices, without what is said about them."""
     search = _PlanSearch(chain, cluster, global_batch, settings, model)

@@ -24,17 +24,17 @@ from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.chain import Chain
 
 SMALL = ("plan", "-m", "gpt2", "-c", "two-cards", "-b", "4", "--dtype", "fp16")
-KINDS = ("1f1b", "eager-1f1b", "kfkb", "kfkb:K")
+KINDS = ("1f1b", "eager-1f1b", "kfkb", "kfkb:K", "gpipe", "zero-bubble", "interleaved")
+SCHEDULE_NAMES = (
+    "one of the schedules 1f1b, eager-1f1b, kfkb, gpipe, zero-bubble, interleaved or kfkb:K with K of at least 1"
+)
 
 CASES = {
     ("-b", "0"): "--global-batch: found 0, expected a whole number of at least 1",
     ("--time-budget", "30"): '--time-budget: found "30", expected a time such as "30 s"',
-    ("--schedule", "gpipe"): '--schedule: found "gpipe", expected one of the schedules 1f1b, eager-1f1b, kfkb or '
-    "kfkb:K with K of at least 1",
-    ("--schedule", "eager"): '--schedule: found "eager", expected one of the schedules 1f1b, eager-1f1b, kfkb or '
-    'kfkb:K with K of at least 1; did you mean "eager-1f1b"?',
-    ("--schedule", "kfkb:0"): '--schedule: found "kfkb:0", expected one of the schedules 1f1b, eager-1f1b, kfkb or '
-    'kfkb:K with K of at least 1; did you mean "kfkb"?',
+    ("--schedule", "chimera"): f'--schedule: found "chimera", expected {SCHEDULE_NAMES}',
+    ("--schedule", "eager"): f'--schedule: found "eager", expected {SCHEDULE_NAMES}; did you mean "eager-1f1b"?',
+    ("--schedule", "kfkb:0"): f'--schedule: found "kfkb:0", expected {SCHEDULE_NAMES}; did you mean "kfkb"?',
     ("--dtype", "fp61"): 'dtype: found "fp61", expected one of the dtypes fp32, tf32, fp16, bf16, fp8; '
     'did you mean "fp16"?',
     ("--sequence-length", "5000"): "sequence_length: found 5000, expected at most 1024: gpt2 has learned no position "
@@ -159,8 +159,11 @@ def test_model_from_a_file_keeps_the_file_s_name(run: Run, tmp_path: Path) -> No
 def test_options_reach_the_search(run: Run, asked: list[Settings]) -> None:
     run(*SMALL, "-q")
     run(*SMALL, "-q", "--level", "2", "--gap", "0.5", "--time-budget", "2 min", "--no-prune", "--no-mixed")
+    run(*SMALL, "-q", "--max-context", "2", "--max-expert", "4", "--schedule", "gpipe")
     assert replace(asked[0], progress=None) == Settings()
     assert replace(asked[1], progress=None) == Settings(level=2, gap=0.5, time_budget=120.0, prune=False, mixed=False)
+    limited = Settings(max_context=2, max_expert=4, schedules=(ScheduleSpec(kind=ScheduleKind.GPIPE),))
+    assert replace(asked[2], progress=None) == limited
 
 
 @pytest.mark.parametrize(

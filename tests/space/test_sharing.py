@@ -55,7 +55,7 @@ def test_every_replica_needs_a_sample() -> None:
     assert parts == (Part(pool=0, width=1, replicas=3, samples=1, extra=2),)
 
 
-def test_tensor_widths_divide_the_node_and_the_devices() -> None:
+def test_tensor_widths_divide_the_devices_and_a_node_of_four() -> None:
     pool = next(pool for seed in range(100) for pool in random_case(seed).pools if pool.per_node == 4)
     assert list(tensor_widths(pool, 4, 8)) == [1, 2, 4]
     assert list(tensor_widths(pool, 6, 8)) == [1, 2]

@@ -39,6 +39,14 @@ def test_only_long_sequences_are_cut_and_only_experts_shared_out() -> None:
     assert default_splits(prices_of("mixtral-8x7b", "two-cards", length=4096)) == ((1,), (1, 2, 4))
 
 
+def test_splits_keep_to_their_limits() -> None:
+    limits = Scope(units=(1, 1), max_context=4, max_expert=2)
+    short = with_splits(limits, prices_of("mixtral-8x7b", "mixed-16", length=4096))
+    assert (short.context, short.expert) == ((1, 2, 4), (1, 2))
+    whole = with_splits(replace(limits, max_context=1), prices_of("llama-3-8b", "mixed-16", length=LONG_SEQUENCE))
+    assert (whole.context, whole.expert) == ((1,), (1,))
+
+
 def test_a_sequence_that_fits_nowhere_is_cut() -> None:
     """Logits of 16 Ki tokens take 8 GB: more than half of a small device."""
     kinds, nodes = [kind_fields("a", flops=1, memory=8e9)], [node_fields("a", count=4)]

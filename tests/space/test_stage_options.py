@@ -10,7 +10,8 @@ from planning_cases import Case, Recipe, cluster_of, complete_plans, kind_fields
 from argosy.dtype import Dtype
 from argosy.plan.plan import Recompute
 from argosy.space.enumerate import stage_options, vectors
-from argosy.space.option import Option
+from argosy.space.option import Option, node_widths, tensor_widths
+from argosy.space.pool import find_pools
 from argosy.space.prune import Counters
 from argosy.workload.chain import Chain, Layer
 
@@ -108,3 +109,14 @@ def test_the_rules_keep_an_option_as_good_for_every_range_of_layers(seed: int) -
 def no_worse(one: Option, other: Option, first: int, end: int) -> bool:
     mine, its = (*one.seconds(first, end), one.tail(first, end)), (*other.seconds(first, end), other.tail(first, end))
     return all(a <= b + 1e-9 * abs(b) for a, b in zip(mine, its, strict=True))
+
+
+def test_groups_need_not_divide_a_node() -> None:
+    """A node of three has pairs, one at a time; two nodes have two pairs and not three."""
+    kinds = [kind_fields("a", flops=1, memory=1e9)]
+    for count, most in ((1, {1: [1], 2: [1, 2], 3: [1, 3]}), (2, {4: [1, 2], 6: [1, 3]})):
+        nodes = [node_fields("a", count=count, per_node=3)]
+        (pool,) = find_pools(cluster_of({"name": "three", "kinds": kinds, "nodes": nodes}))
+        for devices, widths in most.items():
+            assert list(tensor_widths(pool, devices, 8)) == widths
+    assert list(node_widths(pool, 8)) == [1, 2, 3]

@@ -112,13 +112,26 @@ Schedules = Annotated[
     typer.Option(
         "--schedule",
         metavar="SCHEDULE",
-        help="Only this one: 1f1b, eager-1f1b, kfkb (k=2 and k=4) or kfkb:K. Repeatable.",
+        help="Only this one: 1f1b, eager-1f1b, kfkb (k=2 and k=4), kfkb:K, gpipe, zero-bubble or interleaved. "
+        "Repeatable. Searched without this: 1f1b, eager-1f1b and kfkb, which keep few micro-batches in memory and need "
+        "no backward in two halves, as gpipe and zero-bubble do; interleaved is tried on the best plans, with 2 and 4 "
+        "chunks, and has no bound of its own.",
     ),
 ]
 NoPrune = Annotated[bool, typer.Option("--no-prune", help="Remove nothing before it is looked at; slow.")]
 EvenShares = Annotated[
     bool,
     typer.Option("--even-shares", help="Every replica takes as many samples: for systems that cannot share unevenly."),
+]
+MaxContext = Annotated[
+    int | None,
+    typer.Option(
+        "--max-context", min=1, help="Cut sequences into at most so many parts; by default only long ones are cut."
+    ),
+]
+MaxExpert = Annotated[
+    int | None,
+    typer.Option("--max-expert", min=1, help="Split experts over at most so many holders; by default any number."),
 ]
 NoMixed = Annotated[bool, typer.Option("--no-mixed", help="No stage on several kinds of device.")]
 Scenarios = Annotated[

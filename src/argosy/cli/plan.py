@@ -24,7 +24,9 @@ from argosy.cli.options import (
     Gap,
     Json,
     Level,
+    MaxContext,
     MaxCost,
+    MaxExpert,
     MaxPrice,
     NoMixed,
     NoPrune,
@@ -81,6 +83,8 @@ def plan(
     no_prune: NoPrune = False,
     schedule: Schedules = None,
     no_mixed: NoMixed = False,
+    max_context: MaxContext = None,
+    max_expert: MaxExpert = None,
     even_shares: EvenShares = False,
     runnable: Runnable = False,
     scenario: Scenarios = None,
@@ -129,6 +133,7 @@ def plan(
         check_folder(output)
     settings = Settings(level=level, gap=gap, time_budget=_budget(time_budget), prune=not no_prune, runnable=runnable)
     settings = replace(settings, mixed=False if no_mixed else None, even_shares=even_shares)
+    settings = replace(settings, max_context=max_context, max_expert=max_expert)
     if schedule:
         settings = replace(settings, schedules=parse_schedules(schedule))
     chain = load_model(model, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
@@ -309,12 +314,15 @@ def parse_schedules(names: Sequence[str]) -> tuple[ScheduleSpec, ...]:
     from argosy.planner import SCHEDULES
     from argosy.schedule import ScheduleKind, ScheduleSpec
 
-    known = list(dict.fromkeys(str(spec.kind) for spec in SCHEDULES))
+    others = [ScheduleSpec(kind=kind) for kind in (ScheduleKind.GPIPE, ScheduleKind.ZERO_BUBBLE)]
+    woven = [ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=chunks) for chunks in (2, 4)]
+    searched = [*SCHEDULES, *others, *woven]
+    known = list(dict.fromkeys(str(spec.kind) for spec in searched))
     chosen: list[ScheduleSpec] = []
     for name in names:
         kind, separator, k = name.partition(":")
         if kind in known and not separator:
-            chosen += [spec for spec in SCHEDULES if str(spec.kind) == kind]
+            chosen += [spec for spec in searched if str(spec.kind) == kind]
         elif kind == ScheduleKind.KFKB and k.isdecimal() and int(k) > 0:
             chosen.append(ScheduleSpec(kind=ScheduleKind.KFKB, k=int(k)))
         else:

@@ -28,6 +28,7 @@ from argosy.sim.constant import pipeline_seconds
 from argosy.solve.pipeline import Choice
 from argosy.solve.shape import Shape, group_size, held
 from argosy.space.option import Option, Part
+from argosy.space.place import can_place
 from argosy.space.pool import Pool
 from argosy.space.price import Prices
 
@@ -61,7 +62,8 @@ class Judge:
         under = [shape.schedules[0]] * len(plans)
         by_length: dict[int, list[int]] = defaultdict(list)
         for index, plan in enumerate(plans):
-            by_length[len(plan)].append(index)
+            if can_place(self.prices.pools, [choice.option for choice in plan]):
+                by_length[len(plan)].append(index)
         count = shape.num_micro_batches
         for length, members in by_length.items():
             columns = {index: self._columns(plans[index]) for index in members}

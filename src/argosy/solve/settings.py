@@ -57,6 +57,10 @@ class Settings:
     """What a stage may choose from; by default all on level 2, and the extremes on level 1."""
     mixed: bool | None = None
     """Whether stages may mix pools; by default on level 2, and where there are few devices."""
+    max_context: int | None = None
+    """Parts of a sequence at most, of whatever length; by default only long ones are cut."""
+    max_expert: int | None = None
+    """Holders over which experts are split at most; by default any number that divides theirs."""
     units: Vector | None = None
     """Devices of each pool that are taken together; by default coarse to fine."""
     progress: Callable[[Progress], None] | None = None
@@ -81,6 +85,8 @@ def allowed(scope: Scope, settings: Settings) -> Scope:
     return replace(
         scope,
         replicas=settings.replicas,
+        max_context=settings.max_context,
+        max_expert=settings.max_expert,
         zero=settings.zero or scope.zero,
         recompute=settings.recompute or scope.recompute,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from argosy.plan.plan import Recompute
 from argosy.plan.runnable import CONTEXT, EXPERT, RECOMPUTE, TENSOR_WIDTH, ZERO
-from argosy.space.option import USABLE, Option, Part, Vector, share_samples, tensor_widths
+from argosy.space.option import USABLE, Option, Part, Vector, node_widths, share_samples, tensor_widths
 from argosy.space.pool import Pool
 from argosy.space.price import Prices, widest
 from argosy.space.prune import Counters, fits_nowhere, without_dominated
@@ -35,6 +35,10 @@ class Scope:
     """Numbers of parts of a sequence; by default powers of two for long sequences (``wants_parts``), else 1."""
     expert: tuple[int, ...] | None = None
     """Numbers of holders that share out the experts; by default every one that divides their number."""
+    max_context: int | None = None
+    """At most so many parts of a sequence, of whatever length; by default long ones are cut as far as they can be."""
+    max_expert: int | None = None
+    """At most so many holders for the experts of a stage; by default as many as there are experts."""
     replicas: int | None = None
     """Every stage has so many replicas, which take as many samples each; by default any number, any shares."""
     prune: bool = True
@@ -61,6 +65,11 @@ class Scope:
     def allows_width(self, width: int) -> bool:
         return self.widths is None or width in self.widths
 
+    def allows(self, pool: Pool, width: int) -> bool:
+        """Where stages take whole nodes, so do their groups."""
+        takes_nodes = self.units[pool.index] % pool.per_node == 0
+        return self.allows_width(width) and not (takes_nodes and pool.per_node % width)
+
     def allows_shares(self, parts: Sequence[Part]) -> bool:
         """Equal ones of the right number, where ``replicas`` asks for them."""
         if self.replicas is None:
@@ -86,11 +95,13 @@ def with_splits(scope: Scope, prices: Prices) -> Scope:
     devices = sum(pool.count for pool in prices.pools)
     context, expert = scope.context, scope.expert
     if context is None:
-        most = min(prices.most_parts, devices) if wants_parts(prices) else 1
+        most = min(prices.most_parts, devices) if scope.max_context is not None or wants_parts(prices) else 1
+        most = min(most, scope.max_context or most)
         context = tuple(2**power for power in range(most.bit_length()))
     if expert is None:
         most = prices.most_experts
-        expert = tuple(number for number in range(1, min(most, devices) + 1) if most % number == 0)
+        holders = min(most, devices, scope.max_expert or most)
+        expert = tuple(number for number in range(1, holders + 1) if most % number == 0)
     return replace(scope, context=context, expert=expert)
 
 
@@ -100,10 +111,7 @@ def wants_parts(prices: Prices) -> bool:
     if prices.chain.sequence_length >= LONG_SEQUENCE:
         return True
     layers = prices.chain.layers
-    rooms = [
-        USABLE * pool.device.kind.memory * max(tensor_widths(pool, pool.per_node, widest(layers)))
-        for pool in prices.pools
-    ]
+    rooms = [USABLE * pool.device.kind.memory * max(node_widths(pool, widest(layers))) for pool in prices.pools]
     return max(layer.activation_bytes for layer in layers) > max(rooms)
 
 
@@ -189,7 +197,7 @@ def _groups(
     taken = [(pool, number) for pool, number in enumerate(devices) if number]
     most = widest(prices.chain.layers)
     widths = [
-        [width for width in tensor_widths(prices.pools[pool], number, most) if scope.allows_width(width)]
+        [width for width in tensor_widths(prices.pools[pool], number, most) if scope.allows(prices.pools[pool], width)]
         for pool, number in taken
     ]
     for context, choice in itertools.product(scope.context or (1,), itertools.product(*widths)):
@@ -199,7 +207,7 @@ def _groups(
         ]
         sizes = [(number, prices.pools[pool].per_node) for pool, number in taken]
         pairs = zip(groups, sizes, strict=True)
-        if any(number % width or (node % width and width % node) for (_, width, _), (number, node) in pairs):
+        if any(number % width or (width > node and width % node) for (_, width, _), (number, node) in pairs):
             continue
         if any(prices.sample_range(pool, width) is None for (pool, _), width in zip(taken, choice, strict=True)):
             counters.add("unmeasured")

@@ -357,8 +357,17 @@ def whole_seconds(prices: Prices, parts: Sequence[Part], recompute: Recompute) -
     )
 
 
+def node_widths(pool: Pool, most: int) -> Iterator[int]:
+    """Widths of tensor-parallel groups inside a node: all that divide it, and powers of two, so that a node with a
+    device more can do what it could without."""
+    for width in range(1, min(pool.per_node, most) + 1):
+        if pool.per_node % width == 0 or width & (width - 1) == 0:
+            yield width
+
+
 def tensor_widths(pool: Pool, devices: int, most: int) -> Iterator[int]:
-    """Widths of tensor-parallel groups inside a node that ``devices`` of a pool can be cut into."""
-    for width in range(1, min(pool.per_node, devices, most) + 1):
-        if pool.per_node % width == 0 and devices % width == 0:
+    """Those that ``devices`` of a pool can be cut into, as far as there are nodes for the groups."""
+    for width in node_widths(pool, min(devices, most)):
+        places = len(pool.nodes) * (pool.per_node // width)
+        if devices % width == 0 and (pool.per_node % width == 0 or devices // width <= places):
             yield width

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from argosy.plan.plan import Replica
 from argosy.space.option import Option, Part
@@ -17,10 +18,25 @@ from argosy.space.pool import Pool
 
 def place_stages(pools: Sequence[Pool], options: Sequence[Option]) -> list[tuple[Replica, ...]]:
     """The replicas of every stage, in stage order."""
-    parts = [(stage, part) for stage, option in enumerate(options) for part in option.parts]
-    placed = _place(pools, parts) or _place(pools, sorted(parts, key=lambda item: -item[1].width))
-    assert placed is not None, "widths divide one another"
+    placed = _placed(pools, options)
+    if placed is None:  # no plan that wins, but perhaps the one that comes closest where nothing fits
+        joined = [replace(pool, nodes=(tuple(itertools.chain(*pool.nodes)),)) for pool in pools]
+        placed = _placed(joined, options)
+    assert placed is not None, "there are devices for all"
     return [tuple(itertools.chain(*(placed[stage, part] for part in o.parts))) for stage, o in enumerate(options)]
+
+
+def can_place(pools: Sequence[Pool], options: Sequence[Option]) -> bool:
+    """Whether all groups find a node; a question only where widths do not divide nodes, and there are several."""
+    parts = (part for option in options for part in option.parts)
+    sizes = ((part.width, pools[part.pool].per_node, len(pools[part.pool].nodes)) for part in parts)
+    is_certain = all(nodes == 1 or size % width == 0 or width % size == 0 for width, size, nodes in sizes)
+    return is_certain or _placed(pools, options) is not None
+
+
+def _placed(pools: Sequence[Pool], options: Sequence[Option]) -> dict[tuple[int, Part], list[Replica]] | None:
+    parts = [(stage, part) for stage, option in enumerate(options) for part in option.parts]
+    return _place(pools, parts) or _place(pools, sorted(parts, key=lambda item: -item[1].width))
 
 
 def _place(pools: Sequence[Pool], parts: Sequence[tuple[int, Part]]) -> dict[tuple[int, Part], list[Replica]] | None:

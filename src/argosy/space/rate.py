@@ -22,7 +22,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from argosy.space.option import Vector, tensor_widths
+from argosy.space.option import Vector, node_widths
 from argosy.space.price import Prices, widest
 
 
@@ -36,7 +36,7 @@ def throughput_bound(prices: Prices, micro_batch: int, units: Vector | None = No
     total = 0.0
     for pool in prices.pools:
         best = 0.0
-        for width in tensor_widths(pool, pool.per_node, widest(layers)):
+        for width in node_widths(pool, widest(layers)):
             unit = units[pool.index] if units is not None else 1
             most = min(micro_batch, math.ceil(micro_batch * width / unit))
             if micro_batch * width < unit:
