@@ -12,7 +12,8 @@ from rank_pool import RankError, RankPool
 from rank_pool import rank_pool as open_rank_pool
 from training_cases import Case, built
 
-from argosy.runtime.checkpoint import checkpoints, read_state_dict
+from argosy.runtime.checkpoint import read_state_dict
+from argosy.runtime.saved import checkpoints
 from argosy.schedule import ScheduleKind
 
 Written = tuple[Path, dict[str, np.ndarray], list[float]]

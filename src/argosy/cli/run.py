@@ -44,7 +44,9 @@ def run(
     clip: Annotated[float | None, typer.Option("--clip", min=0, help="Most that the gradient's norm may be.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the initial values.")] = 0,
     node_rank: Annotated[int, typer.Option("--node-rank", min=0, help="Which of the plan's nodes this is.")] = 0,
-    address: Annotated[str | None, typer.Option("--address", help="Where node 0 is reached.")] = None,
+    address: Annotated[
+        str | None, typer.Option("--address", help="Where node 0 is reached; with --elastic, where this node is.")
+    ] = None,
     port: Annotated[int | None, typer.Option("--port", help="On which port of it.")] = None,
     patience: Annotated[float, typer.Option("--patience", min=1, help="Seconds to wait for a silent rank.")] = 600.0,
     any_device: Annotated[
@@ -65,6 +67,17 @@ def run(
     metrics_port: Annotated[
         int | None, typer.Option("--metrics-port", min=0, max=65535, help="Figures for Prometheus on loopback.")
     ] = None,
+    elastic: Annotated[bool, typer.Option("--elastic", help="Go on when nodes are lost, and when they come.")] = False,
+    node: Annotated[str | None, typer.Option("--node", help="With --elastic: this node's name.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Where the model's costs are, to plan again; else the plan's name.")
+    ] = None,
+    copy_every: Annotated[
+        int, typer.Option("--copy-every", min=0, help="Steps between copies in other nodes' memory; 0: none.")
+    ] = 1,
+    lost_after: Annotated[
+        float, typer.Option("--lost-after", min=0.5, help="Seconds of silence after which a node is lost.")
+    ] = 10.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command of every node, and stop.")] = False,
     slurm: Annotated[Path | None, typer.Option("--slurm", help="Write a batch script for SLURM, and stop.")] = None,
     width: Width = None,
@@ -82,8 +95,11 @@ def run(
         argosy run plan.json train.py --dry-run
         argosy run plan.json train.py --slurm job.sh
         argosy run plan.json train.py --adapt full --metrics-port 9400
+        argosy run plan.json train.py --elastic --here --copy-every 5
+        argosy run plan.json train.py --elastic --node v1 --out /shared/run
     """
     from argosy.cli.terminal import print_json, stdout_console, write_file
+    from argosy.errors import bad_input
     from argosy.plan.file import load_plan
     from argosy.runtime.launch import Launch, slurm_script
     from argosy.runtime.launch import dry_run as commands
@@ -114,13 +130,22 @@ def run(
         metrics_port=metrics_port,
     )
     _check(launch, node_rank)
+    if elastic and (lab is not None or slurm is not None or dry_run or adapt != "off"):
+        raise bad_input("no --adapt, --lab, --slurm or --dry-run with --elastic", "--elastic", where="run")
     if slurm is not None:
         write_file(slurm, slurm_script(launch).encode())
         typer.echo(f"wrote {slurm}; submit it with: sbatch {slurm}")
     elif dry_run:
         typer.echo(commands(launch))
     else:
-        figures = _figures(launch.plan, _follow(launch, node_rank, quiet=quiet), out)
+        if elastic:
+            from argosy.cli.elastic import elastic_jobs, follow_elastic
+
+            jobs = elastic_jobs(launch, node=node, model=model, copy_every=copy_every, lost_after=lost_after)
+            lines = follow_elastic(jobs, show=lambda line: _progress_line(line, launch.plan), quiet=quiet)
+        else:
+            lines = _follow(launch, node_rank, quiet=quiet)
+        figures = _figures(launch.plan, lines, out)
         if json:
             print_json("run", figures)
         else:

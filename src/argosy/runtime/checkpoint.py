@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
@@ -32,11 +31,11 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_distribu
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from argosy.errors import InputError, Problem
+from argosy.runtime.saved import checkpoints
 
 if TYPE_CHECKING:
     from argosy.runtime.trainer import Held, Trainer
 
-_NAME = re.compile(r"step-(\d+)")
 _ABOUT = "argosy.json"
 
 
@@ -82,12 +81,6 @@ class Rows(torch.Tensor):
 
     def __get_tensor_shard__(self, _: MetadataIndex) -> Tensor:
         return self.as_subclass(torch.Tensor)
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """The complete checkpoints in a folder, oldest first."""
-    found = [(int(match[1]), path) for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found)]
 
 
 def save(trainer: Trainer, folder: Path) -> Path:

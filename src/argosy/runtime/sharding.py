@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from argosy.runtime.collectives import offsets
+from argosy.runtime.failure import in_contact
 from argosy.runtime.parameters import Weight
 from argosy.runtime.summing import Way
 
@@ -89,7 +90,8 @@ class ShardSet:
             return
         whole = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         begin = time.perf_counter()
-        part = self.way.scatter(self._pack(whole), self.sizes)
+        with in_contact("while gradients were scattered over the replicas of a stage"):
+            part = self.way.scatter(self._pack(whole), self.sizes)
         self.seconds += time.perf_counter() - begin
         at = 0
         for shard, parameter in zip(self.shards, parameters, strict=True):
@@ -112,7 +114,8 @@ class ShardSet:
             return
         own = torch.cat([shard.own.detach().reshape(-1) for shard in self.shards])
         begin = time.perf_counter()
-        whole = self.way.gather(own, self.sizes)
+        with in_contact("while weights were gathered from the replicas of a stage"):
+            whole = self.way.gather(own, self.sizes)
         self.seconds += time.perf_counter() - begin
         at = 0
         for member in range(len(self.sizes)):

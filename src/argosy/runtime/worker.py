@@ -41,6 +41,7 @@ from argosy.runtime.metrics import Metrics, serve
 from argosy.runtime.orphan import end_with_parent
 from argosy.runtime.program import Program, load_program
 from argosy.runtime.ranks import devices_by_rank
+from argosy.runtime.saved import checkpoints
 from argosy.runtime.saving import Saver
 from argosy.runtime.trainer import Trainer, parallelize
 from argosy.runtime.world import check_supported, join
@@ -130,7 +131,7 @@ def prepare(program: Program, plan: Plan, options: Any) -> tuple[Trainer, Callab
     trainer = parallelize(model, loss_fn, optimizer, batch, plan, clip_norm=options.clip, recording=recording)
     if options.init is not None:
         checkpoint.load_weights(trainer, options.init)
-    saved = checkpoint.checkpoints(options.out / CHECKPOINTS)
+    saved = checkpoints(options.out / CHECKPOINTS)
     if options.resume and saved:
         trainer.load(saved[-1])
     return trainer, program.data or (lambda step: batch)
@@ -164,7 +165,7 @@ def train(trainer: Trainer, data: Callable[[int], Any], options: Any) -> None:
         if trainer.steps == last or (options.save_every and trainer.steps % options.save_every == 0):
             saver.begin(trainer, options.out / CHECKPOINTS)
         if trainer.steps == min(last, first + _RECORDED):  # at once, because clocks drift apart
-            _write_timeline(trainer, options.out / TIMELINE)
+            write_timeline(trainer, options.out / TIMELINE)
             trainer.recorder.enabled = adapter is not None
             if adapter is not None:
                 adapter.keeps_marks = False
@@ -199,7 +200,7 @@ def _append(path: Path, line: dict[str, Any]) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def _write_timeline(trainer: Trainer, path: Path) -> None:
+def write_timeline(trainer: Trainer, path: Path) -> None:
     timeline = trainer.timeline()
     if timeline is not None:
         path.write_text(dumps_timeline(timeline))

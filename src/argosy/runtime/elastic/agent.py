@@ -1,0 +1,325 @@
+"""One agent per host: ``python -m argosy.runtime.elastic.agent JOB``, with the job as JSON.
+
+It starts the workers of its devices, holds copies of training state for its own workers and for those of the host
+before it, and does as the leader says. Where nobody leads, the first host (in the cluster's order) that can be reached
+does. An agent ends with the job, when it is told to go (SIGTERM: it says so and has ``grace`` seconds), or when it is
+killed; its workers never outlive it. Needs no torch itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+from argosy.cluster.file import cluster_from_content
+from argosy.errors import ArgosyError
+from argosy.plan.file import load_plan
+from argosy.runtime.elastic.claims import Claims, Host, Outcome
+from argosy.runtime.elastic.copies import Header, Store
+from argosy.runtime.elastic.job import Events, Job
+from argosy.runtime.elastic.leader import DeposedError, Leader
+from argosy.runtime.elastic.replan import Replanner
+from argosy.runtime.elastic.wire import LONGEST, Line, LostError, Message
+from argosy.runtime.elastic.workers import Workers
+from argosy.runtime.orphan import end_with_parent
+from argosy.workload.chain import Chain
+from argosy.workload.load import load_model
+
+LEFT = Outcome(message="this host has left the job, as it was told to", exit_code=0)
+
+
+class Agent:
+    """A host's part of an elastic job."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        plan = load_plan(job.plan)
+        self.replanner = Replanner(
+            first=plan, cluster=cluster_from_content(plan.cluster.content), chain=_chain(job, plan.model)
+        )
+        node = next(node for node in self.replanner.cluster.nodes if node.name == job.node)
+        self.devices = node.devices
+        self.claims = Claims(job.folder)
+        self.token = self.claims.token()
+        self.store = Store()
+        self.workers = Workers(self._report)
+        self.leader: Leader | None = None
+        self.upward: Line | None = None
+        """To the leader."""
+        self.generation = 0
+        self.left = asyncio.Event()
+        self.is_leaving = False
+
+    async def run(self) -> Outcome:
+        """Until the job is over, or this host has left it."""
+        server = await asyncio.start_server(self._serve, self.job.address, 0, limit=LONGEST)
+        self.here = Host(name=self.job.node, address=self.job.address, port=server.sockets[0].getsockname()[1])
+        self.claims.register(self.here)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._leave)
+        await self.workers.prepare()
+        taking_part = asyncio.create_task(self._take_part())
+        leaving = asyncio.create_task(self.left.wait())
+        try:
+            await asyncio.wait({taking_part, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            return taking_part.result() if taking_part.done() else LEFT
+        finally:
+            taking_part.cancel()
+            leaving.cancel()
+            await self.workers.kill()
+            server.close()
+            if self.claims.outcome():
+                self.claims.clear()  # an agent that came late may have written what the last leader had removed
+            else:
+                self.claims.unregister(self.job.node)
+
+    def _leave(self) -> None:
+        """The notice that this host will be taken away."""
+        self.is_leaving = True
+        asyncio.get_running_loop().call_later(self.job.grace, self.left.set)
+        if self.upward is not None:
+            self.upward.send({"kind": "leaving"})
+        else:
+            self.left.set()
+
+    async def _take_part(self) -> Outcome:
+        """Follow whoever leads, or lead, until the job is over."""
+        while True:
+            outcome = self.claims.outcome()
+            if outcome is None:
+                line = await self._find_leader()
+                if line is not None:
+                    outcome = await self._follow(line)
+                elif self.is_leaving:
+                    return LEFT
+                elif await self._is_first():
+                    outcome = await self._lead()
+            if outcome is not None:
+                return outcome
+            await asyncio.sleep(self.job.interval)
+
+    async def _find_leader(self) -> Line | None:
+        """A connection to whoever leads: the last who claimed, or where that is long ago any earlier host."""
+        claim, hosts = self.claims.newest(), self.claims.hosts()
+        candidates = [claim.leader] if claim is not None else []
+        candidates += self._earlier() if self._is_vacant() else []
+        for name in candidates:
+            line = await self._join(hosts[name]) if name in hosts and name != self.job.node else None
+            if line is not None:
+                return line
+        return None
+
+    def _is_vacant(self) -> bool:
+        """Whether nobody leads as far as the run's folder tells."""
+        return self.claims.newest() is None or self.claims.silence() > self.job.lost_after
+
+    def _earlier(self) -> list[str]:
+        return self.replanner.order[: self.replanner.order.index(self.job.node)]
+
+    async def _is_first(self) -> bool:
+        """Whether it is for this host to lead: nobody does, and no earlier host can be reached."""
+        hosts = self.claims.hosts()
+        return self._is_vacant() and not await self._reaches([hosts[name] for name in self._earlier() if name in hosts])
+
+    async def _join(self, host: Host) -> Line | None:
+        """None where that host cannot be reached or does not lead."""
+        hello = {"kind": "join", "host": vars(self.here), "devices": self.devices, "leaving": self.is_leaving}
+        try:
+            patience = self.job.lost_after / 2
+            line = await Line.open(host.address, host.port, {"token": self.token, **hello}, patience=patience)
+            answer = await line.receive(patience=patience)
+        except LostError:
+            return None
+        if answer["kind"] == "no":
+            line.close()
+            return None
+        return line
+
+    async def _reaches(self, hosts: list[Host]) -> list[str]:
+        """Those that answer."""
+        answers = await asyncio.gather(*map(self._ping, hosts))
+        return [host.name for host, answer in zip(hosts, answers, strict=True) if answer]
+
+    async def _ping(self, host: Host) -> bool:
+        try:
+            patience = self.job.lost_after / 3
+            line = await Line.open(host.address, host.port, {"token": self.token, "kind": "ping"}, patience=patience)
+            await line.receive(patience=patience)
+        except LostError:
+            return False
+        line.close()
+        return True
+
+    async def _lead(self) -> Outcome | None:
+        """Lead, and follow ourselves; None where somebody else is to lead."""
+        self.leader = Leader(self.job, self.claims, self.replanner)
+        leading = asyncio.create_task(self.leader.lead())
+        line = await self._join(self.here)
+        following = asyncio.create_task(self._follow(line)) if line else leading
+        try:
+            await asyncio.wait({leading, following}, return_when=asyncio.FIRST_COMPLETED)
+            return await leading if leading.done() else None
+        except DeposedError as error:
+            Events(self.job.folder, self.job.node).write("deposed", why=str(error))
+            return None
+        finally:
+            for task in (leading, following):
+                task.cancel()
+            members, self.leader = self.leader.members, None
+            for member in members.values():
+                member.line.close()
+            await asyncio.gather(leading, following, return_exceptions=True)
+
+    async def _follow(self, line: Line) -> Outcome | None:
+        """Do as the leader says until the job is over; None where the leader is lost."""
+        self.upward = line
+        beating = asyncio.create_task(self._beat(line))
+        try:
+            while True:
+                outcome = await self._obey(line, await line.receive(patience=self.job.lost_after))
+                if outcome is not None:
+                    return outcome
+        except LostError:
+            return None
+        finally:
+            self.upward = None
+            beating.cancel()
+            line.close()
+            await self.workers.kill()
+
+    async def _beat(self, line: Line) -> None:
+        while True:
+            line.send({"kind": "beat"})
+            await asyncio.sleep(self.job.interval)
+
+    async def _obey(self, line: Line, message: Message) -> Outcome | None:
+        match message["kind"]:
+            case "start":
+                await self._start(message)
+            case "pause" if message["generation"] == self.generation:
+                self.workers.pause(save=message["save"])
+            case "stop":
+                await self.workers.kill()
+                headers = [header.to_dict() for header in self.store.headers()]
+                line.send({"answer": message["serial"], "headers": headers, "free_port": self._free_port()})
+            case "reach":
+                hosts = [Host(name=name, address=address, port=port) for name, address, port in message["places"]]
+                line.send({"answer": message["serial"], "reached": await self._reaches(hosts)})
+            case "dismissed":
+                return LEFT
+            case "done":
+                return Outcome(message=message["message"], exit_code=message["exit_code"])
+        return None
+
+    async def _start(self, message: Message) -> None:
+        """This host's workers of a generation."""
+        self.generation = message["generation"]
+        base = message["base"]
+        self.store.keep_only(None if base["moment"] is None else tuple(base["moment"]))
+        names = [name for name, _, _ in message["ring"]]
+        following = message["ring"][(names.index(self.job.node) + 1) % len(names)]
+        common = {
+            "job": self.job.dumps(),
+            "plan": message["plan"],
+            "generation": self.generation,
+            "last": message["last"],
+            "base": base,
+            "hosts": message["hosts"],
+            "near": (self.here.address, self.here.port),
+            "far": None if len(names) == 1 else following[1:],
+            "token": self.token,
+        }
+        own = [device for device in message["ranks"] if device in self.devices]
+        for local, device in enumerate(own):
+            rank = message["ranks"].index(device)
+            environment = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(len(message["ranks"])),
+                "LOCAL_RANK": str(local),
+                "LOCAL_WORLD_SIZE": str(len(own)),
+                "MASTER_ADDR": message["master"][0],
+                "MASTER_PORT": str(message["master"][1]),
+            }
+            log = str(self.job.folder / f"worker-{device}.log")
+            await self.workers.start(device, {**common, "rank": rank, "environment": environment, "log": log})
+
+    def _free_port(self) -> int:
+        with socket.socket() as probe:
+            probe.bind((self.here.address, 0))
+            port: int = probe.getsockname()[1]
+        return port
+
+    def _report(self, device: str, message: dict[str, Any]) -> None:
+        if self.upward is not None:
+            self.upward.send({**message, "device": device, "generation": self.generation})
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Whoever connects: a host that joins, a worker with a copy, a worker that wants one."""
+        line = Line(reader, writer)
+        try:
+            hello = await line.receive(patience=self.job.lost_after)
+            if not hmac.compare_digest(str(hello.get("token")), self.token):
+                return
+            match hello["kind"]:
+                case "join" if self.leader is not None:
+                    line.send({"kind": "welcome"})
+                    await self.leader.admit(line, hello)
+                case "join":
+                    line.send({"kind": "no"})
+                case "ping":
+                    line.send({"kind": "here"})
+                case "put":
+                    block = await line.receive_block(hello["size"])
+                    keep_from = tuple(hello["keep_from"])
+                    self.store.put(Header.of(hello["header"]), block, keep_from=keep_from)
+                    line.send({"kind": "kept"})
+                case "get":
+                    moment = tuple(hello["moment"])
+                    for begin, end in hello["ranges"]:
+                        await line.send_block(self.store.get(moment, hello["rank"], begin, end))
+        except (LostError, KeyError, asyncio.CancelledError):
+            pass  # whoever asked has gone, or asks for what is no longer held, or we end: the connection ends
+        finally:
+            with contextlib.suppress(OSError):
+                await writer.drain()
+            line.close()
+
+
+def _chain(job: Job, model: Any) -> Chain | None:
+    """The model's costs, where they can be found."""
+    name = job.model or model.name
+    try:
+        return load_model(name, sequence_length=model.sequence_length, dtype=model.dtype, optimizer=model.optimizer)
+    except ArgosyError:
+        if job.model is not None:
+            raise
+        return None
+
+
+def main(values: list[str]) -> int:
+    end_with_parent()
+    try:
+        job = Job.loads(values[0])
+        job.folder.mkdir(parents=True, exist_ok=True)
+        outcome = asyncio.run(_run(job))
+    except ArgosyError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    if outcome.exit_code:
+        sys.stderr.write(f"{outcome.message}\n")
+    return outcome.exit_code
+
+
+async def _run(job: Job) -> Outcome:
+    return Claims(job.folder).outcome() or await Agent(job).run()
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,40 @@
+"""Where a worker's process begins. Needs no torch, so that an agent can name it."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import sys
+import threading
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+
+def end_with_agent() -> None:
+    """A thread that ends this process when its agent has ended, however and whenever that was."""
+    agent = multiprocessing.parent_process()
+    assert agent is not None
+
+    def follow() -> None:
+        wait([agent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=follow, name="agent", daemon=True).start()
+
+
+def begin(spec: dict[str, Any], pipe: Connection) -> None:
+    """Become the worker: its environment, its log, its end with its agent; then train."""
+    end_with_agent()
+    os.environ.update(spec["environment"])
+    log = Path(spec["log"])
+    with log.open("ab", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    from argosy.runtime.elastic.training import work
+
+    with contextlib.suppress(OSError):  # the agent has gone, and we go with it
+        pipe.send(work(spec, pipe))
+    sys.stdout.flush()
+    os._exit(0)

@@ -1,0 +1,153 @@
+"""Who may go on: what agents write into the run's folder, which all hosts see.
+
+A *generation* is a set of hosts and a plan for them. Before a leader starts one it *claims* its number by creating a
+file, which only one can; so of two parts of a divided cluster only one goes on. While it leads it writes a *beat* every
+now and then: a leader that cannot be reached but still beats is left alone, and one that finds a newer claim than its
+own gives up. When the job is over the *outcome* is left, and all else removed. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER = "elastic"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """Where an agent listens."""
+
+    name: str
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One generation."""
+
+    generation: int
+    leader: str
+    members: tuple[str, ...]
+    last: int
+    """Steps after which the job is done."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How the job ended."""
+
+    message: str
+    exit_code: int
+
+
+class Claims:
+    """The files of one run, as one agent sees them."""
+
+    def __init__(self, run: Path) -> None:
+        self.folder = run / FOLDER
+        self._seen = ("", time.monotonic())
+
+    def token(self) -> str:
+        """A secret of this run, made by whoever comes first."""
+        path = self.folder / "token"
+        if not path.exists():
+            self._create(path, {"token": secrets.token_hex(16)})
+        token: str = json.loads(path.read_text())["token"]
+        return token
+
+    def register(self, host: Host) -> None:
+        self._replace(self.folder / "hosts" / f"{host.name}.json", asdict(host))
+
+    def unregister(self, name: str) -> None:
+        (self.folder / "hosts" / f"{name}.json").unlink(missing_ok=True)
+
+    def hosts(self) -> dict[str, Host]:
+        found = [_read(path) for path in (self.folder / "hosts").glob("*.json")]
+        return {content["name"]: Host(**content) for content in found if content}
+
+    def newest(self) -> Claim | None:
+        """The generation that counts."""
+        for path in sorted(self.folder.glob("generation-*.json"), reverse=True):
+            content = _read(path)
+            if content:
+                return Claim(**{**content, "members": tuple(content["members"])})
+        return None
+
+    def claim(self, claim: Claim) -> bool:
+        """Whether the generation is ours."""
+        return self._create(self.folder / f"generation-{claim.generation:06d}.json", asdict(claim))
+
+    def beat(self) -> None:
+        self._replace(self.folder / "beat.json", {"beat": secrets.token_hex(8)})
+
+    def release(self) -> None:
+        """Lead no longer, so that nobody need wait."""
+        self._replace(self.folder / "beat.json", {"beat": None})
+
+    def silence(self) -> float:
+        """Seconds for which no beat has been seen, by this host's clock; infinite after a release."""
+        content = _read(self.folder / "beat.json")
+        beat = content["beat"] if content else ""
+        if beat is None:
+            return math.inf
+        if beat != self._seen[0]:
+            self._seen = beat, time.monotonic()
+        return time.monotonic() - self._seen[1]
+
+    def end(self, outcome: Outcome) -> None:
+        """Say how it ended, and remove everything else."""
+        self._replace(self.folder / "outcome.json", asdict(outcome))
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove everything but the outcome."""
+        for path in self.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != "outcome.json":
+                path.unlink(missing_ok=True)
+
+    def outcome(self) -> Outcome | None:
+        content = _read(self.folder / "outcome.json")
+        return Outcome(**content) if content else None
+
+    def begin_again(self) -> None:
+        """Forget how an earlier run in this folder ended."""
+        (self.folder / "outcome.json").unlink(missing_ok=True)
+
+    def _create(self, path: Path, content: Any) -> bool:
+        """Write a file that was not there, whole or not at all; False where somebody else did."""
+        draft = self._draft(path, content)
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return False
+        finally:
+            draft.unlink()
+        return True
+
+    def _replace(self, path: Path, content: Any) -> None:
+        self._draft(path, content).replace(path)
+
+    def _draft(self, path: Path, content: Any) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        draft.write_text(json.dumps(content, sort_keys=True))
+        return draft
+
+
+def _read(path: Path) -> Any:
+    """None where there is no such file."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None

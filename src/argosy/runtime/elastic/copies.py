@@ -1,0 +1,134 @@
+"""Copies of training state in the agents' memory: what a rank has put there, and what can be restored from it.
+
+A rank's copy is one block of bytes and a header that lists its pieces: rows of a weight, of optimizer state, a buffer.
+Copies of one generation and step belong together. They are *whole* where their pieces cover every element that the
+ranks had then, which they counted together; so a copy that lacks what a lost host alone held is known to be lacking.
+Needs no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+Moment = tuple[int, int]
+"""Generation and steps done: a copy of a later generation is newer, whatever its step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Some rows of one tensor, within a block of bytes."""
+
+    entry: str
+    """``model.NAME`` or ``optimizer.NAME.WHAT``."""
+    first: int
+    """The first row."""
+    rows: int
+    whole: tuple[int, ...]
+    """Shape of the whole tensor; empty for a scalar, which counts as one row."""
+    dtype: str
+    begin: int
+    """Byte of the block."""
+    end: int
+
+    @property
+    def row_bytes(self) -> int:
+        return (self.end - self.begin) // self.rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What a block holds."""
+
+    generation: int
+    step: int
+    """Steps done."""
+    rank: int
+    scale: float
+    """The loss scale."""
+    entries: int
+    """Distinct tensors that all ranks held together."""
+    elements: int
+    """Elements of them, each counted once."""
+    pieces: tuple[Piece, ...]
+
+    @property
+    def moment(self) -> Moment:
+        return self.generation, self.step
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def of(content: Mapping[str, Any]) -> Header:
+        pieces = tuple(Piece(**{**piece, "whole": tuple(piece["whole"])}) for piece in content["pieces"])
+        return Header(**{**content, "pieces": pieces})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A block and the agent that holds it."""
+
+    address: str
+    port: int
+    header: Header
+
+
+class Store:
+    """The blocks that one agent holds."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[tuple[int, int, int], tuple[Header, bytes]] = {}
+        """By generation, step and rank."""
+
+    def put(self, header: Header, block: bytes, *, keep_from: Moment) -> None:
+        """Take a block; whatever is older than ``keep_from``, which is known to be whole, is let go."""
+        self.blocks = {key: held for key, held in self.blocks.items() if key[:2] >= keep_from}
+        self.blocks[header.generation, header.step, header.rank] = header, block
+
+    def get(self, moment: Moment, rank: int, begin: int, end: int) -> memoryview:
+        return memoryview(self.blocks[*moment, rank][1])[begin:end]
+
+    def keep_only(self, moment: Moment | None) -> None:
+        """What a new generation does not go on from is let go."""
+        self.blocks = {key: held for key, held in self.blocks.items() if key[:2] == moment}
+
+    def headers(self) -> list[Header]:
+        return [header for header, _ in self.blocks.values()]
+
+
+def newest_whole(headers: Iterable[Header]) -> Moment | None:
+    """The newest moment of which every element is there."""
+    by_moment: dict[Moment, list[Header]] = {}
+    for header in headers:
+        by_moment.setdefault(header.moment, []).append(header)
+    return max((moment for moment, found in by_moment.items() if is_whole(found)), default=None)
+
+
+def is_whole(headers: Iterable[Header]) -> bool:
+    """Whether the headers of one moment cover every element that the ranks had then."""
+    covered: dict[str, set[tuple[int, int]]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    counts = (0, 0)
+    for header in headers:
+        counts = header.entries, header.elements
+        for piece in header.pieces:
+            shapes[piece.entry] = piece.whole
+            covered.setdefault(piece.entry, set()).add((piece.first, piece.first + piece.rows))
+    elements = sum(_union(spans) * math.prod(shapes[entry][1:]) for entry, spans in covered.items())
+    return (len(covered), elements) == counts and bool(counts[0])
+
+
+def _union(spans: Iterable[tuple[int, int]]) -> int:
+    """Rows in any of the spans.
+
+    >>> _union([(0, 3), (2, 5), (7, 8)])
+    6
+    """
+    total, reached = 0, 0
+    for begin, end in sorted(spans):
+        total += max(0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total

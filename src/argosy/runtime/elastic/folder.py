@@ -1,0 +1,23 @@
+"""Whether a run may begin, or go on, in a folder. Needs no torch."""
+
+from __future__ import annotations
+
+from argosy.errors import InputError, Problem
+from argosy.runtime.elastic.claims import Claims
+from argosy.runtime.elastic.job import Job
+from argosy.runtime.elastic.origin import CHECKPOINTS
+from argosy.runtime.saved import checkpoints
+
+
+def check_folder(job: Job) -> None:
+    """Raise an ``InputError`` where an earlier run's checkpoints would be taken for this one's."""
+    claims = Claims(job.folder)
+    outcome = claims.outcome()
+    if job.resume:
+        claims.begin_again()
+    elif outcome is not None:
+        found, expected = f"a run that is over: {outcome.message}", "another folder, or --resume to train more steps"
+        raise InputError([Problem(path="--out", found=found, expected=expected)])
+    elif claims.newest() is None and checkpoints(job.folder / CHECKPOINTS):
+        expected = "another folder, or --resume to go on from them"
+        raise InputError([Problem(path="--out", found="checkpoints of an earlier run", expected=expected)])

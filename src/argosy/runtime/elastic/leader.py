@@ -1,0 +1,316 @@
+"""The agent that leads: it forms a generation of who is there, watches it, and forms the next when something happens.
+
+    (1)  stop      every worker that still runs is ended; each host says which copies it holds
+    (2)  connect   hosts that do not all reach one another are reduced to a set that does
+    (3)  take up   the newest copies that are whole, or else the newest checkpoint, or else the beginning
+    (4)  plan      for the devices that are left (``replan``); where nothing fits, wait for hosts
+    (5)  claim     the generation's number (``claims``), start its workers, and watch them
+
+A worker or host that is lost ends a generation at once. A host that comes, or is told to go, ends it at the next step,
+after copies were made: then nothing is trained twice. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from argosy.errors import InfeasibleError, RunError
+from argosy.plan.file import dumps_plan
+from argosy.plan.plan import Plan
+from argosy.runtime.elastic.claims import Claim, Claims, Host, Outcome
+from argosy.runtime.elastic.copies import Header, Source
+from argosy.runtime.elastic.job import Events, Job
+from argosy.runtime.elastic.origin import PROGRESS, newest_base, steps_told
+from argosy.runtime.elastic.replan import Replanner
+from argosy.runtime.elastic.watch import Generation, Watch
+from argosy.runtime.elastic.wire import Line, LostError, Message
+from argosy.runtime.ranks import devices_by_rank
+
+_MOST_BARREN = 5
+"""Generations in a row that end before their first step."""
+_MOST_CRASHES = 2
+"""Of one device's worker in a row, before its first step: then the device is left out."""
+
+
+class DeposedError(Exception):
+    """Somebody else leads, or should."""
+
+
+@dataclass
+class Member:
+    """A host as its leader knows it."""
+
+    host: Host
+    devices: tuple[str, ...]
+    line: Line
+    answers: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
+    headers: tuple[Header, ...] = ()
+    free_port: int = 0
+    is_leaving: bool = False
+
+
+class Leader:
+    """Leads until the job is over."""
+
+    def __init__(self, job: Job, claims: Claims, replanner: Replanner) -> None:
+        self.job, self.claims, self.replanner = job, claims, replanner
+        self.events = Events(job.folder, job.node)
+        self.members: dict[str, Member] = {}
+        self.inbox: asyncio.Queue[tuple[str, Message]] = asyncio.Queue()
+        claim = claims.newest()
+        self.number = claim.generation if claim else 0
+        self.last = claim.last if claim else None
+        """Steps after which the job is done; known once the first generation has been formed."""
+        self.previous = {name for name in claim.members if name in claims.hosts()} if claim else set()
+        self.is_first = claim is None
+        self.is_settled = True
+        """Whether who is here may go on, because those who are not have had their time."""
+        self.crashes: dict[str, int] = {}
+        self.barren = 0
+        self.why = "start" if claim is None else f"{claim.leader} no longer leads"
+
+    async def admit(self, line: Line, hello: Message) -> None:
+        """Take a host in, and listen to it until it is lost."""
+        host = Host(**hello["host"])
+        member = Member(host, tuple(hello["devices"]), line, is_leaving=hello["leaving"])
+        replaced = self.members.pop(host.name, None)
+        if replaced is not None:
+            replaced.line.close()
+            self.inbox.put_nowait((host.name, {"kind": "lost", "why": "its agent was started again"}))
+        self.members[host.name] = member
+        self.inbox.put_nowait((host.name, {"kind": "joined"}))
+        beating = asyncio.create_task(self._beat(line))
+        try:
+            while True:
+                message = await line.receive(patience=self.job.lost_after)
+                if "answer" in message:
+                    member.answers.put_nowait(message)
+                elif message["kind"] != "beat":
+                    self.inbox.put_nowait((host.name, message))
+        except LostError as error:
+            if self.members.get(host.name) is member:
+                del self.members[host.name]
+                self.inbox.put_nowait((host.name, {"kind": "lost", "why": str(error)}))
+        finally:
+            beating.cancel()
+
+    async def _beat(self, line: Line) -> None:
+        while True:
+            line.send({"kind": "beat"})
+            await asyncio.sleep(self.job.interval)
+
+    async def lead(self) -> Outcome:
+        """Form generations until one is done; a ``DeposedError`` where somebody else has taken over."""
+        await self._gather()
+        guard = asyncio.create_task(self._guard())
+        try:
+            while True:
+                generation = await self._form()
+                outcome = generation if isinstance(generation, Outcome) else await self._watch(generation)
+                if outcome is not None:
+                    return self._end(outcome)
+        finally:
+            guard.cancel()
+
+    def _end(self, outcome: Outcome) -> Outcome:
+        self.events.write("ended", message=outcome.message, exit_code=outcome.exit_code)
+        self.claims.end(outcome)
+        self.tell_all({"kind": "done", "message": outcome.message, "exit_code": outcome.exit_code})
+        return outcome
+
+    async def _guard(self) -> None:
+        """Say that we lead, and notice where we no longer do."""
+        while True:
+            newest = self.claims.newest()
+            if self.claims.outcome() or (newest and newest.generation > self.number):
+                self.inbox.put_nowait((self.job.node, {"kind": "deposed"}))
+                return
+            self.claims.beat()
+            await asyncio.sleep(self.job.interval)
+
+    async def _gather(self) -> None:
+        """Wait for the hosts of the plan, or of the generation before; a part of less than half gives others time."""
+        expected = set(self.replanner.hosts) if self.is_first else self.previous
+        patience = self.job.gather if self.is_first else self.job.lost_after
+        begin = time.monotonic()
+        while not expected <= self.members.keys():
+            waited = time.monotonic() - begin
+            if waited > (patience if self.is_first or self._is_enough() else 3 * patience):
+                break
+            await asyncio.sleep(0.05)
+
+    def _is_enough(self) -> bool:
+        """At least half of the generation before; on the other side of a cut link there may be the rest."""
+        return 2 * len(self.previous & self.members.keys()) >= len(self.previous)
+
+    async def _form(self) -> Generation | Outcome:
+        """(1) to (5)."""
+        began, told = time.monotonic(), False
+        while time.monotonic() - began < self.job.wait:
+            await self._stop()
+            members = await self._connected()
+            if not self.is_settled and not self._is_enough():
+                self.claims.release()
+                raise DeposedError("this is the smaller part of the hosts")
+            devices = self.devices(members)
+            plan = await asyncio.to_thread(self.replanner.plan, devices) if devices else None
+            if plan is None and not told:
+                self.events.write("waiting", hosts=members, why="no plan fits on these hosts")
+                told = True
+            if plan is None:
+                await asyncio.sleep(self.job.interval)
+            elif set(members) <= self.members.keys():
+                return self._start(plan, members)
+        message = f"no plan fits on the hosts that are there, and nobody came for {self.job.wait:g} s"
+        return Outcome(message=message, exit_code=InfeasibleError.exit_code)
+
+    async def _stop(self) -> None:
+        """(1). What was said before is about a generation that has ended."""
+        answers = await self._ask_all({"kind": "stop"})
+        for name, answer in answers.items():
+            member = self.members[name]
+            member.headers = tuple(Header.of(content) for content in answer["headers"])
+            member.free_port = answer["free_port"]
+        while not self.inbox.empty():
+            name, message = self.inbox.get_nowait()
+            self.note(name, message)
+
+    async def _connected(self) -> list[str]:
+        """(2), without those who were told to go."""
+        for member in [member for member in self.members.values() if member.is_leaving]:
+            member.line.send({"kind": "dismissed"})
+            self.previous.discard(member.host.name)
+            del self.members[member.host.name]
+        if self.job.node not in self.members:
+            self.claims.release()
+            raise DeposedError("this host leaves")
+        names = await self.connected()
+        for name in self.members.keys() - set(names):
+            self.events.write("cut off", host=name)
+        return names
+
+    async def connected(self) -> list[str]:
+        """Hosts that all reach one another, in the order of the cluster: whoever misses most others is left out first,
+        never the leader."""
+        places = [(host.name, host.address, host.port) for host in (m.host for m in self.members.values())]
+        answers = await self._ask_all({"kind": "reach", "places": places})
+        reached = {name: set(answer["reached"]) for name, answer in answers.items()}
+        names = [name for name in self.replanner.order if name in reached]
+        while True:
+            missing = {
+                name: sum(other not in reached[name] or name not in reached[other] for other in names if other != name)
+                for name in names
+            }
+            worst = max((name for name in names if name != self.job.node), key=missing.__getitem__, default=None)
+            if worst is None or not missing[worst]:
+                return names
+            names.remove(worst)
+
+    def devices(self, members: Sequence[str]) -> list[str]:
+        return [
+            device
+            for name in members
+            for device in (self.members[name].devices if name in self.members else ())
+            if self.crashes.get(device, 0) < _MOST_CRASHES
+        ]
+
+    def _start(self, plan: Plan, members: list[str]) -> Generation:
+        """(3), (5)."""
+        hosts = {name: self.members[name].host for name in members}
+        held = [
+            Source(address=hosts[name].address, port=hosts[name].port, header=header)
+            for name in members
+            for header in self.members[name].headers
+        ]
+        base = newest_base(self.job.folder, held)
+        if self.last is None:
+            self.last = base.step + self.job.steps
+        self.number += 1
+        claim = Claim(generation=self.number, leader=self.job.node, members=tuple(members), last=self.last)
+        if not self.claims.claim(claim):
+            raise DeposedError(f"generation {self.number} was claimed by another")
+        if self.number == 1:  # an earlier run in this folder may have left its own
+            (self.job.folder / PROGRESS).unlink(missing_ok=True)
+        ranks = devices_by_rank(plan)
+        by_rank = [self.replanner.host_of(device) for device in ranks]
+        start = {
+            "kind": "start",
+            "generation": self.number,
+            "plan": dumps_plan(plan),
+            "ranks": ranks,
+            "hosts": by_rank,
+            "master": (hosts[by_rank[0]].address, self.members[by_rank[0]].free_port),
+            "ring": [(name, host.address, host.port) for name, host in hosts.items()],
+            "base": base.to_dict(),
+            "last": self.last,
+        }
+        self.tell_all(start, members)
+        done = steps_told(self.job.folder)
+        self.events.write(
+            "generation",
+            generation=self.number,
+            why=self.why,
+            hosts=members,
+            devices=list(ranks),
+            plan=repr(plan),
+            predicted_seconds=plan.predicted.iteration_seconds if plan.predicted else None,
+            base=base.kind,
+            step=base.step,
+            repeats=[base.step, done - 1] if done > base.step else None,
+        )
+        self.previous, self.is_first, self.is_settled = set(members), False, False
+        return Generation(number=self.number, plan=plan, members=tuple(members))
+
+    def tell_all(self, message: Message, names: Collection[str] | None = None) -> None:
+        for name, member in self.members.items():
+            if names is None or name in names:
+                member.line.send(message)
+
+    async def _ask_all(self, message: Message) -> Mapping[str, Message]:
+        """Every host's answer; whoever gives none in time is lost."""
+        asked = dict(self.members)
+        serial = time.monotonic_ns()
+        self.tell_all({**message, "serial": serial})
+        answers = await asyncio.gather(*(self._answer(member, serial) for member in asked.values()))
+        for name, answer in zip(asked, answers, strict=True):
+            if answer is None:
+                asked[name].line.close()
+        return {name: answer for name, answer in zip(asked, answers, strict=True) if answer and name in self.members}
+
+    async def _answer(self, member: Member, serial: int) -> Message | None:
+        try:
+            async with asyncio.timeout(self.job.lost_after):
+                while True:
+                    answer = await member.answers.get()
+                    if answer["answer"] == serial:
+                        return answer
+        except TimeoutError:
+            return None
+
+    def note(self, name: str, message: Message) -> None:
+        """What is worth telling whenever it is heard."""
+        match message["kind"]:
+            case "joined":
+                self.events.write("joined", host=name)
+            case "lost":
+                self.events.write("lost", host=name, why=message["why"])
+            case "leaving":
+                self.events.write("leaving", host=name)
+                if name in self.members:
+                    self.members[name].is_leaving = True
+            case "deposed":
+                raise DeposedError("another leads")
+
+    async def _watch(self, generation: Generation) -> Outcome | None:
+        """Until the generation ends; how the job ended, where it has."""
+        watch = Watch(self, generation)
+        outcome = await watch.run()
+        self.barren = 0 if watch.has_stepped else self.barren + 1
+        self.why = watch.why
+        if outcome is None and self.barren >= _MOST_BARREN:
+            message = f"{self.barren} generations in a row ended before their first step, the last because {self.why}"
+            return Outcome(message=message, exit_code=RunError.exit_code)
+        return outcome

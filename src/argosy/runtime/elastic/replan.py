@@ -1,0 +1,101 @@
+"""A plan for who is left. Needs no torch.
+
+Where the model's costs are known the planner searches again (level 1) on the cluster without the devices that are not
+there. Where they are not, the first plan is kept as far as it goes: a stage that has lost replicas gives their samples
+to the others, and the layers of a stage that has lost them all go to the stage before it (or after, for the first).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from argosy.cluster.topology import Cluster
+from argosy.cluster.trace import Trace
+from argosy.errors import InfeasibleError
+from argosy.plan.plan import Plan, Replica, Stage
+from argosy.planner import Settings, find_plan
+from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.workload.chain import Chain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replanner:
+    """Finds plans for parts of a cluster."""
+
+    first: Plan
+    """What the user asked for; taken as it is while all of its devices are there."""
+    cluster: Cluster
+    chain: Chain | None = None
+
+    @property
+    def order(self) -> list[str]:
+        """All hosts, as the cluster names them."""
+        return [node.name for node in self.cluster.nodes]
+
+    @property
+    def hosts(self) -> set[str]:
+        """Those of the first plan."""
+        return {self.host_of(device) for device in self.first.devices}
+
+    def host_of(self, device: str) -> str:
+        return self.cluster.device(device).node
+
+    def plan(self, devices: Collection[str]) -> Plan | None:
+        """The best plan on these devices; None where none fits."""
+        if set(self.first.devices) <= set(devices):
+            return self.first
+        if self.chain is None:
+            return regrouped(self.first, devices)
+        cluster = without_others(self.cluster, devices)
+        settings = Settings(runnable=True)
+        try:
+            return find_plan(self.chain, cluster, global_batch=self.first.global_batch, settings=settings)
+        except InfeasibleError:
+            return None
+
+
+def without_others(cluster: Cluster, devices: Collection[str]) -> Cluster:
+    """The cluster with every other device lost."""
+    kept = tuple(d if d.name in devices else replace(d, speed=Trace.constant(0.0)) for d in cluster.devices)
+    return replace(cluster, devices=kept)
+
+
+def regrouped(plan: Plan, devices: Collection[str]) -> Plan | None:
+    """The plan on those of its devices that are there."""
+    if plan.schedule.kind is ScheduleKind.INTERLEAVED:
+        plan = _one_stage_per_worker(plan)
+    stages: list[Stage] = []
+    orphaned = 0
+    for stage in plan.stages:
+        here = tuple(replica for replica in stage.replicas if set(replica.devices) <= set(devices))
+        if here:
+            stages.append(replace(stage, first=stage.first - orphaned, replicas=_shared(here, plan.micro_batch_size)))
+            orphaned = 0
+        elif stages:
+            stages[-1] = replace(stages[-1], end=stage.end)
+        else:
+            orphaned += stage.end - stage.first
+    if not stages:
+        return None
+    same = len(stages) == len(plan.stages)
+    schedule = plan.schedule if same else ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B)
+    return replace(plan, stages=tuple(stages), schedule=schedule, predicted=None, certificate=None, policy=())
+
+
+def _one_stage_per_worker(plan: Plan) -> Plan:
+    """The chunks of an interleaved pipeline as one stage each, layers cut evenly."""
+    count, layers = len(plan.stages) // plan.schedule.chunks, plan.stages[-1].end
+    ends = [layers * at // count for at in range(count + 1)]
+    stages = tuple(replace(plan.stages[at], first=ends[at], end=ends[at + 1]) for at in range(count))
+    return replace(plan, stages=stages, schedule=ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B))
+
+
+def _shared(replicas: tuple[Replica, ...], samples: int) -> tuple[Replica, ...]:
+    """Every micro-batch divided as the replicas had it, no replica without a sample where there are enough."""
+    wanted = [replica.samples for replica in replicas]
+    counts = [samples * want // sum(wanted) for want in wanted]
+    for _ in range(samples - sum(counts)):
+        at = min(range(len(counts)), key=lambda index: (counts[index] / wanted[index], index))
+        counts[at] += 1
+    return tuple(replace(r, samples=count) for r, count in zip(replicas, counts, strict=True) if count)

@@ -1,0 +1,250 @@
+"""A rank's training state as blocks of bytes for the agents' memory, and back, under any plan.
+
+Of a piece that several ranks hold, the first on each host gives a copy to the host's own agent. Where all of its
+holders are on one host, that one also gives it to the agent of the next host; so the loss of any one host loses
+nothing. Blocks leave in a thread while training goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from argosy.runtime.checkpoint import trainer_state
+from argosy.runtime.elastic.copies import Header, Moment, Piece, Source
+from argosy.runtime.elastic.wire import asking, hear
+from argosy.runtime.failure import in_contact
+from argosy.runtime.trainer import Held, Trainer
+from argosy.runtime.world import gather_texts
+
+
+class Place(NamedTuple):
+    """An agent."""
+
+    address: str
+    port: int
+
+
+class Part(NamedTuple):
+    """A piece as a rank holds it."""
+
+    entry: str
+    first: int
+    rows: int
+    whole: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Duties:
+    """Which of its parts a rank gives to whom, and how much all ranks hold together."""
+
+    near: frozenset[Part]
+    """To the agent of its own host."""
+    far: frozenset[Part]
+    """To the agent of the next host."""
+    entries: int
+    elements: int
+
+
+def divide_duties(held: Sequence[tuple[str, Sequence[Part]]], rank: int) -> Duties:
+    """``held``: by rank, its host and its parts."""
+    holders: dict[Part, list[int]] = {}
+    for other, (_, parts) in enumerate(held):
+        for part in parts:
+            holders.setdefault(part, []).append(other)
+    host = held[rank][0]
+    near, far = set(), set()
+    for part in held[rank][1]:
+        here = [other for other in holders[part] if held[other][0] == host]
+        if here[0] == rank:
+            near.add(part)
+            if len(here) == len(holders[part]):
+                far.add(part)
+    shapes = {part.entry: part.whole for part in holders}
+    return Duties(frozenset(near), frozenset(far), len(shapes), sum(map(math.prod, shapes.values())))
+
+
+class Copier:
+    """Keeps copies of this rank's state in the agents' memory."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        *,
+        generation: int,
+        hosts: Sequence[str],
+        near: Place,
+        far: Place | None,
+        token: str,
+        patience: float,
+        base: Moment,
+    ) -> None:
+        self.trainer, self.generation, self.hosts = trainer, generation, hosts
+        self.near, self.far, self.token, self.patience = near, far, token, patience
+        self.whole = base
+        """The newest moment whose copies are known to be whole."""
+        self.sent: Moment | None = None
+        self.parts: list[Part] = []
+        self.thread: threading.Thread | None = None
+        self.failed = False
+
+    @property
+    def is_busy(self) -> bool:
+        return self.thread is not None and self.thread.is_alive()
+
+    def learn(self, *, busy: bool, failed: bool) -> None:
+        """What the ranks say of the copy that was sent last."""
+        if self.sent is not None and not busy:
+            self.whole = self.whole if failed else self.sent
+            self.sent = None
+
+    def begin(self) -> None:
+        """Copy, and send what was copied in the background. Every rank calls this at the same step."""
+        self.wait()
+        state = {_part(entry, value): value for entry, value in trainer_state(self.trainer) if value.numel()}
+        duties = self._duties(list(state))
+        self.sent = (self.generation, self.trainer.steps)
+        self.failed = False
+        blocks = [(self.near, *self._block(state, duties, duties.near))]
+        if self.far is not None and duties.far:
+            same = duties.far == duties.near
+            blocks.append((self.far, *(blocks[0][1:] if same else self._block(state, duties, duties.far))))
+        self.thread = threading.Thread(target=self._send, args=(blocks, self.whole), name="copy", daemon=True)
+        self.thread.start()
+
+    def wait(self) -> None:
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+
+    def _duties(self, parts: list[Part]) -> Duties:
+        """Asked again where some rank has other parts than before, as after an optimizer's first step."""
+        with in_contact("while copies were divided"):
+            changed = torch.tensor(float(parts != self.parts), device=self.trainer.device)
+            dist.all_reduce(changed)
+            if changed.item():
+                self.parts = parts
+                held = map(json.loads, gather_texts(json.dumps(parts), self.trainer.device))
+                known = [(host, [_loaded(part) for part in own]) for host, own in zip(self.hosts, held, strict=True)]
+                self.duties = divide_duties(known, self.trainer.rank)
+        return self.duties
+
+    def _block(self, state: dict[Part, Tensor], duties: Duties, parts: Iterable[Part]) -> tuple[Header, Tensor]:
+        pieces, tensors, end = [], [], 0
+        for part in sorted(parts):
+            tensor = state[part].as_subclass(Tensor).detach().cpu().contiguous().reshape(-1)
+            begin, end = end, end + tensor.numel() * tensor.element_size()
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            pieces.append(Piece(**part._asdict(), dtype=dtype, begin=begin, end=end))
+            tensors.append(tensor.view(torch.uint8))
+        header = Header(
+            generation=self.generation,
+            step=self.trainer.steps,
+            rank=self.trainer.rank,
+            scale=self.trainer.scale.value,
+            entries=duties.entries,
+            elements=duties.elements,
+            pieces=tuple(pieces),
+        )
+        return header, torch.cat(tensors) if tensors else torch.empty(0, dtype=torch.uint8)
+
+    def _send(self, blocks: list[tuple[Place, Header, Tensor]], keep_from: Moment) -> None:
+        try:
+            for place, header, block in blocks:
+                about = {"keep_from": keep_from, "header": header.to_dict(), "size": block.numel()}
+                greeting = {"token": self.token, "kind": "put", **about}
+                with asking(place.address, place.port, greeting, patience=self.patience) as file:
+                    file.write(block.numpy().data)
+                    file.flush()
+                    hear(file)
+        except OSError:
+            self.failed = True
+
+
+def _loaded(part: list[Any]) -> Part:
+    entry, first, rows, whole = part
+    return Part(entry, first, rows, tuple(whole))
+
+
+def _part(entry: str, value: Tensor) -> Part:
+    first, whole = getattr(value, "first", 0), tuple(getattr(value, "whole", value.shape))
+    return Part(entry, first, value.shape[0] if value.dim() else 1, whole)
+
+
+def restore(trainer: Trainer, sources: Sequence[Source], *, near: Place, token: str, patience: float) -> None:
+    """Go on from copies of one moment, which any plan may have made."""
+    places: dict[str, list[tuple[Source, Piece]]] = {}
+    for source in sorted(sources, key=lambda source: (source.address, source.port) != near):
+        for piece in source.header.pieces:
+            places.setdefault(piece.entry, []).append((source, piece))
+    wanted = [(f"model.{name}", buffer, 0) for name, buffer in trainer.buffers.items()]
+    states: list[tuple[Held, str, Tensor]] = []
+    for held in trainer.held():
+        wanted.append((f"model.{held.name}", held.parameter.data, held.begin))
+        for what, piece in _state_pieces(places, held.name):
+            same = piece.whole == held.shape
+            shape, device = (held.parameter.shape, trainer.device) if same else (piece.whole, "cpu")
+            value = torch.empty(shape, dtype=getattr(torch, piece.dtype), device=device)
+            states.append((held, what, value))
+            wanted.append((f"optimizer.{held.name}.{what}", value, held.begin if same else 0))
+    Reading(places, token=token, patience=patience).fill(wanted)
+    for held, what, value in states:
+        assert trainer.optimizer is not None
+        trainer.optimizer.state[held.parameter][what] = value
+    trainer.gradients.after_update()
+    trainer.steps, trainer.scale.value = sources[0].header.step, sources[0].header.scale
+
+
+def _state_pieces(places: dict[str, list[tuple[Source, Piece]]], name: str) -> list[tuple[str, Piece]]:
+    prefix = f"optimizer.{name}."
+    found = [(entry.removeprefix(prefix), held[0][1]) for entry, held in places.items() if entry.startswith(prefix)]
+    return [(what, piece) for what, piece in found if "." not in what]
+
+
+class Reading:
+    """Rows from wherever they are: each wanted row once, from the first source that has it, one request per source."""
+
+    def __init__(self, places: dict[str, list[tuple[Source, Piece]]], *, token: str, patience: float) -> None:
+        self.places, self.token, self.patience = places, token, patience
+
+    def fill(self, wanted: Iterable[tuple[str, Tensor, int]]) -> None:
+        """``wanted``: entries, the tensors that take their rows, and the first row that each takes."""
+        requests: dict[int, list[tuple[Piece, Tensor]]] = {}
+        sources: dict[int, Source] = {}
+        for entry, tensor, first in wanted:
+            rows = tensor.unsqueeze(0) if tensor.dim() == 0 else tensor
+            at, end = first, first + rows.shape[0]
+            while at < end and rows.numel():
+                source, piece = self._holder(entry, at)
+                until = min(end, piece.first + piece.rows)
+                begin = piece.begin + (at - piece.first) * piece.row_bytes
+                asked = replace(piece, begin=begin, end=begin + (until - at) * piece.row_bytes)
+                sources[id(source)] = source
+                requests.setdefault(id(source), []).append((asked, rows[at - first : until - first]))
+                at = until
+        for key, asked_for in requests.items():
+            self._fetch(sources[key], asked_for)
+
+    def _holder(self, entry: str, row: int) -> tuple[Source, Piece]:
+        for source, piece in self.places[entry]:
+            if piece.first <= row < piece.first + piece.rows:
+                return source, piece
+        raise AssertionError(f"no copy has row {row} of {entry}, though the copies are whole")
+
+    def _fetch(self, source: Source, asked_for: list[tuple[Piece, Tensor]]) -> None:
+        ranges = [(piece.begin, piece.end) for piece, _ in asked_for]
+        greeting = {"token": self.token, "kind": "get", "moment": source.header.moment, "rank": source.header.rank}
+        with asking(source.address, source.port, {**greeting, "ranges": ranges}, patience=self.patience) as file:
+            for piece, rows in asked_for:
+                data = bytearray(file.read(piece.end - piece.begin))
+                if len(data) < piece.end - piece.begin:
+                    raise ConnectionError(f"{source.address}:{source.port} went away while it was asked for a copy")
+                rows.copy_(torch.frombuffer(data, dtype=getattr(torch, piece.dtype)).view_as(rows))

@@ -1,0 +1,154 @@
+"""One worker of an elastic job: joins its generation, takes up where the job was, trains until told otherwise.
+
+After every step the ranks know together whether to pause and whether the last copies have arrived, because they say so
+with the loss (``Trainer.votes``): so they pause and copy at the same step without a message more.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+import time
+import traceback
+from argparse import Namespace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from argosy.errors import ArgosyError
+from argosy.plan.file import loads_plan
+from argosy.runtime.elastic.copies import Header, Source
+from argosy.runtime.elastic.job import Job
+from argosy.runtime.elastic.snapshot import Copier, Place, restore
+from argosy.runtime.emulated import join_device, say_ready
+from argosy.runtime.failure import ElsewhereError
+from argosy.runtime.hardware import check_hardware
+from argosy.runtime.program import load_program
+from argosy.runtime.saving import Saver
+from argosy.runtime.trainer import Trainer
+from argosy.runtime.worker import CHECKPOINTS, PROGRESS, TIMELINE, prepare, write_timeline
+from argosy.runtime.world import check_supported, join
+
+_RECORDED = 50
+"""Steps of a generation whose spans are kept."""
+
+
+def work(spec: dict[str, Any], pipe: Connection) -> dict[str, Any]:
+    """Train; what the agent is told at the end."""
+    try:
+        step, paused = _Worker(spec, pipe).train()
+    except ElsewhereError as error:
+        return {"kind": "ending", "how": "elsewhere", "message": str(error)}
+    except ArgosyError as error:
+        return {"kind": "ending", "how": "failed", "message": str(error), "exit_code": error.exit_code}
+    except BrokenPipeError:
+        return {"kind": "ending", "how": "elsewhere", "message": "the agent of this host has gone"}
+    except Exception as error:  # the user's own code: whatever it raises is told, with where
+        sys.stderr.write(traceback.format_exc())
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        message = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
+        return {"kind": "ending", "how": "failed", "message": message, "exit_code": 4}
+    return {"kind": "ending", "how": "paused" if paused else "finished", "step": step}
+
+
+class _Worker:
+    def __init__(self, spec: dict[str, Any], pipe: Connection) -> None:
+        self.spec, self.pipe = spec, pipe
+        self.job = Job.loads(spec["job"])
+        self.pausing = self.saving = False
+        """Whether this rank was told to pause, and to save before it does."""
+        plan, rank = loads_plan(spec["plan"]), spec["rank"]
+        join_device()
+        check_supported(plan)
+        if not self.job.any_device:
+            check_hardware(plan, rank)
+        program = load_program(self.job.program)
+        try:
+            join(plan, patience=datetime.timedelta(seconds=self.job.patience))
+            self.trainer, self.data = prepare(program, plan, self._options())
+            self._take_up()
+            self.saver = Saver()
+        except (RuntimeError, OSError) as error:  # contact lost while everything is made ready
+            raise ElsewhereError(f"the generation did not come about: {str(error).splitlines()[0]}") from error
+        self.copier = self._copier()
+        pipe.send({"kind": "ready"})
+        say_ready()
+
+    def _options(self) -> Namespace:
+        init = None if self.job.init is None or self.spec["base"]["kind"] != "start" else Path(self.job.init)
+        return Namespace(seed=self.job.seed, clip=self.job.clip, init=init, resume=False, out=self.job.folder)
+
+    def _take_up(self) -> None:
+        """From copies in memory, from a checkpoint, or from the beginning."""
+        base = self.spec["base"]
+        if base["kind"] == "checkpoint":
+            self.trainer.load(base["path"])
+        elif base["kind"] == "copies":
+            sources = [Source(address=a, port=p, header=Header.of(header)) for a, p, header in base["sources"]]
+            near = Place(*self.spec["near"])
+            restore(self.trainer, sources, near=near, token=self.spec["token"], patience=self.job.patience)
+
+    def _copier(self) -> Copier:
+        far = self.spec["far"]
+        base = self.spec["base"]
+        return Copier(
+            self.trainer,
+            generation=self.spec["generation"],
+            hosts=self.spec["hosts"],
+            near=Place(*self.spec["near"]),
+            far=None if far is None else Place(*far),
+            token=self.spec["token"],
+            patience=self.job.lost_after,
+            base=tuple(base["moment"]) if base["kind"] == "copies" else (0, 0),
+        )
+
+    def train(self) -> tuple[int, bool]:
+        """Steps done, and whether it was asked to pause before the end."""
+        trainer, last = self.trainer, self.spec["last"]
+        begun = copied = trainer.steps
+        if self.job.copy_every and begun:  # what was restored may have been the last of its kind
+            self.copier.begin()
+        while trainer.steps < last:
+            self._step()
+            pausing, saving, busy, failed = (count > 0 for count in trainer.tally)
+            self.copier.learn(busy=busy, failed=failed)
+            if pausing and trainer.steps < last:
+                self.copier.begin()
+                self.copier.wait()
+                if saving:
+                    self.saver.begin(trainer, self.job.folder / CHECKPOINTS)
+                self.saver.wait()
+                return trainer.steps, True
+            if self.job.copy_every and trainer.steps - copied >= self.job.copy_every and not busy:
+                self.copier.begin()
+                copied = trainer.steps
+            if trainer.steps == last or (self.job.save_every and trainer.steps % self.job.save_every == 0):
+                self.saver.begin(trainer, self.job.folder / CHECKPOINTS)
+            if trainer.steps == min(last, begun + _RECORDED):
+                write_timeline(trainer, self.job.folder / TIMELINE)
+                trainer.recorder.enabled = False
+        self.saver.wait()
+        self.copier.wait()
+        dist.destroy_process_group()
+        return trainer.steps, False
+
+    def _step(self) -> None:
+        trainer = self.trainer
+        if self.pipe.poll():
+            self.pausing, self.saving = True, self.pipe.recv()["save"]
+        trainer.votes = tuple(map(float, (self.pausing, self.saving, self.copier.is_busy, self.copier.failed)))
+        begin = time.perf_counter()
+        loss = trainer.step(self.data(trainer.steps))
+        seconds = time.perf_counter() - begin
+        if trainer.rank == 0:
+            self._tell(trainer, loss, seconds)
+        self.pipe.send({"kind": "step", "step": trainer.steps})
+
+    def _tell(self, trainer: Trainer, loss: float, seconds: float) -> None:
+        generation = self.spec["generation"]
+        line = {"step": trainer.steps - 1, "loss": loss, "seconds": seconds, "generation": generation}
+        with (self.job.folder / PROGRESS).open("a") as file:
+            file.write(json.dumps(line) + "\n")

@@ -1,0 +1,229 @@
+"""Seeded misfortunes for elastic runs: ``python tests/runtime/chaos.py FIRST LAST`` plays seeds and prints a table.
+
+A seed draws hosts and devices (three or four processes), the network (which decides the plans: replicas or pipelines),
+how often copies and checkpoints are made, and four or five misfortunes with the seconds between them. At any time one
+host at least is up and connected. What was taken away comes back in time or not at all. Odd seeds run in the lab, where
+there is one, and cut links.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastic_cases import ElasticRun
+
+from argosy.lab import Lab
+from argosy.lab.layout import INTERFACE
+from argosy.lab.system import namespaces, why_not
+
+STEP = 0.15
+"""Seconds of a step, at least."""
+LONGEST = 64.0
+"""Seconds in which something must happen: patience and twice the silence after which a host is lost."""
+_RATE = 300e6 / 8
+
+
+@dataclass(frozen=True)
+class Misfortune:
+    """What befalls a host, how many seconds after the one before."""
+
+    after: float
+    what: str
+    host: int
+
+    def __str__(self) -> str:
+        return f"{self.what} h{self.host}"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One seed."""
+
+    seed: int
+    hosts: int
+    devices: int
+    """Of each host."""
+    bandwidth: str
+    copy_every: int
+    save_every: int
+    misfortunes: tuple[Misfortune, ...]
+
+    @property
+    def steps(self) -> int:
+        """So many that the last misfortune comes before the end."""
+        return round((sum(one.after for one in self.misfortunes) + 2) / STEP)
+
+
+def is_cut(seed: int) -> bool:
+    """Whether a seed cuts links."""
+    return seed % 2 == 1 and why_not() is None
+
+
+def draw(seed: int, *, cuts: bool) -> Schedule:
+    chance = random.Random(seed)
+    hosts, devices = chance.choice(((3, 1), (4, 1), (2, 2)))
+    bandwidth = "300 Mbit/s" if cuts else chance.choice(("10 Gbit/s", "300 Mbit/s"))
+    found: list[Misfortune] = []
+    away: set[int] = set()
+    cut: set[int] = set()
+    for _ in range(chance.choice((4, 5))):
+        free = [host for host in range(hosts) if host not in away | cut]
+        choices = ["kill-worker", "slow", "freeze-worker", "freeze-agent"]
+        choices += ["kill-host", "tell-to-go"] * 2 if len(free) > 1 else []
+        choices += ["return"] * 3 if away else []
+        choices += ["cut"] * 3 if cuts and len(free) > 1 else []
+        choices += ["mend"] * 3 if cut else []
+        what = chance.choice(choices)
+        pool = {"return": sorted(away), "mend": sorted(cut)}.get(what, free)
+        host = chance.choice(pool)
+        away |= {host} if what in ("kill-host", "tell-to-go") else set()
+        away -= {host} if what == "return" else set()
+        cut |= {host} if what == "cut" else set()
+        cut -= {host} if what == "mend" else set()
+        found.append(Misfortune(round(chance.uniform(0.3, 4.0), 2), what, host))
+    return Schedule(seed, hosts, devices, bandwidth, chance.choice((1, 1, 3)), chance.choice((0, 5)), tuple(found))
+
+
+class Fate:
+    """Does to a run what a schedule says."""
+
+    def __init__(self, run: ElasticRun, lab: Lab | None) -> None:
+        self.run, self.lab = run, lab
+        self.gone: set[str] = set()
+
+    def strike(self, one: Misfortune) -> None:
+        host = f"h{one.host}"
+        match one.what:
+            case "kill-worker":
+                self.run.kill_worker(host)
+            case "kill-host":
+                self.run.kill_host(host)
+                self.gone.add(host)
+            case "tell-to-go":
+                self.run.tell_to_go(host)
+                self.run.await_(lambda: self.run.agents[host].poll() is not None, LONGEST)
+                self.gone.add(host)
+            case "return":
+                self.run.start(host)
+                self.gone.discard(host)
+            case "slow":
+                (self.run.folder / f"slow-{host}").touch()
+            case "freeze-worker":
+                self._freeze(self.run.worker(host), 1.0)
+            case "freeze-agent":
+                self._freeze(self.run.agents[host].pid, 2 * self.run.settings["lost_after"])
+            case "cut":
+                assert self.lab is not None
+                self.lab.change(f"{host}.nic", 0)
+            case "mend":
+                assert self.lab is not None
+                self.lab.change(f"{host}.nic", _RATE)
+
+    def _freeze(self, pid: int | None, seconds: float) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if pid is not None:
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(seconds)
+                os.kill(pid, signal.SIGCONT)
+
+    def mend_all(self) -> None:
+        """Cut links come back, so that every agent can learn how it ended."""
+        if self.lab is not None:
+            for host in self.run.hosts:
+                self.lab.change(f"{host}.nic", _RATE)
+
+
+def play(schedule: Schedule, folder: Path, *, cuts: bool) -> dict[str, object]:
+    """Run one seed to its end and check everything; figures for the table."""
+    run = ElasticRun(
+        folder,
+        hosts=schedule.hosts,
+        devices=schedule.devices,
+        steps=schedule.steps,
+        bandwidth=schedule.bandwidth,
+        step_seconds=STEP,
+        copy_every=schedule.copy_every,
+        save_every=schedule.save_every,
+        grace=10.0,
+    )
+    begin = time.monotonic()
+    with _lab(run) if cuts else contextlib.nullcontext() as lab, run:
+        fate, struck = Fate(run, lab), 0
+        run.start()
+        run.await_step(1)
+        for one in schedule.misfortunes:
+            time.sleep(one.after)
+            if run.is_over():
+                break
+            fate.strike(one)
+            struck += 1
+        fate.mend_all()
+        _await_end(run)
+        ended = {host for host, agent in run.agents.items() if agent.returncode == 0}
+        assert ended >= set(run.agents) - fate.gone, run.told()
+        run.check([])
+    assert lab is None or not namespaces(lab.prefix), "a namespace was left"
+    generations = run.events("generation")
+    return {
+        "struck": struck,
+        "generations": len(generations),
+        "repeated": sum(e["repeats"][1] - e["repeats"][0] + 1 for e in generations if e["repeats"]),
+        "seconds": round(time.monotonic() - begin),
+    }
+
+
+@contextlib.contextmanager
+def _lab(run: ElasticRun) -> Iterator[Lab]:
+    """Every host in a network of its own."""
+    with Lab(run.cluster, name=f"chaos-{run.mark[-8:]}", shares=False) as lab:
+        addresses = {host.name: host.address for host in lab.layout.hosts}
+        run.wrap = lambda host: ["nsenter", f"--net=/run/netns/{lab.prefix}{host}"]
+        run.address = addresses.__getitem__
+        run.environment["GLOO_SOCKET_IFNAME"] = INTERFACE
+        yield lab
+
+
+def _await_end(run: ElasticRun) -> None:
+    """Until all agents have ended; something must happen every ``LONGEST`` seconds."""
+    seen, since = (-1, -1), time.monotonic()
+    while any(process.poll() is None for process in run.agents.values()):
+        now = (len(run.lines()), len(run.events()))
+        if now != seen:
+            seen, since = now, time.monotonic()
+        assert time.monotonic() - since < LONGEST, f"nothing happened for {LONGEST} s\n{run.told()}"
+        time.sleep(0.1)
+
+
+def main(first: int, last: int) -> int:
+    failures = 0
+    for seed in range(first, last + 1):
+        cuts = is_cut(seed)
+        schedule = draw(seed, cuts=cuts)
+        folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+        told = ", ".join(map(str, schedule.misfortunes))
+        where = f"{schedule.hosts} x {schedule.devices} | {schedule.bandwidth}{' (lab)' if cuts else ''}"
+        sys.stdout.write(f"| {seed} | {where} | {told} | ")
+        sys.stdout.flush()
+        try:
+            figures = play(schedule, folder, cuts=cuts)
+            sys.stdout.write(" | ".join(str(value) for value in figures.values()) + " | right |\n")
+            shutil.rmtree(folder)
+        except AssertionError as error:
+            failures += 1
+            sys.stdout.write(f"FAILED, see {folder}: {str(error)[:6000]}\n")
+        sys.stdout.flush()
+    return failures
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(int(sys.argv[1]), int(sys.argv[2])), 99))

@@ -1,0 +1,181 @@
+"""What elastic runs are made of: copies that are whole, duties that survive a host, claims, plans for who is left."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from training_cases import Case, plan_of
+
+from argosy.errors import InputError
+from argosy.runtime.elastic.claims import Claim, Claims, Host, Outcome
+from argosy.runtime.elastic.copies import Header, Piece, Source, Store, is_whole, newest_whole
+from argosy.runtime.elastic.folder import check_folder
+from argosy.runtime.elastic.job import Job
+from argosy.runtime.elastic.origin import newest_base, steps_told
+from argosy.runtime.elastic.replan import regrouped
+from argosy.runtime.elastic.snapshot import Part, divide_duties
+from argosy.schedule import ScheduleKind
+
+ROWS = 6
+
+
+def header(
+    *pieces: tuple[str, int, int], generation: int = 1, step: int = 0, rank: int = 0, entries: int = 2
+) -> Header:
+    """Pieces (entry, first row, rows) of tensors of ``ROWS`` rows and 4 columns, 8 bytes each."""
+    made, at = [], 0
+    for entry, first, rows in pieces:
+        made.append(
+            Piece(entry=entry, first=first, rows=rows, whole=(ROWS, 4), dtype="float64", begin=at, end=at + 32 * rows)
+        )
+        at += 32 * rows
+    return Header(
+        generation=generation,
+        step=step,
+        rank=rank,
+        scale=1.0,
+        entries=entries,
+        elements=entries * ROWS * 4,
+        pieces=tuple(made),
+    )
+
+
+def test_copies_are_whole_only_where_every_row_is_there() -> None:
+    one, other = header(("a", 0, 6), ("b", 0, 4)), header(("b", 3, 3), rank=1)
+    assert is_whole([one, other])
+    assert not is_whole([one]), "rows 4 and 5 of b are missing"
+    assert not is_whole([header(("a", 0, 6))]), "nobody who is left has ever heard of b"
+    assert not is_whole([])
+
+
+def test_the_newest_whole_copies_count() -> None:
+    old, new = header(("a", 0, 6), ("b", 0, 6), step=4), header(("a", 0, 6), step=5)
+    assert newest_whole([old, new]) == (1, 4)
+    assert newest_whole([old, new, header(("b", 0, 6), step=5, rank=1)]) == (1, 5)
+    later = header(("a", 0, 6), ("b", 0, 6), generation=2, step=3)
+    assert newest_whole([old, later]) == (2, 3), "a later generation went on from where copies were whole"
+
+
+@given(st.lists(st.tuples(st.sampled_from("xyz"), st.sets(st.integers(0, 7), min_size=1)), min_size=2, max_size=6))
+def test_the_loss_of_any_host_loses_nothing(ranks: list[tuple[str, set[int]]]) -> None:
+    """Parts are numbers here; hosts form a ring, as agents do."""
+    held = [(host, [Part(f"e{part}", 0, 1, (1,)) for part in sorted(parts)]) for host, parts in ranks]
+    hosts = sorted({host for host, _ in held})
+    kept: dict[str, set[Part]] = {host: set() for host in hosts}
+    for rank, (host, parts) in enumerate(held):
+        duties = divide_duties(held, rank)
+        assert duties.far <= duties.near <= set(parts)
+        assert duties.entries == duties.elements == len({part for _, own in held for part in own})
+        assert not kept[host] & duties.near, "a host's agent gets every part once"
+        kept[host] |= duties.near
+    for rank, (host, _) in enumerate(held):
+        following = hosts[(hosts.index(host) + 1) % len(hosts)]
+        kept[following] |= divide_duties(held, rank).far
+    everything = {part for _, parts in held for part in parts}
+    for lost in hosts if len(hosts) > 1 else []:
+        assert set().union(*(parts for host, parts in kept.items() if host != lost)) == everything
+
+
+def test_a_store_keeps_what_is_whole_and_what_is_newer() -> None:
+    store = Store()
+    for step in (1, 2, 3):
+        store.put(header(("a", 0, 6), step=step), b"x" * 192, keep_from=(1, step - 1))
+    assert sorted(found.step for found in store.headers()) == [2, 3]
+    assert bytes(store.get((1, 3), 0, 32, 64)) == b"x" * 32
+    store.keep_only((1, 2))
+    assert [found.step for found in store.headers()] == [2]
+
+
+def test_a_generation_goes_on_from_the_newest_of_copies_and_checkpoints(tmp_path: Path) -> None:
+    assert newest_base(tmp_path, []).kind == "start"
+    (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
+    (tmp_path / "checkpoints" / ".step-00000009.partial").mkdir()
+    sources = [Source(address="x", port=1, header=header(("a", 0, 6), ("b", 0, 6), step=step)) for step in (3, 5)]
+    assert newest_base(tmp_path, sources[:1]).step == 4
+    assert newest_base(tmp_path, sources).moment == (1, 5)
+    assert newest_base(tmp_path, []).path == tmp_path / "checkpoints" / "step-00000004"
+    assert steps_told(tmp_path) == 0
+    (tmp_path / "progress.jsonl").write_text('{"step": 0}\n{"step": 1}\n')
+    assert steps_told(tmp_path) == 2
+
+
+def test_only_one_can_claim_a_generation(tmp_path: Path) -> None:
+    one, other = Claims(tmp_path), Claims(tmp_path)
+    assert one.token() == other.token()
+    claim = Claim(generation=1, leader="a", members=("a", "b"), last=9)
+    assert one.claim(claim)
+    assert not other.claim(replace(claim, leader="b"))
+    assert other.newest() == claim
+    assert other.claim(replace(claim, generation=2, leader="b"))
+    newest = one.newest()
+    assert newest is not None
+    assert newest.leader == "b"
+
+
+def test_a_leader_that_beats_is_not_silent(tmp_path: Path) -> None:
+    leader, other = Claims(tmp_path), Claims(tmp_path)
+    leader.beat()
+    first = other.silence()
+    leader.beat()
+    assert other.silence() < 1
+    assert first < 1
+    leader.release()
+    assert math.isinf(other.silence())
+
+
+def test_the_end_leaves_only_the_outcome(tmp_path: Path) -> None:
+    claims = Claims(tmp_path)
+    claims.token()
+    claims.register(Host(name="a", address="x", port=1))
+    claims.beat()
+    claims.claim(Claim(generation=1, leader="a", members=("a",), last=9))
+    claims.end(Outcome(message="done", exit_code=0))
+    assert [path.name for path in claims.folder.iterdir()] == ["outcome.json"]
+    job = Job(plan="p", program="q", out=str(tmp_path), steps=1, node="a")
+    with pytest.raises(InputError, match="a run that is over: done, expected another folder, or --resume"):
+        check_folder(job)
+    check_folder(replace(job, resume=True))
+    assert claims.outcome() is None
+    (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
+    with pytest.raises(InputError, match="checkpoints of an earlier run"):
+        check_folder(job)
+
+
+def test_a_plan_without_costs_is_kept_as_far_as_it_goes() -> None:
+    plan = plan_of(Case(shares=((3, 1), (2, 2), (4,))))
+    devices = plan.devices
+    without_replica = regrouped(plan, set(devices) - {devices[0]})
+    assert without_replica is not None
+    assert [[r.samples for r in stage.replicas] for stage in without_replica.stages] == [[4], [2, 2], [4]]
+    without_last = regrouped(plan, set(devices) - {devices[4]})
+    assert without_last is not None
+    assert [(stage.first, stage.end) for stage in without_last.stages] == [
+        (plan.stages[0].first, plan.stages[0].end),
+        (plan.stages[1].first, plan.stages[2].end),
+    ]
+    without_first = regrouped(plan, devices[2:])
+    assert without_first is not None
+    assert without_first.stages[0].first == 0
+    assert without_first.schedule.kind is ScheduleKind.ONE_F_ONE_B
+    assert regrouped(plan, ()) is None
+
+
+@given(st.data())
+def test_regrouping_keeps_layers_and_samples(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from([ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED]))
+    shares = ((2, 2), (3, 1)) if kind is ScheduleKind.ONE_F_ONE_B else ((4,), (4,), (4,), (4,))
+    plan = plan_of(Case(kind=kind, shares=shares))
+    left = data.draw(st.sets(st.sampled_from(plan.devices), min_size=1))
+    found = regrouped(plan, left)
+    assert found is not None
+    assert set(found.devices) <= left
+    ends = [0, *(stage.end for stage in found.stages)]
+    assert [stage.first for stage in found.stages] == ends[:-1]
+    assert ends[-1] == plan.stages[-1].end
+    assert all(sum(r.samples for r in stage.replicas) == plan.micro_batch_size for stage in found.stages)
+    assert all(r.samples > 0 for stage in found.stages for r in stage.replicas)

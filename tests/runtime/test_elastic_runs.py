@@ -1,0 +1,91 @@
+"""Elastic runs on real processes: what is lost comes back, and the losses are those of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from elastic_cases import PROGRAM, ElasticRun, losses_alone
+
+from argosy.runtime.checkpoint import read_state_dict
+
+
+def test_the_command_goes_on_after_a_worker_was_killed(tmp_path: Path) -> None:
+    run = ElasticRun(tmp_path, hosts=2)
+    command = [sys.executable, "-m", "argosy", "run", str(tmp_path / "plan.json"), f"{PROGRAM}:build"]
+    command += ["--elastic", "--here", "--steps", "6", "--out", str(run.run), "--any-device", "--json"]
+    environment = {**os.environ, **run.environment, "DEATH": str(tmp_path / "died"), "ELASTIC_TEST": run.mark}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr + run.told()
+    assert json.loads(done.stdout)["losses"] == pytest.approx(losses_alone(6), rel=1e-7)
+    assert "h1.0: was killed by SIGKILL" in done.stderr
+    assert "generation 2 (h1.0 was killed by SIGKILL): h0.0, h1.0 from step " in done.stderr
+    assert "step 5  loss" in done.stderr
+    assert read_state_dict(run.run / "checkpoints" / "step-00000006")
+    again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert again.returncode == 2
+    assert "--out: found a run that is over: 6 steps done, expected another folder, or --resume" in again.stderr
+    assert not run.processes()
+
+
+def test_hosts_are_lost_come_back_and_are_told_to_go(tmp_path: Path) -> None:
+    with ElasticRun(tmp_path, hosts=3, steps=16, gate=4) as run:
+        run.start()
+        run.await_step(4)
+        run.kill_host("h1")
+        smaller = run.await_event("generation", generation=2)
+        assert smaller["devices"] == ["h0.0", "h2.0"]
+        assert smaller["base"] == "copies"
+        assert smaller["why"].startswith("h1 was lost")
+        run.open_gate(8)
+        run.await_step(8)
+        run.start("h1")
+        run.await_(lambda: sum(event["host"] == "h1" for event in run.events("joined")) == 2, 240)
+        run.open_gate(12)
+        wider = run.await_event("generation", generation=3)
+        assert wider["why"] == "h1 came"
+        assert wider["devices"] == ["h0.0", "h1.0", "h2.0"]
+        assert wider["repeats"] is None, "a host that comes is taken in between two steps"
+        run.await_step(12)
+        run.tell_to_go("h0")
+        run.await_event("leaving", host="h0")
+        time.sleep(2 * run.settings["lost_after"] / 5)
+        run.open_gate(16)
+        run.await_end()
+        last = run.events("generation")[-1]
+        assert last["by"] == "h1", "the next host leads"
+        assert last["hosts"] == ["h1", "h2"]
+        assert last["repeats"] is None, "a host that is told to go takes nothing with it"
+        run.check()
+
+
+def test_told_to_go_all_together_and_started_again(tmp_path: Path) -> None:
+    """The checkpoint that they leave is gone on from; without costs, too."""
+    with ElasticRun(tmp_path, hosts=2, steps=8, gate=3, chain=False, copy_every=2) as run:
+        run.start()
+        run.await_step(3)
+        for host in run.hosts:
+            run.tell_to_go(host)
+        run.await_event("leaving", host="h1")
+        time.sleep(2 * run.settings["lost_after"] / 5)
+        run.open_gate(8)
+        run.await_end()
+        assert [path.name for path in (run.run / "checkpoints").iterdir()] == ["step-00000005"]
+        run.start()
+        run.await_end()
+        assert run.events("generation")[-1]["base"] == "checkpoint"
+        run.check()
+
+
+def test_a_fault_of_the_program_ends_the_job(tmp_path: Path) -> None:
+    with ElasticRun(tmp_path, hosts=1, environment={"FAULT": "no such shard"}) as run:
+        run.start()
+        run.await_end()
+        assert run.agents["h0"].returncode == 4
+        assert "h0.0: KeyError: 'no such shard' (" in (tmp_path / "agent-h0.log").read_text()
+        assert len(run.events("generation")) == 1
