@@ -1,34 +1,55 @@
 """Policies against traces: a pipeline over two pairs of cards, static, with adaptive k, with shares, with re-planning,
-and the oracle that knows the future. `python -m benchmarks.adaptation [NOTE.md]` writes a dated note."""
+the planner's plan static and with re-planning, and the oracle that knows the future.
+
+    python -m benchmarks.adaptation                  the table, as markdown
+    python -m benchmarks.adaptation oboe flips       only traces whose names begin so
+"""
 
 from __future__ import annotations
 
+import math
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from argosy.adapt.controller import Limits, Reach
+from argosy.adapt.controller import SEARCHED, Limits, Reach
 from argosy.adapt.play import Stage, play, play_oracle
+from argosy.adapt.watch import World, in_grains, in_world
 from argosy.choose.policy import schedules_that_fit
 from argosy.cluster.changes import device_steps, link_steps
 from argosy.cluster.file import build_cluster, with_changes
 from argosy.cluster.generators import generate
 from argosy.cluster.topology import Cluster
-from argosy.cluster.trace import Trace
+from argosy.cluster.trace import Trace, total
 from argosy.cluster.tracefile import read_bamboo, read_oboe, rescaled
 from argosy.cost.compute import ComputeModel
 from argosy.document import parse_toml
+from argosy.errors import InfeasibleError
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica
 from argosy.plan.plan import Stage as PlanStage
 from argosy.planner import Settings, find_plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
+from benchmarks.scenarios import slot
 
-DATA = Path(__file__).parents[1].parent / "shared" / "data"
+DATA = Path(__file__).parents[2] / "shared" / "data"
 RATE = 25e9 / 8
 SECONDS = 240.0
+HORIZON = 100
+"""Steps that a move is weighed over: about half of those that are played."""
+BATCH = 64
+FASTER = 100.0
+"""So many times as fast are measured preemptions played."""
+POLICIES = (
+    "static 1F1B, samples/s",
+    "adaptive k",
+    "k and shares",
+    "full",
+    "static, planner's plan, samples/s",
+    "full from it",
+    "oracle over it",
+)
 
 
 def pair() -> Cluster:
@@ -61,7 +82,7 @@ def traces() -> Iterator[tuple[str, Cluster]]:
     for seed in (0, 1, 2):
         slow = generate("straggler", {"every": "60 s", "duration": "60 s"}, nominal=1.0, seed=seed, horizon=SECONDS)
         yield f"straggler {seed}", with_changes(calm, [device_steps(f"b0.{at}", slow) for at in (0, 1)])
-    for period in (2.0, 4.0):
+    for period in (2.0, 3.75, 6.25):  # of 1.25 s a step: the dwell time, and that with what it takes to notice
         steps = [(period * turn, RATE * (0.15 if turn % 2 else 1.0)) for turn in range(int(SECONDS / period))]
         yield (
             f"flips every {period:g} s",
@@ -75,16 +96,8 @@ def _measured(calm: Cluster) -> Iterator[tuple[str, Cluster]]:
         trace = rescaled(read_oboe(path), capacity=RATE)
         yield path.stem, with_changes(calm, [link_steps("b0.nic", trace)])
     for path in sorted((DATA / "preemption").glob("bamboo-*.csv")):
-        nodes = list(read_bamboo(path).values())
-        changing = [node for node in nodes if len(node.times) > 1 and node.values[0] == 1.0]
-        yield path.stem, with_changes(calm, [device_steps(f"b0.{at}", _sooner(changing[at])) for at in (0, 1)])
-
-
-def _sooner(trace: Trace) -> Trace:
-    """Hours as minutes, so that a preemption falls into the time that is played."""
-    return Trace.from_steps(
-        ((at / 60, value) for at, value in zip(trace.times, trace.values, strict=True)), initial=trace.values[0]
-    )
+        there = slot(total(read_bamboo(path).values()), FASTER)
+        yield path.stem, with_changes(calm, [device_steps(f"b0.{at}", there) for at in (0, 1)])
 
 
 def plan_on(cluster: Cluster, chain: Chain) -> Plan:
@@ -94,7 +107,7 @@ def plan_on(cluster: Cluster, chain: Chain) -> Plan:
     return Plan(
         model=ModelRef(name=chain.name, sequence_length=chain.sequence_length, dtype=chain.dtype),
         cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=cluster.content),
-        global_batch=64,
+        global_batch=BATCH,
         micro_batch_size=8,
         num_micro_batches=8,
         schedule=ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),
@@ -105,51 +118,65 @@ def plan_on(cluster: Cluster, chain: Chain) -> Plan:
     )
 
 
-def rates(chain: Chain, cluster: Cluster) -> list[float]:
-    """Samples per second of every policy, the oracle last."""
-    plan = plan_on(cluster, chain)
+class Planner:
+    """The planner for worlds in steps of ``SEARCHED``, each searched once for all traces and policies."""
 
-    def replan(believed: Cluster) -> Plan:
-        return find_plan(chain, believed, global_batch=plan.global_batch, settings=Settings())
+    def __init__(self, chain: Chain, global_batch: int) -> None:
+        self.chain, self.global_batch = chain, global_batch
+        self.found: dict[tuple[float, ...], Plan | None] = {}
 
+    def __call__(self, believed: Cluster) -> Plan:
+        rates = {link.name: in_grains(link.bandwidth.at(0), SEARCHED) for link in believed.links}
+        speeds = {device.name: in_grains(device.speed.at(0), SEARCHED) for device in believed.devices}
+        key = (*rates.values(), *speeds.values())
+        if key not in self.found:
+            world = World(bandwidths=tuple(rates.items()), speeds=tuple(speeds.items()))
+            try:
+                self.found[key] = find_plan(
+                    self.chain, in_world(believed, world), global_batch=self.global_batch, settings=Settings()
+                )
+            except InfeasibleError:
+                self.found[key] = None
+        plan = self.found[key]
+        if plan is None:
+            raise InfeasibleError(f"no plan of {self.chain.name} on what is left")
+        return plan
+
+
+def rates(chain: Chain, cluster: Cluster, planner: Planner) -> list[float]:
+    """Samples per second of every policy, in the order of ``POLICIES``."""
+    plain = plan_on(cluster, chain)
+    planned = planner(pair())
     stage = Stage(chain, cluster, ComputeModel())
-    variants = schedules_that_fit(plan, chain, cluster)
-    found = [
-        play(stage, plan, until=SECONDS, limits=Limits(reach=reach, horizon=300), schedules=variants, replan=replan)
-        for reach in Reach
-    ]
-    found.append(play_oracle(stage, variants, until=SECONDS, replan=replan))
+    found, variants = [], []
+    for plan, reaches in ((plain, Reach), (planned, (Reach.OFF, Reach.FULL))):
+        fitting = schedules_that_fit(plan, chain, cluster)
+        variants += fitting
+        for reach in reaches:
+            limits = Limits(reach=reach, horizon=HORIZON)
+            found.append(play(stage, plan, until=SECONDS, limits=limits, schedules=fitting, replan=planner))
+    found.append(play_oracle(stage, variants, until=SECONDS, replan=planner))
     return [course.samples_per_second for course in found]
 
 
-def main(arguments: list[str]) -> None:
-    note = Path(arguments[0]) if arguments else Path(f"benchmarks/results/{time.strftime('%Y-%m-%d')}-adaptation.md")
+def main(names: Sequence[str]) -> None:
     chain = load_model("gpt2-xl")
-    rows, worst = [], 1.0
+    planner, least = Planner(chain, BATCH), 2 * [(math.inf, "")]
+    print(f"| trace | {' | '.join(POLICIES)} |\n{'| --- ' * (len(POLICIES) + 1)}|", flush=True)
     for name, cluster in traces():
-        still, *others = rates(chain, cluster)
-        worst = min(worst, *(rate / still for rate in others[:3]))
-        cells = " | ".join(f"{rate / still:.3f}" for rate in others)
-        rows.append(f"| {name} | {still:.2f} | {cells} |")
-        print(rows[-1], flush=True)
-    text = [
-        "# Policies against traces",
-        "",
-        f"{time.strftime('%Y-%m-%d')}, in the simulator: gpt2-xl in two stages on two hosts with two A100 each,",
-        f"{SECONDS:g} s from a plan with 1F1B. Samples per second of the static plan, and the ratio to it. Bandwidth",
-        "changes on one NIC of 25 Gbit/s; stragglers and Bamboo's preemptions (hours played as minutes) on that host's",
-        "devices. A static plan stops for good where a device never returns.",
-        "",
-        "Repeat with `python -m benchmarks.adaptation`.",
-        "",
-        "| trace | static, samples/s | adaptive k | k and shares | full | oracle |",
-        "| --- | --- | --- | --- | --- | --- |",
-        *rows,
-        "",
-        f"The least ratio of an adaptive policy is {worst:.3f}.",
-    ]
-    note.write_text("\n".join(text) + "\n", encoding="utf-8")
-    print(f"wrote {note}")
+        if names and not name.startswith(tuple(names)):
+            continue
+        plain, *adaptive, planned, full, oracle = rates(chain, cluster, planner)
+        cells = [f"{plain:.2f}", *(f"{rate / plain:.3f}" for rate in adaptive)]
+        cells += [f"{planned:.2f}", f"{full / planned:.3f}", f"{oracle / planned:.3f}"]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        least[0] = min(least[0], (min(adaptive) / plain, name))
+        least[1] = min(least[1], (full / planned, name))
+    print(
+        f"\nThe least ratio of an adaptive policy to its static plan is {least[0][0]:.3f} ({least[0][1]}) from 1F1B, ",
+        end="",
+    )
+    print(f"{least[1][0]:.3f} ({least[1][1]}) from the planner's plan.")
 
 
 if __name__ == "__main__":

@@ -102,12 +102,12 @@ def bamboo_cases() -> Iterator[Case]:
     for name in ("bamboo-g4dn.csv", "bamboo-p3.csv"):
         path = DATA / "preemption" / name
         if path.exists():
-            fast = _until(_slot(total(read_bamboo(path).values()), 100.0), SECONDS)
+            fast = _until(slot(total(read_bamboo(path).values()), 100.0), SECONDS)
             changes = [device_steps(f"v1.{index}", fast) for index in range(4)]
             yield Case(name=name, cluster=cluster, scenario=with_changes(cluster, changes))
 
 
-def _slot(machines: Trace, times: float) -> Trace:
+def slot(machines: Trace, times: float) -> Trace:
     """1 while there are at least the median number of machines, from the first moment at which there are."""
     enough = median(machines.values)
     begin = next(time for time, value in zip(machines.times, machines.values, strict=True) if value >= enough)

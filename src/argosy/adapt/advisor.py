@@ -16,7 +16,8 @@ import threading
 from dataclasses import dataclass, replace
 from typing import IO, Any
 
-from argosy.adapt.controller import Controller, Decision, Limits, plan_key
+from argosy.adapt.controller import Controller, Decision, Limits
+from argosy.adapt.predictor import plan_key
 from argosy.adapt.watch import World
 from argosy.choose.policy import MORE_SCHEDULES, schedules_that_fit
 from argosy.cluster.topology import Cluster

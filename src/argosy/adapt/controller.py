@@ -5,7 +5,7 @@ After every step the controller is told how long the step took and what the job 
 
     (1)  schedule    free          among those that fit in memory with the stages as they are
     (2)  shares      free          samples of every micro-batch in proportion to the replicas' speeds
-    (3)  plan        moving (``moving``)   where  (seconds now - seconds then) x steps left > moving x ``CAUTION``
+    (3)  plan        moving (``moving``)   where what it saves over the steps that are left > moving x ``CAUTION``
 
 and only where the gain is at least ``min_gain`` and the last change of that price is ``dwell`` steps ago (twice as long
 for every change that had to be undone). It never thrashes because it also keeps the books: with m_i the measured
@@ -19,6 +19,15 @@ Predictions are corrected by what was measured: a plan's own steps, and until it
     (5)  seconds of p = predicted seconds of p  x  median of measured / predicted over the last steps under p
 
 so that a plan that does not keep its promise is left again for one that did, at the price of moving.
+
+A free change is weighed as if the world stayed as it is: it can be taken back for nothing. A move cannot, so worlds are
+expected to last as long as they have lasted, L steps, and then to be like those before: of n steps that are left
+
+    (6)  saved = L (seconds now - seconds then) + (n - L) (the same on average over the last worlds)
+
+Searching for a plan takes seconds, so plans that were found are kept and ranked again in every world; a search is made
+only in a world unlike those searched in (``SEARCHED``), on average every ``replan_every`` steps at most, at once where
+something is lost. While the world is the same, (1) to (3) are looked at again when it has lasted twice as long.
 """
 
 from __future__ import annotations
@@ -30,25 +39,32 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from argosy.adapt.moving import moving_seconds
-from argosy.adapt.watch import Watch, World, in_world, seen_world
+from argosy.adapt.predictor import PlanKey, Predictor, plan_key
+from argosy.adapt.watch import Watch, World, coarse_world, in_world, seen_world
+from argosy.cluster.lasting import within_reach
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError
 from argosy.plan.plan import Plan, Stage
-from argosy.schedule import ScheduleSpec
-from argosy.sim.compile import compile_plan
-from argosy.sim.exact import simulate_exact
-from argosy.sim.fold import fold_plan
 from argosy.workload.chain import Chain
 
 CAUTION = 1.5
 _MOST_REGRET = 0.01
 _CLEARLY = 0.8
-_WHOLE = 2_000
-"""Devices times micro-batches of a plan that is played device by device."""
 _REMEMBERED = 5
-"""Plans that were in force, and steps under each."""
-_Key = tuple[tuple[Stage, ...], ScheduleSpec, int]
+"""Steps under a plan."""
+SEARCHED = 0.25
+"""Worlds whose levels are in the same steps of so much are alike for a search, and"""
+SETTLED = 0.05
+"""for what was decided."""
+_WORLDS = 6
+"""Last ones that (6) looks back on."""
+_MOVES = 3
+"""Best kept plans that are weighed by (6)."""
+_HELD_UP = 10.0
+"""Times as long as now: what (6) counts for a plan that cannot go on in a world."""
+_SPARE = 3
+"""Searches beyond those that are due by now."""
 
 
 class Reach(StrEnum):
@@ -74,6 +90,8 @@ class Limits:
     min_gain: float = 0.02
     dwell: int = 3
     """Steps between two changes."""
+    replan_every: int = 10
+    """Steps between two searches for a plan on average, where nothing is lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +107,8 @@ class Decision:
     after: float
     moving: float = 0.0
     """Predicted seconds of the change itself."""
+    saved: float = 0.0
+    """Predicted seconds over the steps that are left, moving not counted."""
     why: str = ""
     world: World = field(default_factory=World)
     """As it was believed to be."""
@@ -96,35 +116,6 @@ class Decision:
     @property
     def is_change(self) -> bool:
         return self.what is not Reach.OFF
-
-
-def plan_key(plan: Plan) -> _Key:
-    """What the time of a step depends on."""
-    return plan.stages, plan.schedule, plan.micro_batch_size
-
-
-class Predictor:
-    """Seconds of a step of a plan in a world, remembered."""
-
-    def __init__(self, chain: Chain, cluster: Cluster, model: ComputeModel) -> None:
-        self.chain, self.cluster, self.model = chain, cluster, model
-        self.known: dict[tuple[object, ...], float] = {}
-
-    def seconds(self, plan: Plan, world: World) -> float:
-        key = (*plan_key(plan), world)
-        if key not in self.known:
-            self.known[key] = iteration_seconds(plan, self.chain, in_world(self.cluster, world), self.model)
-        return self.known[key]
-
-
-def iteration_seconds(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> float:
-    """By the exact engine; infinite where the plan gets stuck."""
-    small = len(plan.devices) * plan.num_micro_batches <= _WHOLE
-    graph, where = (
-        (compile_plan(plan, chain, cluster, model), cluster) if small else fold_plan(plan, chain, cluster, model)
-    )
-    ends = simulate_exact(graph, where, record=0).iteration_ends
-    return ends[0] if ends else math.inf
 
 
 class Controller:
@@ -156,11 +147,20 @@ class Controller:
         self.last_change = -math.inf
         self.patience = self.limits.dwell
         self.news: dict[str, None] = {}
-        """What has changed since plans were last made."""
-        self.has_planned = False
-        self.used: list[Plan] = [plan]
-        """Plans with other stages that were in force."""
-        self.ratios: dict[_Key, list[float]] = {}
+        """What has changed since something was decided."""
+        self.kept: list[Plan] = [plan]
+        """Plans that were found."""
+        self.searched: set[World] = set()
+        self.lost = _lost(self.watch.world)
+        """What was gone when a plan was last made."""
+        self.past: list[World] = []
+        """The last worlds, the newest last."""
+        self.num_worlds = 0
+        self.since = 0
+        """The step after which the world became what it is."""
+        self.settled: tuple[World, Plan, int] | None = None
+        """In which world, with which plan and until which step there is nothing to decide."""
+        self.ratios: dict[PlanKey, list[float]] = {}
         """Measured over predicted seconds of the last steps, by plan."""
         self.moving_ratio = 1.0
         """Measured over predicted seconds of the last move."""
@@ -176,7 +176,11 @@ class Controller:
     ) -> Decision:
         """Take what a step measured; what to do before the next. ``in_force``: whether the step was made under the
         plan of the last decision, which may still be on its way; if not, the step only tells of the world."""
-        self.news |= dict.fromkeys(self.watch.observe(bandwidths, speeds))
+        changed = self.watch.observe(bandwidths, speeds)
+        self.news |= dict.fromkeys(changed)
+        if changed or not self.past:
+            self.past = [*self.past, self.watch.world][-_WORLDS:]
+            self.num_worlds, self.since = self.num_worlds + 1, step
         if not in_force:
             return Decision(step=step, what=Reach.OFF, plan=self.plan, before=seconds, after=seconds)
         levels = self.watch.world
@@ -189,11 +193,9 @@ class Controller:
         return decision
 
     def _take(self, decision: Decision) -> None:
-        if decision.what is Reach.FULL:
-            self.used = [one for one in self.used if one.stages != decision.plan.stages]
-            self.used = [*self.used, decision.plan][-_REMEMBERED:]
-            if self.variants is not None:
-                self.schedules = tuple(variant.schedule for variant in self.variants(decision.plan))
+        if decision.what is Reach.FULL and self.variants is not None:
+            self.schedules = tuple(variant.schedule for variant in self.variants(decision.plan))
+        self.news.clear()
         self.plan = decision.plan
         self.last_change = decision.step
         self.log.append(decision)
@@ -239,19 +241,33 @@ class Controller:
             return stay
         if not self._is_first and self._has_lost(world, now) and self._can_go_back(world):
             return self._back(step, world, now)
-        if step - self.last_change < self.patience:
+        if step - self.last_change < self.patience or self._is_settled(step, world):
             return stay
         best = max(self._choices(step, world, now), key=self._worth, default=stay)
-        return best if self._worth(best) > 0 else stay
+        if self._worth(best) > 0:
+            return best
+        self._settle(step, world)
+        return stay
+
+    def _settle(self, step: int, world: World) -> None:
+        """Nothing to decide for a while, unless a search is still due."""
+        is_open = self.limits.reach is Reach.FULL and self.replan is not None and self._is_new(world)
+        self.settled = coarse_world(world, SETTLED), self.plan, step + (1 if is_open else max(1, step - self.since))
+        self.news.clear()
+
+    def _is_settled(self, step: int, world: World) -> bool:
+        if self.settled is None:
+            return False
+        where, plan, until = self.settled
+        return step < until and plan is self.plan and where == coarse_world(world, SETTLED)
 
     def _worth(self, decision: Decision) -> float:
         """Seconds that it saves over the steps that are left, if it is worth its while at all."""
-        gain = decision.before - decision.after
         if math.isinf(decision.before):
             return math.inf if math.isfinite(decision.after) else -1.0
-        if gain < self.limits.min_gain * decision.before:
+        if decision.saved < self.limits.min_gain * decision.before * self.limits.horizon:
             return -1.0
-        return gain * self.limits.horizon - CAUTION * decision.moving
+        return decision.saved - CAUTION * decision.moving
 
     def _choices(self, step: int, world: World, now: float) -> list[Decision]:
         why = f"{', '.join([*self.news][:3])} changed" if self.news else "as believed now"
@@ -262,34 +278,64 @@ class Controller:
             shared = self._with_shares(world)
             found += [(Reach.SHARES, plan) for plan in (shared, *(replace(shared, schedule=s) for s in self.schedules))]
         choices = [self._choice(step, what, plan, world, now, why) for what, plan in found]
-        best = min((one.after for one in choices), default=now)
         if reach.allows(Reach.FULL) and self.replan is not None:
-            free = min(best, now)
-            others = [plan for plan in self.used if plan.stages != self.plan.stages]
-            if self.news or not self.has_planned:
-                others += self._replanned(world)
-                self.has_planned = True
-                self.news.clear()
-            choices += [one for plan in others for one in self._moves(step, plan, world, free, now, why)]
+            self._search(step, world)
+            choices += self._moves(step, world, now, choices, why)
         return choices
 
     def _choice(self, step: int, what: Reach, plan: Plan, world: World, now: float, why: str) -> Decision:
-        return Decision(step=step, what=what, plan=plan, before=now, after=self._seconds(plan, world), why=why)
+        after = self._seconds(plan, world)
+        saved = (now - after) * self.limits.horizon if math.isfinite(now) else 0.0
+        return Decision(step=step, what=what, plan=plan, before=now, after=after, saved=saved, why=why)
 
-    def _replanned(self, world: World) -> list[Plan]:
+    def _is_new(self, world: World) -> bool:
+        return coarse_world(world, SEARCHED) not in self.searched
+
+    def _search(self, step: int, world: World) -> None:
+        """Look for a plan for this world, where that is due."""
+        gone = _lost(world)
+        is_due = bool(gone - self.lost) or len(self.searched) < _SPARE + step / self.limits.replan_every
+        if not self._is_new(world) or not is_due:
+            return
+        self.searched.add(coarse_world(world, SEARCHED))
+        self.lost = gone
         assert self.replan is not None
         try:
-            return [self.replan(in_world(self.cluster, world))]
+            plan = self.replan(within_reach(in_world(self.cluster, world)))
         except InfeasibleError:
-            return []
+            return
+        if plan_key(plan) not in map(plan_key, self.kept):
+            self.kept.append(plan)
 
-    def _moves(self, step: int, plan: Plan, world: World, free: float, now: float, why: str) -> list[Decision]:
-        """(3); measured against what a free change would reach."""
-        seconds = self._seconds(plan, world)
-        if seconds >= free * (1 - self.limits.min_gain):
-            return []
-        moving = self.moving_ratio * moving_seconds(self.plan, plan, self.chain, in_world(self.cluster, world))
-        return [Decision(step=step, what=Reach.FULL, plan=plan, before=now, after=seconds, moving=moving, why=why)]
+    def _moves(self, step: int, world: World, now: float, free: Sequence[Decision], why: str) -> list[Decision]:
+        """(3): the best kept plans, measured against what a free change would reach."""
+        base = min((one for one in free if one.after < now), key=lambda one: one.after, default=None)
+        stay, least, gained = (base.plan, base.after, base.saved) if base is not None else (self.plan, now, 0.0)
+        others = [(self._seconds(plan, world), at, plan) for at, plan in enumerate(self.kept)]
+        others = [
+            one for one in others if math.isfinite(one[0]) and one[2].stages not in (self.plan.stages, stay.stages)
+        ]
+        believed, found = in_world(self.cluster, world), []
+        for seconds, _, plan in sorted(others)[:_MOVES]:
+            saved = self._saved(step, world, stay, plan) if math.isfinite(least) else 0.0
+            if math.isfinite(least) and saved < self.limits.min_gain * least * self.limits.horizon:
+                continue
+            moving = self.moving_ratio * moving_seconds(self.plan, plan, self.chain, believed)
+            move = Decision(step=step, what=Reach.FULL, plan=plan, before=now, after=seconds, moving=moving, why=why)
+            found.append(replace(move, saved=gained + saved))
+        return found
+
+    def _saved(self, step: int, world: World, old: Plan, new: Plan) -> float:
+        """(6)."""
+        left = self.limits.horizon
+        usual = self.since / (self.num_worlds - 1) if self.num_worlds > 1 else left
+        lasts = min(max(step - self.since, usual), left)
+        here = self._seconds(old, world) - self._seconds(new, world)
+        most = _HELD_UP * max(self._seconds(old, world), self._seconds(new, world))
+        before = [
+            min(self._seconds(old, one), most) - min(self._seconds(new, one), most) for one in (*self.past, world)
+        ]
+        return lasts * here + (left - lasts) * sum(before) / len(before)
 
     def _with_shares(self, world: World) -> Plan:
         """(2): every stage's samples in proportion to its replicas' speeds, no replica without one."""
@@ -336,3 +382,7 @@ def _in_proportion(total: int, weights: Sequence[float]) -> list[int]:
         at = min(range(len(weights)), key=lambda index: ((counts[index] + 1) / weights[index], index))
         counts[at] += 1
     return counts
+
+
+def _lost(world: World) -> set[str]:
+    return {name for name, level in (*world.bandwidths, *world.speeds) if level == 0}

@@ -5,22 +5,29 @@ what they really were on average while it ran. Where a step sees no change, its 
 cluster, so it is simulated once for each plan and state.
 
 A device or link that goes away holds a step up until it returns, or for ever. Whoever may re-plan notices after
-``NOTICE`` seconds, gives the step up, and repeats it under another plan.
+``NOTICE`` seconds, and, where there is another plan for who is left, gives the step up and repeats it under that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from argosy.adapt.controller import Controller, Decision, Limits, Reach, iteration_seconds
+from argosy.adapt.controller import SEARCHED, Controller, Decision, Limits, Reach
+from argosy.adapt.predictor import Predictor
+from argosy.adapt.watch import in_grains
+from argosy.cluster.lasting import within_reach
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
+from argosy.errors import InfeasibleError
 from argosy.plan.plan import Plan
 from argosy.workload.chain import Chain
 
 NOTICE = 10.0
+_PLAYED = 4
+"""Plans that whoever knows the future tries for a step, those that were best in a state like it."""
 _STUCK = 3.0
 """A step that takes so many times longer than the one before, while something is down, is held up."""
 
@@ -43,7 +50,7 @@ class Course:
     steps: tuple[Step, ...]
     decisions: tuple[Decision, ...]
     end: float
-    """When the last step was done, moves included."""
+    """When the last step was done, moves included; where a course got stuck, when it was given up."""
 
     @property
     def samples_per_second(self) -> float:
@@ -58,6 +65,7 @@ class Stage:
         self.chain, self.cluster, self.model = chain, cluster, model
         self.moving = [one.bandwidth for one in cluster.links if not one.bandwidth.is_constant]
         self.moving += [one.speed for one in cluster.devices if not one.speed.is_constant]
+        self.predictor = Predictor(chain, cluster, model)
         self.known: dict[tuple[object, ...], float] = {}
 
     def next_change(self, time: float) -> float:
@@ -65,13 +73,18 @@ class Stage:
 
     def seconds(self, plan: Plan, time: float) -> float:
         """Of a step that begins at ``time``."""
+        lasting = self.lasting(plan, time)
+        if time + lasting <= self.next_change(time):
+            return lasting
+        return self.predictor.on(plan, self._from(time, calm=False))
+
+    def lasting(self, plan: Plan, time: float) -> float:
+        """Of a step if everything stayed as it is at ``time``."""
         state = tuple(trace.at(time) for trace in self.moving)
         key = (plan.stages, plan.schedule, plan.micro_batch_size, state)
         if key not in self.known:
-            self.known[key] = iteration_seconds(plan, self.chain, self._from(time, calm=True), self.model)
-        if time + self.known[key] <= self.next_change(time):
-            return self.known[key]
-        return iteration_seconds(plan, self.chain, self._from(time, calm=False), self.model)
+            self.known[key] = self.predictor.on(plan, self._from(time, calm=True))
+        return self.known[key]
 
     def _from(self, time: float, *, calm: bool) -> Cluster:
         """The cluster from ``time`` on; calm: as it is then, for ever."""
@@ -100,13 +113,18 @@ class Stage:
         speeds = {device.name: device.speed.mean(start, end) for device in self.cluster.devices}
         return rates, speeds
 
-    def something_is_down(self, plan: Plan, start: float, end: float) -> bool:
+    def gone_after(self, plan: Plan, start: float, end: float) -> float:
+        """When something that a plan uses first went away and was not back ``NOTICE`` seconds later; else infinity."""
         used = set(plan.devices)
         traces = [device.speed for device in self.cluster.devices if device.name in used]
         traces += [link.bandwidth for link in self.cluster.links]
-        return any(
-            trace.at(time) == 0 for trace in traces for time in (start, *(t for t in trace.times if start < t < end))
-        )
+        found = [
+            time
+            for trace in traces
+            for time in (start, *(t for t in trace.times if start < t < end))
+            if trace.at(time) == 0 and trace.next_change(time) > time + NOTICE
+        ]
+        return min(found, default=math.inf)
 
 
 def play(
@@ -126,14 +144,15 @@ def play(
     while clock < until:
         current = controller.plan
         seconds = stage.seconds(current, clock)
-        held_up = seconds > _STUCK * usual and stage.something_is_down(current, clock, clock + min(seconds, until))
-        if held_up and limits.reach is Reach.FULL:
-            clock, lost = _give_up(stage, controller, clock, len(steps))
-            steps.append(lost)
-            if controller.plan is current:
-                break
-            continue
+        gone = stage.gone_after(current, clock, min(clock + seconds, until)) if seconds > _STUCK * usual else math.inf
+        if limits.reach is Reach.FULL and math.isfinite(gone):
+            end, lost = _give_up(stage, controller, clock, gone + NOTICE, len(steps))
+            if controller.plan is not current:
+                steps.append(lost)
+                clock = end
+                continue
         if math.isinf(seconds):
+            clock = until
             break
         steps.append(Step(start=clock, seconds=seconds, plan=current))
         usual = min(usual, seconds)
@@ -143,11 +162,8 @@ def play(
     return Course(steps=tuple(steps), decisions=tuple(controller.log), end=clock)
 
 
-def _give_up(stage: Stage, controller: Controller, clock: float, number: int) -> tuple[float, Step]:
-    """Notice that a step does not go on, and re-plan for who is left."""
-    change = stage.next_change(clock)
-    gone = clock if math.isinf(change) or stage.something_is_down(controller.plan, clock, clock) else change
-    end = gone + NOTICE
+def _give_up(stage: Stage, controller: Controller, clock: float, end: float, number: int) -> tuple[float, Step]:
+    """Re-plan for who is left at ``end``, when it is noticed that a step does not go on."""
     lost = Step(start=clock, seconds=end - clock, plan=controller.plan, was_lost=True)
     controller.last_change = -math.inf
     rates, speeds = stage.seen(controller.plan, end, end)
@@ -158,19 +174,25 @@ def _give_up(stage: Stage, controller: Controller, clock: float, number: int) ->
 def play_oracle(
     stage: Stage, plans: Sequence[Plan], *, until: float, replan: Callable[[Cluster], Plan] | None = None
 ) -> Course:
-    """Whoever knows the future and moves for nothing: before every step the best plan for what comes."""
+    """Whoever knows the future and moves for nothing: before every step the best plan for what comes, of those given
+    and those found for the states that it sees; states that are alike are searched once."""
     clock, steps = 0.0, list[Step]()
     candidates = list(plans)
-    planned: set[tuple[float, ...]] = set()
+    ranked: dict[tuple[float, ...], list[tuple[float, int]]] = {}
     while clock < until:
-        state = tuple(trace.at(clock) for trace in stage.moving)
-        if replan is not None and state not in planned:
-            planned.add(state)
-            candidates.append(replan(stage._from(clock, calm=True)))
-        seconds, best = min(
-            ((stage.seconds(plan, clock), index) for index, plan in enumerate(candidates)), default=(math.inf, 0)
-        )
+        promising: set[int] = set()
+        for moment in {clock, min(stage.next_change(clock), until)}:
+            state = tuple(in_grains(trace.at(moment), SEARCHED) for trace in stage.moving)
+            if replan is not None and state not in ranked:
+                with contextlib.suppress(InfeasibleError):
+                    candidates.append(replan(within_reach(stage._from(moment, calm=True))))
+            known = ranked.setdefault(state, [])
+            for index in range(len(known), len(candidates)):
+                known.append((stage.lasting(candidates[index], moment), index))
+            promising |= {index for _, index in sorted(known)[:_PLAYED]}
+        seconds, best = min((stage.seconds(candidates[index], clock), index) for index in promising)
         if math.isinf(seconds):
+            clock = until
             break
         steps.append(Step(start=clock, seconds=seconds, plan=candidates[best]))
         clock += seconds

@@ -113,13 +113,21 @@ def seen_world(bandwidths: Mapping[str, float], speeds: Mapping[str, float]) -> 
     )
 
 
-def in_grains(level: float) -> float:
-    """The nearest power of 1 + ``GRAIN``; 0 and 1 stay.
+def coarse_world(world: World, grain: float) -> World:
+    """The same in larger steps: worlds in which the same plans are good."""
+    return World(
+        bandwidths=tuple((name, in_grains(level, grain)) for name, level in world.bandwidths),
+        speeds=tuple((name, in_grains(level, grain)) for name, level in world.speeds),
+    )
+
+
+def in_grains(level: float, grain: float = GRAIN) -> float:
+    """The nearest power of 1 + ``grain``; 0 and 1 stay.
 
     >>> in_grains(0.0), in_grains(1.0), round(in_grains(3.1e9) / 3.1e9, 1)
     (0.0, 1.0, 1.0)
     """
-    return math.exp(round(math.log(level) / math.log1p(GRAIN)) * math.log1p(GRAIN)) if level > 0 else 0.0
+    return math.exp(round(math.log(level) / math.log1p(grain)) * math.log1p(grain)) if level > 0 else 0.0
 
 
 def _observed(trackers: Mapping[str, Tracker], samples: Mapping[str, float]) -> Iterable[str]:

@@ -21,7 +21,7 @@ from enum import StrEnum
 import numpy as np
 
 from argosy.choose.steady import SteadyGraph
-from argosy.cluster.lasting import at_time_zero
+from argosy.cluster.lasting import at_time_zero, within_reach
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import FloatArray, Trace
 from argosy.cost.compute import ComputeModel
@@ -108,7 +108,8 @@ def objective(times: Sequence[FloatArray], robust: Robust) -> float:
 
 def lasting(cluster: Cluster, scenarios: Sequence[Cluster], horizon: float, quantile: float | None = None) -> Cluster:
     """The cluster with every link and device for ever as it is on average over all scenarios, or at a quantile over
-    time and scenarios. A device that is ever lost counts as lost at a quantile below 0.5."""
+    time and scenarios. A device that is ever lost counts as lost at a quantile below 0.5, and so does one that a link
+    which is down then cuts off."""
 
     def value(traces: Sequence[Trace]) -> Trace:
         if all(trace.is_constant for trace in traces) and len(set(traces)) == 1:
@@ -131,7 +132,7 @@ def lasting(cluster: Cluster, scenarios: Sequence[Cluster], horizon: float, quan
         replace(device, speed=value([scenario.devices[index].speed for scenario in scenarios]))
         for index, device in enumerate(cluster.devices)
     ]
-    return replace(cluster, links=tuple(links), devices=tuple(devices))
+    return within_reach(replace(cluster, links=tuple(links), devices=tuple(devices)))
 
 
 def without_what_changes(cluster: Cluster, scenarios: Sequence[Cluster]) -> Cluster:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from argosy.cluster.topology import Cluster
+from argosy.cluster.topology import Cluster, Node
 from argosy.cluster.trace import Trace
 
 
@@ -16,3 +16,30 @@ def at_time_zero(cluster: Cluster) -> Cluster:
     )
     devices = tuple(replace(device, speed=Trace.constant(device.speed.at(0))) for device in cluster.devices)
     return replace(cluster, links=links, devices=devices)
+
+
+def within_reach(cluster: Cluster) -> Cluster:
+    """The same at time 0, with every device lost that the rest cannot reach because a link is down: of the parts into
+    which that cuts the cluster the one with most speed stays."""
+    if all(link.bandwidth.at(0) > 0 for link in cluster.links):
+        return cluster
+    parts: list[list[Node]] = []
+    for node in cluster.nodes:
+        joined = [part for part in parts if any(_see_each_other(cluster, node, other) for other in part)]
+        parts = [part for part in parts if part not in joined] + [[node, *(one for part in joined for one in part)]]
+    stays = max(parts, key=lambda part: sum(_speed(cluster, node) for node in part))
+    kept = {name for node in stays for name in node.devices}
+    devices = [
+        device if device.name in kept else replace(device, speed=Trace.constant(0.0)) for device in cluster.devices
+    ]
+    return replace(cluster, devices=tuple(devices))
+
+
+def _see_each_other(cluster: Cluster, one: Node, other: Node) -> bool:
+    pairs = ((one.devices[0], other.devices[0]), (other.devices[0], one.devices[0]))
+    return all(cluster.bandwidth(cluster.fastest(*pair, 1e6)).at(0) > 0 for pair in pairs)
+
+
+def _speed(cluster: Cluster, node: Node) -> float:
+    devices = [cluster.device(name) for name in node.devices]
+    return sum(device.speed.at(0) * max(rate for _, rate in device.kind.flops) for device in devices)

@@ -1,0 +1,50 @@
+"""How long a step of a plan takes in a believed world, by the exact engine, remembered."""
+
+from __future__ import annotations
+
+import math
+
+from argosy.adapt.watch import World, in_world
+from argosy.cluster.topology import Cluster
+from argosy.cost.compute import ComputeModel
+from argosy.plan.plan import CollectiveChoice, Plan, Stage
+from argosy.schedule import ScheduleSpec
+from argosy.sim.compile import compile_plan
+from argosy.sim.exact import simulate_exact
+from argosy.sim.fold import fold_plan
+from argosy.sim.graph import TaskGraph
+from argosy.workload.chain import Chain
+
+_WHOLE = 2_000
+"""Devices times micro-batches of a plan that is played device by device."""
+PlanKey = tuple[tuple[Stage, ...], ScheduleSpec, int, tuple[CollectiveChoice, ...]]
+
+
+def plan_key(plan: Plan) -> PlanKey:
+    """What the time of a step depends on."""
+    return plan.stages, plan.schedule, plan.micro_batch_size, plan.collectives
+
+
+class Predictor:
+    """Seconds of a step of a plan in a world, remembered."""
+
+    def __init__(self, chain: Chain, cluster: Cluster, model: ComputeModel) -> None:
+        self.chain, self.cluster, self.model = chain, cluster, model
+        self.known: dict[tuple[object, ...], float] = {}
+        self.graphs: dict[PlanKey, TaskGraph] = {}
+
+    def seconds(self, plan: Plan, world: World) -> float:
+        key = (*plan_key(plan), world)
+        if key not in self.known:
+            self.known[key] = self.on(plan, in_world(self.cluster, world))
+        return self.known[key]
+
+    def on(self, plan: Plan, cluster: Cluster) -> float:
+        """By the exact engine, on the cluster under other traces; infinite where the plan gets stuck."""
+        if len(plan.devices) * plan.num_micro_batches > _WHOLE:
+            graph, cluster = fold_plan(plan, self.chain, cluster, self.model)
+        else:  # tasks do not depend on traces
+            graph = self.graphs.get(plan_key(plan)) or compile_plan(plan, self.chain, self.cluster, self.model)
+            self.graphs[plan_key(plan)] = graph
+        ends = simulate_exact(graph, cluster, record=0).iteration_ends
+        return ends[0] if ends else math.inf
