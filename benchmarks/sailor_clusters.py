@@ -6,9 +6,10 @@ its measured layer times, fp32, 1,024 samples of 2,048 tokens an iteration. Plan
 equal shares, 1F1B, no ZeRO, no recomputation; and to what was measured.
 
 Our simulator and the judge do not see the same network: the judge lets no transfer overlap, sums gradients at the
-bandwidth of one GPU, and gives small messages less. So for each cluster our planner makes one plan per number of
-replicas, once for transfers that overlap with compute and once for transfers that block, and the judge picks among
-these few, as it does inside Sailor's own planner.
+bandwidth of one GPU, and gives small messages less. So for each cluster our planner keeps the finalists of one search
+per number of replicas, once for transfers that overlap with compute and once for transfers that block, and the best of
+these in the judge are improved by small steps there (``choose.climb``): the judge leads the last part of the way, as it
+leads all of Sailor's own planner. The set-up is the same for all clusters.
 """
 
 from __future__ import annotations
@@ -18,20 +19,22 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from argosy.calibrate.predict import exact_seconds
 from argosy.calibrate.run import MeasuredRun, Measurements
+from argosy.choose.climb import best_nearby
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
 from argosy.cost.calibration import Calibration
 from argosy.document import Document
 from argosy.errors import InfeasibleError
 from argosy.export.sailor import to_sailor
+from argosy.plan.check import check_plan
 from argosy.plan.plan import Plan, Recompute
-from argosy.planner import Settings, find_plan
+from argosy.planner import Settings, kept_plans
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.chain import Chain
 from argosy.workload.profile import Profile
@@ -73,7 +76,10 @@ class Entry:
     plan: Plan
     ours: float
     judged: float
-    """0 where it does not fit, in the judge's count of bytes."""
+    kept: float
+    """Of the best finalist in the judge, before any step from it."""
+    first: float
+    """Of the best that our own costs put first in a search."""
     cpu_seconds: float
 
 
@@ -104,17 +110,21 @@ def judge() -> Judge:
     return Judge(FOLDER, "OPT-350", GLOBAL_BATCH)
 
 
-def contest(size: tuple[int, int], calibration: Calibration) -> list[Entry]:
-    """One plan per number of replicas for a cluster under a calibration, and what the judge says of each."""
-    cluster = sailor_cluster(*size)
-    entries = []
+def finalists(size: tuple[int, int], calibration: Calibration) -> Iterator[list[Plan]]:
+    """Those of a search per number of replicas for a cluster under a calibration, the one that we would take first."""
+    (chain, profiles), cluster = model(), sailor_cluster(*size)
     for replicas in _replicas(size):
         units = tuple(max(replicas, replicas * 2 ** math.ceil(math.log2(n / replicas / MOST_UNITS))) for n in size)
         if math.prod(n // unit for n, unit in zip(size, units, strict=True)) > MOST_PAIRS:
             continue
         with contextlib.suppress(InfeasibleError):
-            entries.append(_entry(size, cluster, calibration, replace(PLAIN, replicas=replicas, units=units)))
-    return entries
+            yield kept_plans(
+                calibration.chain(chain),
+                calibration.cluster(cluster),
+                global_batch=_rounded_batch(replicas),
+                settings=replace(PLAIN, replicas=replicas, units=units),
+                model=calibration.compute_model(profiles),
+            )
 
 
 def _replicas(size: tuple[int, int]) -> list[int]:
@@ -130,44 +140,41 @@ def _rounded_batch(replicas: int) -> int:
     return math.ceil(GLOBAL_BATCH / (4 * replicas)) * 4 * replicas if GLOBAL_BATCH % replicas else GLOBAL_BATCH
 
 
-def _entry(size: tuple[int, int], cluster: Cluster, calibration: Calibration, settings: Settings) -> Entry:
-    chain, profiles = model()
-    began = time.process_time()
-    plan = find_plan(
-        calibration.chain(chain),
-        calibration.cluster(cluster),
-        global_batch=_rounded_batch(settings.replicas or 1),
-        settings=settings,
-        model=calibration.compute_model(profiles),
-    )
-    spent = time.process_time() - began
-    verdict = judge().verdict(to_sailor(plan, cluster))
-    assert plan.predicted is not None
+def judged(plan: Plan, cluster: Cluster) -> float:
+    """It/s in the judge; 0 where it has no measurements for a plan, or a plan does not fit in its count of bytes."""
+    try:
+        verdict = judge().verdict(to_sailor(plan, cluster))
+    except KeyError:
+        return 0.0
+    return verdict.iterations_per_second if verdict.fits else 0.0
+
+
+def best_plan(size: tuple[int, int]) -> Entry:
+    """What the judge leads to from our finalists for a cluster."""
+    began, cluster = time.process_time(), sailor_cluster(*size)
+    overlapping = Calibration(process_bytes=PROCESS)
+    both = (overlapping, replace(overlapping, blocking=True))
+    searches = [plans for constants in both for plans in finalists(size, constants)]
+    score = cache(partial(judged, cluster=cluster))
+    kept = [plan for plans in searches for plan in plans]
+    best = best_nearby(kept, score, cluster)
+    check_plan(best, model()[0], cluster)
     return Entry(
         size=size,
-        plan=plan,
-        ours=1 / plan.predicted.iteration_seconds,
-        judged=verdict.iterations_per_second if verdict.fits else 0.0,
-        cpu_seconds=spent,
+        plan=best,
+        ours=_overlapped(best, cluster),
+        judged=score(best),
+        kept=max(map(score, kept)),
+        first=max(score(plans[0]) for plans in searches),
+        cpu_seconds=time.process_time() - began,
     )
 
 
-def best_plans() -> Iterator[tuple[Entry, float]]:
-    """Per cluster, the plan that the judge picks among ours, and the CPU seconds of all of them."""
-    overlapping = Calibration(process_bytes=PROCESS)
-    for size in SIZES:
-        both = (overlapping, replace(overlapping, blocking=True))
-        entries = [entry for constants in both for entry in contest(size, constants)]
-        best = max(entries, key=lambda entry: entry.judged)
-        yield replace(best, ours=_overlapped(best)), sum(entry.cpu_seconds for entry in entries)
-
-
-def _overlapped(entry: Entry) -> float:
+def _overlapped(plan: Plan, cluster: Cluster) -> float:
     """It/s of a plan in our simulator as it is, whatever constants it was searched with."""
     chain, profiles = model()
     measured = Measurements(source="", runs=(), profiles=profiles)
-    cluster = sailor_cluster(*entry.size)
-    run = MeasuredRun(name="", plan=entry.plan, chain=chain, cluster=cluster, seconds=1.0)
+    run = MeasuredRun(name="", plan=plan, chain=chain, cluster=cluster, seconds=1.0)
     return 1 / exact_seconds(measured, run, Calibration())
 
 
