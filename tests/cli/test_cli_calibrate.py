@@ -14,6 +14,8 @@ from argosy.calibrate.file import read_runs
 from argosy.calibrate.predict import quick_seconds
 from argosy.cost.calibration import Calibration
 from argosy.cost.calibration_file import dumps_calibration, read_calibration
+from argosy.timeline.file import dumps_timeline
+from argosy.timeline.timeline import Timeline
 
 TRUE = Calibration(passes=4.0, bandwidth=0.5)
 
@@ -42,6 +44,39 @@ def test_constants_are_fitted_printed_and_written(run: Run, runs: Path, tmp_path
     found = read_calibration(tmp_path / "constants.json")
     assert found.passes == pytest.approx(4.0, rel=0.1)
     assert found.bandwidth == pytest.approx(0.5, rel=0.1)
+
+
+def test_a_run_may_name_the_timeline_that_argosy_run_ended_with(run: Run, tmp_path: Path) -> None:
+    """The first step, which also prepares everything, does not count; the timeline's own memory does."""
+    timeline = Timeline(
+        clock="measured",
+        devices=("a",),
+        spans=(),
+        iteration_ends=(9.0, 11.0, 13.5, 15.5),
+        busy=(1.0,),
+        memory=(("a", ((0.0, 3e9), (1.0, 5e9), (2.0, 1e9))),),
+    )
+    (tmp_path / "timeline.json").write_text(dumps_timeline(timeline))
+    (tmp_path / "played.json").write_text(dumps_timeline(replace(timeline, clock="simulated")))
+
+    def written(entry: dict[str, object]) -> Path:
+        path = tmp_path / "own.json"
+        path.write_text(json.dumps({"version": 1, "runs": [{"plan": PLAN, **entry}]}))
+        return path
+
+    (found,) = read_runs(written({"timeline": "timeline.json"})).runs
+    assert (found.seconds, found.peak_bytes) == (2.0, 5e9)
+    (found,) = read_runs(written({"timeline": "timeline.json", "peak_bytes": 7e9})).runs
+    assert found.peak_bytes == 7e9
+    result = run("calibrate", str(written({"timeline": "timeline.json"})), "--json", "-q")
+    assert result.code == 0 and json.loads(result.out)["runs"] == 1
+    for entry, says in (
+        ({}, 'runs[0].seconds: expected given, or a "timeline" in its place'),
+        ({"timeline": "played.json"}, "played.json: found simulated, 4 iterations, expected a measured timeline"),
+        ({"timeline": "nowhere.json"}, "nowhere.json"),
+    ):
+        result = run("calibrate", str(written(entry)))
+        assert result.code == 2 and says in result.err, result.err
 
 
 def test_json_names_what_was_fitted(run: Run, runs: Path) -> None:

@@ -1,16 +1,19 @@
 """Measured runs of one's own as a JSON file, version 1.
 
     {version, source?, blocking?, profiles?: [file, ...],
-     runs: [{name?, plan: file, seconds, peak_bytes?}
+     runs: [{name?, plan: file, seconds | timeline: file, peak_bytes?}
             {name?, model, cluster, sequence_length?, dtype?, optimizer?, tensor, data, pipeline, micro_batch,
-             global_batch, recompute?, zero?, seconds, peak_bytes?}]}
+             global_batch, recompute?, zero?, seconds | timeline, peak_bytes?}]}
 
 A run names the plan that ran, or the degrees of an even plan as Megatron-LM counts them, with ``micro_batch`` per
-replica. Files are looked for beside the file itself.
+replica. In place of ``seconds`` it may name the timeline that ``argosy run`` ended with: the median of its steps
+counts, without the first, which also prepares everything, where there are others. Files are looked for beside the file
+itself.
 """
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,7 +28,9 @@ from argosy.document import Document, Schema, read_json, validate
 from argosy.errors import InputError, Mismatch, Problem
 from argosy.plan.check import check_plan
 from argosy.plan.file import plan_from_document, read_plan
-from argosy.plan.plan import Recompute
+from argosy.plan.plan import Plan, Recompute
+from argosy.timeline.file import load_timeline
+from argosy.workload.chain import Chain
 from argosy.workload.fields import Amount, Count, DtypeField, Name, OptimizerField
 from argosy.workload.load import load_model, preset_names
 from argosy.workload.profile_file import read_profile
@@ -54,7 +59,8 @@ class _Run(Schema):
     global_batch: Count | None = None
     recompute: Literal["none", "selective", "full"] = "none"
     zero: Literal[0, 1, 2, 3] = 0
-    seconds: Annotated[float, BeforeValidator(_seconds)]
+    seconds: Annotated[float, BeforeValidator(_seconds)] | None = None
+    timeline: Name | None = None
     peak_bytes: Amount | None = None
 
 
@@ -92,6 +98,28 @@ def read_runs(path: Path | str) -> Measurements:
 
 
 def _run(document: Document, index: int, run: _Run, folder: Path) -> MeasuredRun:
+    if (run.seconds is None) == (run.timeline is None):
+        raise document.error(("runs", index, "seconds"), 'given, or a "timeline" in its place, and not both')
+    seconds, peak = (run.seconds, None) if run.timeline is None else _measured(folder / run.timeline)
+    assert seconds is not None
+    peak = run.peak_bytes if run.peak_bytes is not None else peak
+    plan, chain, cluster, name = _what_ran(document, index, run, folder)
+    return MeasuredRun(name=name, plan=plan, chain=chain, cluster=cluster, seconds=seconds, peak_bytes=peak)
+
+
+def _measured(path: Path) -> tuple[float, float | None]:
+    """Seconds of a step, and the highest memory in use where the timeline knows, from a run's own timeline."""
+    timeline = load_timeline(path)
+    if timeline.clock != "measured" or not timeline.iteration_seconds:
+        found = f"{timeline.clock}, {len(timeline.iteration_seconds)} iterations"
+        expected = "a measured timeline with a finished iteration, as argosy run ends with"
+        raise InputError([Problem(file=str(path), found=found, expected=expected)])
+    peaks = timeline.peak_memory().values()
+    steps = timeline.iteration_seconds
+    return statistics.median(steps[1:] or steps), max(peaks, default=0.0) or None
+
+
+def _what_ran(document: Document, index: int, run: _Run, folder: Path) -> tuple[Plan, Chain, Cluster, str]:
     if run.plan is not None:
         return _planned(run, folder)
     missing = [name for name in ("model", "cluster", "micro_batch", "global_batch") if getattr(run, name) is None]
@@ -112,13 +140,10 @@ def _run(document: Document, index: int, run: _Run, folder: Path) -> MeasuredRun
     cluster = _cluster(run.cluster, folder)
     plan = even_plan(degrees, chain, cluster)
     check_plan(plan, chain, cluster, file=document.file)
-    name = run.name or f"{run.model} {degrees!r}"
-    return MeasuredRun(
-        name=name, plan=plan, chain=chain, cluster=cluster, seconds=run.seconds, peak_bytes=run.peak_bytes
-    )
+    return plan, chain, cluster, run.name or f"{run.model} {degrees!r}"
 
 
-def _planned(run: _Run, folder: Path) -> MeasuredRun:
+def _planned(run: _Run, folder: Path) -> tuple[Plan, Chain, Cluster, str]:
     assert run.plan is not None
     path = folder / run.plan
     document = read_plan(str(path) if path.exists() else run.plan)
@@ -127,10 +152,7 @@ def _planned(run: _Run, folder: Path) -> MeasuredRun:
     ref = plan.model
     chain = load_model(ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)
     check_plan(plan, chain, cluster, document=document)
-    name = run.name or Path(run.plan).stem
-    return MeasuredRun(
-        name=name, plan=plan, chain=chain, cluster=cluster, seconds=run.seconds, peak_bytes=run.peak_bytes
-    )
+    return plan, chain, cluster, run.name or Path(run.plan).stem
 
 
 def _cluster(name: str, folder: Path) -> Cluster:
