@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -120,10 +121,9 @@ class Judge:
         for at, choice in enumerate(plan):
             if choice.option.zero == 3:  # the first gather hides behind the way to the stage only
                 tails[at] += max(0.0, choice.option.once_around(choice.first, choice.end) - sum(forward[:at]))
+        ends = [choice.end for choice in plan]
         for index, partner, weights in self.prices.tied:
-            first, last = sorted(
-                at for at, choice in enumerate(plan) for layer in (index, partner) if choice.first <= layer < choice.end
-            )
+            first, last = sorted((bisect_right(ends, index), bisect_right(ends, partner)))
             if first == last:
                 continue
             one, other = plan[first], plan[last]

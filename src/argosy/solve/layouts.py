@@ -30,6 +30,10 @@ class Section(NamedTuple):
     """(pool, devices)"""
     width: int
 
+    @property
+    def devices(self) -> int:
+        return sum(number for _, number in self.taken)
+
 
 Layout = tuple[Section, ...]
 
@@ -89,7 +93,7 @@ def _along(pools: Sequence[Pool], sizes: Sequence[int]) -> Iterator[Section]:
 def _ends_apart(stages: Layout) -> Iterator[Layout]:
     """The first stage, the last, or both as single devices: an embedding or a head that share weights may be better off
     without replicas."""
-    first, last = (1 < sum(number for _, number in stages[at].taken) <= _MOST_APART for at in (0, -1))
+    first, last = (1 < stages[at].devices <= _MOST_APART for at in (0, -1))
     if first:
         yield (*_singles(stages[0]), *stages[1:])
     if last and len(stages) > 1:

@@ -171,16 +171,17 @@ def rows_of(prices: Prices, table: Table, shape: Shape, scope: Scope, below: flo
 def _least_whole(prices: Prices, section: Section, size: int, scope: Scope) -> float:
     """W at the least: of a mixed section as if all samples were as quick as in one large heap; a measured profile may
     be quicker anywhere, so there they are shared out. Not a number where there are too few."""
-    groups = [(pool, number // section.width) for pool, number in section.taken]
-    total = sum(replicas for _, replicas in groups)
+    width, total = section.width, section.devices // section.width
     if total > size:
         return math.nan
     if prices.model.profiles:
         parts = _parts(prices, section, size, scope)
         return whole_seconds(prices, parts, Recompute.NONE) if parts is not None else math.nan
-    most = math.ceil(size / total) if len(groups) == 1 else size - total + 1
-    rates = (replicas / prices.whole(pool, section.width, most, Recompute.NONE) for pool, replicas in groups)
-    return most * total / size / sum(rates) if len(groups) == 1 else most / size / sum(rates)
+    if len(section.taken) == 1:
+        return prices.whole(section.taken[0][0], width, -(-size // total), Recompute.NONE)
+    most = size - total + 1
+    rates = (number // width / prices.whole(pool, width, most, Recompute.NONE) for pool, number in section.taken)
+    return size / most / sum(rates)
 
 
 def _least_exchange(prices: Prices, section: Section) -> float:
@@ -281,7 +282,7 @@ def _section(parts: tuple[Part, ...]) -> Section:
 
 def _exchange(prices: Prices, section: Section) -> float:
     """Seconds in which the replicas of a section that holds all weights would sum gradients."""
-    replicas = sum(number for _, number in section.taken) // section.width
+    replicas = section.devices // section.width
     if replicas == 1:
         return 0.0
     pools = [prices.pools[pool] for pool, _ in section.taken]
