@@ -27,6 +27,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 from argosy.baselines import BASELINES, NoPlan  # noqa: E402
 from argosy.baselines import Job as Question  # noqa: E402
 from argosy.cluster.file import build_cluster  # noqa: E402
+from argosy.cluster.probe_notes import ProbeNotes  # noqa: E402
 from argosy.cluster.topology import Cluster  # noqa: E402
 from argosy.cost.compute import ComputeModel  # noqa: E402
 from argosy.document import parse_toml  # noqa: E402
@@ -108,7 +109,7 @@ def measure_parts(num_layers: int, folder: Path) -> None:
         device=device, seconds=0.4, sequence_length=SEQUENCE,
     )  # fmt: skip
     (folder / f"profile-{rank}.json").write_text(dump_profile(profile), encoding="utf-8")
-    links = list(probe_links(seconds=0.2))
+    links = list(probe_links(ProbeNotes(), seconds=0.2, report=lambda what: None))
     if rank == 0:
         found = {"bandwidth": statistics.mean(one.bandwidth for one in links), "latency": links[0].latency}
         (folder / "link.json").write_text(json.dumps(found), encoding="utf-8")

@@ -13,6 +13,8 @@ from argosy.workload.load import preset_names
 
 COMMANDS = [
     ("demo",),
+    ("init",),
+    ("doctor",),
     ("simulate",),
     ("calibrate",),
     ("export",),

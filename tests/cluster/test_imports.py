@@ -164,3 +164,61 @@ def test_nvidia_smi_tells_nvlinks_and_kinds() -> None:
 )
 def test_drivers_names_are_recognised(name: str, kind: str) -> None:
     assert catalogue_kind(name) == kind
+
+
+def smi(rows: list[list[str]]) -> str:
+    """The table of a node, with the columns and the legend that recent drivers print."""
+    head = "\t" + "\t".join(f"GPU{at}" for at in range(len(rows))) + "\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID"
+    lines = [f"GPU{at}\t" + "\t".join(row) + "\t0-15,32-47\t0\t\tN/A" for at, row in enumerate(rows)]
+    return "\n".join([head, *lines, "", "Legend:", "", "  X    = Self", "  NV#  = Connection over # NVLinks"])
+
+
+def square(cell) -> list[list[str]]:  # type: ignore[no-untyped-def]
+    return [[" X " if row == column else cell(row, column) for column in range(8)] for row in range(8)]
+
+
+PUBLISHED = {
+    "8x A100 behind NVSwitch": (square(lambda a, b: "NV12"), "A100-40GB", 300e9),
+    "two islands of 4x H200": (square(lambda a, b: "NV18" if a // 4 == b // 4 else "SYS"), "H200", None),
+    "8x RTX 4090 on two sockets": (square(lambda a, b: "PHB" if a // 2 == b // 2 else "NODE"), "RTX-4090", None),
+    "8x V100, a mesh": (square(lambda a, b: f"NV{1 + (a + b) % 2}" if abs(a - b) < 4 else "NODE"), "V100-32GB", None),
+}
+"""Shapes of tables that people have published: cards, and bytes/s of NVLink where it joins all."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_tables_of_real_machines(name: str) -> None:
+    rows, kind, nvlink = PUBLISHED[name]
+    node = read_nvidia_smi(smi(rows), "topo.txt", host="x", kind=kind, nic=25e9)
+    cluster = built(cluster_text("x", [node], source="nvidia-smi"))
+    assert [device.kind.name for device in cluster.devices] == [kind] * 8
+    rates = [medium.bandwidth for medium in node.intra if medium.name == "nvlink"]
+    assert rates == ([nvlink] if nvlink else [])
+    partial = any(cell.startswith("NV") for row in rows for cell in row) and nvlink is None
+    assert ("NVLink joins only" in node.note) == partial
+
+
+def by_hand(switches: int) -> str:
+    """A topology file as a cloud ships it for its 8-GPU machines: bare slots under a switch per pair of cards."""
+
+    def slot(bus: str, what: str) -> str:
+        return f'<pci busid="{bus}:00:00.0" class="{what}" link_speed="16 GT/s" link_width="16"/>'
+
+    parts = []
+    for switch in range(switches):
+        slots = [slot(f"000{2 * switch + at}", "0x030200") + slot(f"010{2 * switch + at}", "0x020700") for at in (1, 2)]
+        inner = f'<pci busid="ffff:ff:0{switch + 1}.0" class="0x060400" link_speed="16 GT/s">{"".join(slots)}</pci>'
+        parts.append(f'<cpu numaid="{switch}" affinity="0000ffff" arch="x86_64">{inner}</cpu>')
+    return f'<system version="1">{"".join(parts)}</system>'
+
+
+def test_a_topology_file_that_was_written_by_hand() -> None:
+    node = read_nccl(by_hand(4), "topo.xml", host="x", kind="A100-40GB", nic=200e9)
+    cluster = built(cluster_text("x", [node], source="nccl"))
+    assert len(cluster.devices) == 8
+    assert [medium.name for medium in node.intra] == ["pcie"]
+    assert node.intra[0].bandwidth == pytest.approx(16e9 * 16 / 8 * 128 / 130)
+    assert node.nic == (200e9, 1)
+    assert "does not tell whether there is NVLink" in node.note
+    with pytest.raises(InputError, match="--kind"):
+        read_nccl(by_hand(4), "topo.xml", host="x", kind=None)

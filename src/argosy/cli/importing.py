@@ -8,6 +8,8 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from argosy.cli.options import Json
+
 _Value = TypeVar("_Value")
 
 
@@ -31,6 +33,7 @@ def import_cluster(
     intra: Annotated[str | None, typer.Option("--intra", help='Between devices of a host, such as "300 GB/s".')] = None,
     nic: Annotated[str | None, typer.Option("--nic", help='Of a host, such as "100 Gbit/s".')] = None,
     uplink: Annotated[str | None, typer.Option("--uplink", help="Of a switch, with slurm-topology.")] = None,
+    json: Json = False,
 ) -> None:
     """A cluster file from a host file, Slurm, NCCL or nvidia-smi.
 
@@ -40,7 +43,7 @@ def import_cluster(
         argosy import topo.xml --from nccl-xml -o cluster.toml
     """
     from argosy.cli.inputs import parse_rate
-    from argosy.cli.terminal import write_file
+    from argosy.cli.terminal import print_json, write_file
     from argosy.cluster.file import build_cluster
     from argosy.document import parse_toml, read_text
 
@@ -48,10 +51,14 @@ def import_cluster(
     rates = [None if text is None else parse_rate(option, text) for option, text in given]
     text = _imported(source, read_text(file), str(file), name, kind, per_host, *rates)
     cluster = build_cluster(parse_toml(text, file=str(output or "cluster.toml")), folder=Path())
-    if output is None:
+    if output is not None:
+        write_file(output, text.encode())
+    if json:
+        counts = {"nodes": len(cluster.nodes), "devices": len(cluster.devices)}
+        print_json("import", {"file": None if output is None else str(output), "cluster": text, **counts})
+    elif output is None:
         typer.echo(text, nl=False)
     else:
-        write_file(output, text.encode())
         typer.echo(f"wrote {output}: {cluster!r}")
 
 
@@ -72,7 +79,7 @@ def _imported(
 
     told = f"{source} ({Path(file).name})"
     if source is Source.NCCL:
-        return cluster_text(name, [read_nccl(text, file, host=name, kind=kind)], source=told)
+        return cluster_text(name, [read_nccl(text, file, host=name, kind=kind, nic=nic)], source=told)
     if source is Source.SMI:
         return cluster_text(name, [read_nvidia_smi(text, file, host=name, kind=kind, nic=nic)], source=told)
     given = Given(

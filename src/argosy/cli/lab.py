@@ -31,7 +31,9 @@ def up(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Build a lab: a host for every node, a shaped cable for every link, a share of a core for every device.
+    """Build a lab of a cluster file.
+
+    A host for every node, a shaped cable for every link, a share of a core for every device.
 
     \b
     Example:
@@ -73,9 +75,10 @@ def run(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run a command once per device of a lab, with the environment that torchrun gives.
+    """Run a command once per device of a lab.
 
-    Its lines are shown after the device's name. Exit code 4 where one fails; the others are ended then.
+    With the environment that torchrun gives. Its lines are shown after the device's name. Exit code 4 where one fails;
+    the others are ended then.
 
     \b
     Example:
@@ -129,6 +132,7 @@ def change(
     name: LabName,
     what: Annotated[str, typer.Argument(help="An edge such as v0.nic, or a device such as v0.1.", show_default=False)],
     value: Annotated[str, typer.Argument(help='A bandwidth such as "20 Mbit/s", or a speed such as 0.5; 0 is down.')],
+    json: Json = False,
 ) -> None:
     """Change a link's bandwidth or a device's speed while jobs run.
 
@@ -137,13 +141,15 @@ def change(
         argosy lab change trial h1.nic "20 Mbit/s"
     """
     from argosy.cli.inputs import parse_rate
+    from argosy.cli.terminal import print_json
     from argosy.lab.lab import open_lab
 
     lab = open_lab(name)
-    if what in lab.cluster.device_index:
-        lab.change(what, _speed(value))
-    else:
-        lab.change(what, 0.0 if value == "0" else parse_rate("VALUE", value))
+    is_device = what in lab.cluster.device_index
+    changed = _speed(value) if is_device else 0.0 if value == "0" else parse_rate("VALUE", value)
+    lab.change(what, changed)
+    if json:
+        print_json("lab change", {"lab": lab.name, "what": what, "speed" if is_device else "bytes_per_second": changed})
 
 
 @lab_app.command()
@@ -171,6 +177,7 @@ def show(json: Json = False) -> None:
 @lab_app.command()
 def down(
     name: Annotated[str | None, typer.Argument(metavar="LAB", help="A lab that is up; without one, all.")] = None,
+    json: Json = False,
 ) -> None:
     """Remove a lab, or all, with whatever runs in them.
 
@@ -178,12 +185,17 @@ def down(
     Example:
         argosy lab down trial
     """
+    from argosy.cli.terminal import print_json
     from argosy.lab import lab as labs
     from argosy.lab.record import records
 
     names = [record.name for record in records()] if name is None else [labs.open_lab(name).name]
     for each in names:
         labs.down(each)
+    if json:
+        print_json("lab down", {"labs": names})
+        return
+    for each in names:
         typer.echo(f"lab {each} is down")
     if not names:
         typer.echo("no lab is up")

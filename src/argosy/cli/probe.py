@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from argosy.cli.options import Quiet
+from argosy.cli.options import Json, Quiet
+
+if TYPE_CHECKING:
+    from argosy.cluster.probe_notes import ProbeNotes
 
 
 def probe(
@@ -15,38 +18,68 @@ def probe(
     name: Annotated[str, typer.Option("--name", help="What the cluster is called in the file.")] = "probed",
     lab: Annotated[str | None, typer.Option("--lab", help="Measure the devices and links of a lab that is up.")] = None,
     seconds: Annotated[float, typer.Option("--seconds", min=0.01, help="That each measurement takes, roughly.")] = 0.3,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from what a probe with the same -o had measured when it was cut.")
+    ] = False,
+    json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Measure devices and links, and write them as a cluster file.
 
-    By itself it measures this machine's device; under torchrun, every rank's device and every link between ranks.
+    By itself it measures this machine's device; under torchrun, every rank's device and every link between ranks. With
+    -o, what has been measured is kept in a file beside it until the probe is done.
 
     \b
     Example:
         argosy probe -o cluster.toml
         torchrun --nnodes 4 ... -m argosy probe -o cluster.toml
     """
-    from argosy.cli.terminal import progress, write_file
+    from argosy.cli.terminal import check_folder, print_json, progress, write_file
+    from argosy.cluster.probe_notes import ProbeNotes, read_notes
+    from argosy.errors import bad_input
 
-    with progress("measuring devices and links", quiet=quiet):
-        text = _in_lab(lab, name, seconds) if lab is not None else _here(name, seconds)
+    if resume and (output is None or lab is not None):
+        raise bad_input("-o with the file of the probe that was cut, and no --lab", where="--resume")
+    kept = None if output is None else output.with_name(output.name + ".partial.json")
+    if output is not None:
+        check_folder(output)
+    if lab is not None:
+        with progress("measuring devices and links", quiet=quiet):
+            text: str | None = _in_lab(lab, name, seconds)
+        notes = ProbeNotes()
+    else:
+        earlier = kept.read_text(encoding="utf-8") if resume and kept is not None and kept.exists() else ""
+        notes = read_notes(earlier, kept)
+        text = _here(name, notes, seconds, quiet=quiet)
     if text is None:  # another rank writes the file
         return
-    if output is None:
+    if output is not None:
+        write_file(output, text.encode())
+        if kept is not None:
+            kept.unlink(missing_ok=True)
+    if json:
+        print_json("probe", {"file": None if output is None else str(output), "cluster": text, **notes.parts()})
+    elif output is None:
         typer.echo(text, nl=False)
     else:
-        write_file(output, text.encode())
         typer.echo(f"wrote {output}")
 
 
-def _here(name: str, seconds: float) -> str | None:
+def _here(name: str, notes: ProbeNotes, seconds: float, *, quiet: bool) -> str | None:
+    import sys
+
     try:
         from argosy.runtime.probe_worker import measure
     except ModuleNotFoundError as error:
         from argosy.errors import RunError
 
         raise RunError(f"measuring needs torch ({error}); pip install 'argosy[torch]'") from None
-    return measure(name, seconds=seconds)
+
+    def tell(what: str) -> None:
+        if not quiet:
+            sys.stderr.write(f"measuring {what}\n")
+
+    return measure(name, notes, seconds=seconds, report=tell)
 
 
 def _in_lab(lab: str, name: str, seconds: float) -> str:

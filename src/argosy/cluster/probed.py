@@ -42,6 +42,8 @@ class ProbedDevice:
     """FLOP/s of the best size of square matrix product, per dtype."""
     by_size: tuple[tuple[Dtype, int, float], ...] = ()
     """(dtype, size, FLOP/s) of every product that was measured."""
+    facts: str = ""
+    """What its driver says beside: its version, bus, links."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +162,7 @@ def _kind(name: str, devices: Sequence[ProbedDevice]) -> list[str]:
     lines = ["[[kinds]]", f'name = "{name}"', f'memory = "{SIZE.format(min(d.memory for d in devices))}"']
     lines += [f'memory_bandwidth = "{RATE.format(max(d.memory_bandwidth for d in devices))}"']
     lines += [f"flops = {{ {rates} }}", 'source = "measured: square matrix products and copies"']
+    lines += [f"# {facts}" for facts in dict.fromkeys(device.facts for device in devices if device.facts)]
     for dtype in best:
         sizes = [(size, rate) for d in devices[:1] for kind, size, rate in d.by_size if kind is dtype]
         if sizes:

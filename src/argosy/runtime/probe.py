@@ -22,14 +22,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from argosy.cluster.probe_notes import ProbeNotes, device_of, read_notes
 from argosy.cluster.probed import ProbedDevice, ProbedHost, ProbedLink
 from argosy.dtype import Dtype
+from argosy.runtime.cards import card_facts
 from argosy.runtime.world import gather_texts
 
 _DTYPES = {Dtype.FP32: torch.float32, Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
@@ -37,6 +38,8 @@ _SIZES = {"cpu": (256, 512, 1024), "cuda": (1024, 2048, 4096, 8192)}
 _SMALL = 8
 """Elements of a message whose time is all latency."""
 _MOST_BYTES = 64 * 2**20
+Report = Callable[[str], None]
+"""Told what is measured next."""
 
 
 def probe_device(*, seconds: float = 0.3, rank: int = 0) -> ProbedDevice:
@@ -51,13 +54,20 @@ def probe_device(*, seconds: float = 0.3, rank: int = 0) -> ProbedDevice:
     best = {dtype: max(rate for other, _, rate in rows if other is dtype) for dtype, _, _ in rows}
     return ProbedDevice(
         rank=rank,
-        host=socket.gethostname() if "ARGOSY_DEVICE" not in os.environ else os.environ["ARGOSY_DEVICE"].split(".")[0],
+        host=_host_name(),
         kind=torch.cuda.get_device_name() if device.type == "cuda" else f"CPU-{platform.machine()}",
         memory=_memory(device),
         memory_bandwidth=_copy_rate(device, seconds),
         flops=tuple(sorted(best.items())),
         by_size=tuple(rows),
+        facts=card_facts(torch.cuda.current_device()) if device.type == "cuda" else "",
     )
+
+
+def _host_name() -> str:
+    """The emulated one, in a lab."""
+    emulated = os.environ.get("ARGOSY_DEVICE")
+    return socket.gethostname() if emulated is None else emulated.split(".")[0]
 
 
 def _memory(device: torch.device) -> float:
@@ -96,14 +106,15 @@ def _sustained_seconds(work: Callable[[], Tensor], device: torch.device, seconds
     return taken / count
 
 
-def probe_links(*, seconds: float = 0.3) -> Iterator[ProbedLink]:
-    """(3) and (4) for every ordered pair of ranks, each pair alone; every rank must iterate."""
+def probe_links(notes: ProbeNotes, *, seconds: float, report: Report) -> Iterator[ProbedLink]:
+    """(3) and (4) for every ordered pair of ranks that is not in the notes, each alone; every rank must iterate."""
     rank, world = dist.get_rank(), dist.get_world_size()
     device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
     for source in range(world):
         for target in range(world):
-            if source == target:
+            if source == target or notes.link(source, target) is not None:
                 continue
+            report(f"link {source} to {target}, {len(notes.links) + 1} of {world * (world - 1)}")
             result = torch.zeros(2, dtype=torch.float64, device=device)
             if rank == source:
                 result = torch.tensor(_measure_as_source(target, device, seconds), dtype=torch.float64, device=device)
@@ -154,13 +165,16 @@ def _answer_as_target(source: int, device: torch.device) -> None:
         dist.send(torch.zeros(1, device=device), source)
 
 
-def probe_hosts(
-    devices: Sequence[ProbedDevice], links: Sequence[ProbedLink], *, seconds: float = 0.3
-) -> Iterator[ProbedHost]:
-    """(5) for every host; every rank must iterate. With two hosts it is (4) and is not measured again."""
+def probe_hosts(notes: ProbeNotes, *, seconds: float, report: Report) -> Iterator[ProbedHost]:
+    """(5) for every host that is not in the notes; every rank must iterate. With two hosts it is (4), and not measured
+    again."""
+    devices = notes.devices
     ranks = {host: [d.rank for d in devices if d.host == host] for host in dict.fromkeys(d.host for d in devices)}
-    rates = {(link.source, link.target): link.bandwidth for link in links}
+    rates = {(link.source, link.target): link.bandwidth for link in notes.links}
     for host, mine in ranks.items() if len(ranks) > 2 else ():
+        if notes.host(host) is not None:
+            continue
+        report(f"{host} with all others at once")
         others = [there for name, there in ranks.items() if name != host]
         pairs = [(mine[at % len(mine)], there[0]) for at, there in enumerate(others)]
         out, into = ({pair: rates[pair] for pair in way} for way in (pairs, [(b, a) for a, b in pairs]))
@@ -212,19 +226,29 @@ def _total(sizes: Sequence[float], rates: Sequence[float], ends: Sequence[float]
     return max((sum(sizes) - sum(r * (t - end) for r, t in flows if t > end)) / end for end in ends)
 
 
-def probe_all(*, seconds: float = 0.3) -> tuple[list[ProbedDevice], list[ProbedLink], list[ProbedHost]]:
-    """Every rank's device, all at the same time, then every link, then every host's links; the same on all ranks."""
+def probe_all(notes: ProbeNotes, *, seconds: float = 0.3, report: Report = lambda what: None) -> None:
+    """Every rank's device, all at the same time, then every link, then every host's links, into ``notes``, the same on
+    all ranks; what they have already is not measured again."""
     if not dist.is_initialized():
-        return [probe_device(seconds=seconds)], [], []
-    dist.barrier()
-    mine = probe_device(seconds=seconds, rank=dist.get_rank())
-    texts = gather_texts(json.dumps(asdict(mine)), torch.device("cuda" if dist.get_backend() == "nccl" else "cpu"))
-    devices, links = [_probed(json.loads(text)) for text in texts], list(probe_links(seconds=seconds))
-    return devices, links, list(probe_hosts(devices, links, seconds=seconds))
-
-
-def _probed(read: dict[str, Any]) -> ProbedDevice:
-    """Back from JSON, which knows no tuples."""
-    flops = tuple((Dtype(dtype), rate) for dtype, rate in read.pop("flops"))
-    by_size = tuple((Dtype(dtype), size, rate) for dtype, size, rate in read.pop("by_size"))
-    return ProbedDevice(**read, flops=flops, by_size=by_size)
+        notes.keep_if_made_by([_host_name()])
+        if not notes.devices:
+            report("this machine's device")
+            notes.devices = [probe_device(seconds=seconds)]
+            notes.save()
+        return
+    where = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    known = read_notes(gather_texts(notes.text(), where)[0])
+    notes.devices, notes.links, notes.hosts = known.devices, known.links, known.hosts
+    notes.keep_if_made_by(gather_texts(_host_name(), where))
+    if not notes.devices:
+        report(f"{dist.get_world_size()} devices, all at once")
+        dist.barrier()
+        mine = probe_device(seconds=seconds, rank=dist.get_rank())
+        notes.devices = [device_of(json.loads(text)) for text in gather_texts(json.dumps(asdict(mine)), where)]
+        notes.save()
+    for link in probe_links(notes, seconds=seconds, report=report):
+        notes.links.append(link)
+        notes.save()
+    for host in probe_hosts(notes, seconds=seconds, report=report):
+        notes.hosts.append(host)
+        notes.save()

@@ -11,13 +11,16 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from argosy.cluster.probe_notes import ProbeNotes
 from argosy.cluster.probed import cluster_toml
 from argosy.runtime.emulated import join_device
-from argosy.runtime.probe import probe_all
+from argosy.runtime.probe import Report, probe_all
 
 
-def measure(name: str, *, seconds: float) -> str | None:
-    """The cluster file's text on rank 0, nothing on the others."""
+def measure(name: str, notes: ProbeNotes, *, seconds: float, report: Report = lambda what: None) -> str | None:
+    """The cluster file's text on rank 0, nothing on the others; measurements go into the notes, which rank 0 keeps."""
+    if not is_first():
+        notes, report = ProbeNotes(), lambda what: None
     alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
@@ -25,19 +28,24 @@ def measure(name: str, *, seconds: float) -> str | None:
         share = torch.cuda.is_available() and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
         dist.init_process_group("nccl" if share else "gloo", timeout=timedelta(minutes=5))
     try:
-        devices, links, hosts = probe_all(seconds=seconds)
+        probe_all(notes, seconds=seconds, report=report)
     finally:
         if not alone:
             dist.destroy_process_group()
-    if devices and int(os.environ.get("RANK", "0")):
+    if not is_first():
         return None
-    when = f"Measured on {time.strftime('%Y-%m-%d')} with torch {torch.__version__}, {len(devices)} processes."
-    return cluster_toml(name, devices, links, hosts, measured=when)
+    when = f"Measured on {time.strftime('%Y-%m-%d')} with torch {torch.__version__}, {len(notes.devices)} processes."
+    return cluster_toml(name, notes.devices, notes.links, notes.hosts, measured=when)
+
+
+def is_first() -> bool:
+    """Whether this is the rank that keeps and writes what was measured."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def main(name: str, seconds: str, output: str) -> None:
     join_device()
-    text = measure(name, seconds=float(seconds))
+    text = measure(name, ProbeNotes(), seconds=float(seconds))
     if text is not None:
         Path(output).write_text(text, encoding="utf-8")
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,12 +29,15 @@ from argosy.runtime.layers import find_layers
 from argosy.runtime.moment import Moment
 from argosy.runtime.program import load_program, split_name
 from argosy.runtime.stage import LayerStage, LossFunction
+from argosy.units import counted
 from argosy.workload.chain import Layer
 from argosy.workload.profile import Profile, ProfileRow
 
 AUTOCAST = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
-Report = Callable[[str, int], None]
-"""Told the layer's name and the number of samples before each measurement."""
+Report = Callable[[str], None]
+"""Told what is measured next."""
+Save = Callable[[Profile], None]
+"""Given the profile as far as it is, after every measurement."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +56,11 @@ def profile_program(
     seconds: float,
     sequence_length: int,
     report: Report,
+    save: Save = lambda profile: None,
+    known: Sequence[ProfileRow] = (),
 ) -> Profile:
-    """The profile of a user's ``file.py:build`` on this process's card, or its CPU."""
+    """The profile of a user's ``file.py:build`` on this process's card, or its CPU; rows in ``known`` are not measured
+    again."""
     path, _ = split_name(program)
     model, loss_fn, batch = load_program(program).build()
     card = torch.cuda.is_available()
@@ -63,14 +69,27 @@ def profile_program(
         loss_fn,
         batch,
         name=path.stem,
-        kind=kind or (torch.cuda.get_device_name() if card else "CPU-core"),
+        kind=kind or own_kind(),
         samples=samples,
         dtype=dtype,
         device=torch.device("cuda" if card else "cpu"),
         seconds=seconds,
         sequence_length=sequence_length,
         report=report,
+        save=save,
+        known=known,
     )
+
+
+def own_kind() -> str:
+    """What this process's device is called."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU-core"
+
+
+def software() -> str:
+    """When and with what: for ``Profile.measured``."""
+    cuda = f", CUDA {torch.version.cuda}" if torch.cuda.is_available() else ""
+    return f"{time.strftime('%Y-%m-%d')} on {own_kind()} with torch {torch.__version__}{cuda}"
 
 
 def profile_model(
@@ -85,7 +104,9 @@ def profile_model(
     device: torch.device | None = None,
     seconds: float = 0.3,
     sequence_length: int = 1,
-    report: Report = lambda layer, samples: None,
+    report: Report = lambda what: None,
+    save: Save = lambda profile: None,
+    known: Sequence[ProfileRow] = (),
 ) -> Profile:
     """(1) to (4) of every layer on this process's device, which the profile calls ``kind``."""
     device = device or torch.device("cpu")
@@ -100,7 +121,14 @@ def profile_model(
         for index in range(len(layers))
     ]  # fmt: skip
     kinds = _kinds(layers)
-    rows: dict[tuple[str, int], ProfileRow] = {}
+    rows = {(row.layer, row.micro_batch): row for row in known if row.dtype is dtype}
+    total = len(set(kinds)) * len(set(samples))
+
+    def so_far() -> Profile:
+        return Profile(
+            device=kind, model=name, rows=tuple(rows.values()), sequence_length=sequence_length, measured=software()
+        )
+
     amounts: list[_Amounts] = []
     for count in sorted(set(samples)):
         part = tree_map(lambda leaf: leaf[:count].to(device) if isinstance(leaf, Tensor) else leaf, batch)  # noqa: B023
@@ -108,18 +136,13 @@ def profile_model(
         last = count == max(samples)
         for index, stage in enumerate(stages):
             if (kinds[index], count) not in rows:
-                report(f"layer{index}", count)
+                report(f"layer{index} with {counted(count, 'sample')}, {len(rows) + 1} of {total}")
                 rows[kinds[index], count] = _row(stage, carry, part, kinds[index], count, dtype, device, seconds)
+                save(so_far())
             if last:
                 amounts.append(_amounts(stage, carry, part, count))
             carry = _detached(stage(_detached(carry), part, _moment(part)))
-    return Profile(
-        device=kind,
-        model=name,
-        rows=tuple(rows.values()),
-        layers=tuple(_layers(layers, kinds, amounts)),
-        sequence_length=sequence_length,
-    )
+    return replace(so_far(), layers=tuple(_layers(layers, kinds, amounts)))
 
 
 def _check_samples(samples: Sequence[int], batch: Any) -> None:

@@ -5,6 +5,8 @@
     (3)  NIC      the fastest of the node's network devices, and how many are as fast
 
 NCCL writes speeds of network devices in Mbit/s, and the compute capability of each device, which hints at its kind.
+Files that people write for it (``NCCL_TOPO_FILE``) may have bare slots instead, a card being one of class 0x03: then
+NVLink is not known, and a kind must be given.
 ``nvidia-smi`` writes neither kinds nor NIC speeds; ``nvidia-smi -L`` in the same file says the kinds.
 """
 
@@ -23,15 +25,16 @@ _PCIE_GUESS = 25e9
 """Bytes/s where the file does not say: PCIe 4.0 with 16 lanes, less its overhead."""
 
 
-def read_nccl(text: str, file: str, *, host: str, kind: str | None) -> FoundNode:
-    """A node from the XML that NCCL writes to ``NCCL_TOPO_DUMP_FILE``."""
+def read_nccl(text: str, file: str, *, host: str, kind: str | None, nic: float | None = None) -> FoundNode:
+    """A node from the XML that NCCL writes to ``NCCL_TOPO_DUMP_FILE``, or reads from ``NCCL_TOPO_FILE``; ``nic`` is
+    used where it tells no speed of a network device."""
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise InputError([Problem(file=file, found="a document type", expected="plain XML, as NCCL writes it")])
     try:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
         raise InputError([Problem(file=file, found=str(error), expected="XML, as NCCL writes it")]) from None
-    cards = list(root.iter("gpu"))
+    cards = list(root.iter("gpu")) or [slot for slot in root.iter("pci") if slot.get("class", "").startswith("0x03")]
     if root.tag != "system" or not cards:
         raise InputError(
             [Problem(file=file, found=f"<{root.tag}> with {len(cards)} gpu", expected="<system> with gpus")]
@@ -46,12 +49,15 @@ def read_nccl(text: str, file: str, *, host: str, kind: str | None) -> FoundNode
     media = [FoundMedium(name="nvlink", bandwidth=min(links) * _NVLINK.get(capabilities[0], 25e9), latency=3e-6,
                          note=f"{min(links)} links")] if min(links) else []  # fmt: skip
     media.append(FoundMedium(name="pcie", bandwidth=_pcie(root), latency=5e-6))
-    guessed = "" if kind else f"kinds guessed from compute capability {', '.join(map(str, sorted(set(capabilities))))}"
+    told = "" if root.find(".//gpu") is not None else "the file does not tell whether there is NVLink"
+    guessed = (
+        told if kind else f"kinds guessed from compute capability {', '.join(map(str, sorted(set(capabilities))))}"
+    )
     return FoundNode(
         hosts=(host,),
         devices=tuple(Counter(name for name in kinds if name).items()),
         intra=tuple(media) if len(cards) > 1 else (),
-        nic=_nics([float(net.get("speed", "0")) * 1e6 / 8 for net in root.iter("net")]),
+        nic=_nics([float(net.get("speed", "0")) * 1e6 / 8 for net in root.iter("net")]) or ((nic, 1) if nic else None),
         note=guessed,
     )
 
@@ -60,7 +66,7 @@ def _pcie(root: ElementTree.Element) -> float:
     """(1) of the narrowest slot that a card sits in."""
     rates = []
     for slot in root.iter("pci"):
-        if slot.find("gpu") is None:
+        if slot.find("gpu") is None and not slot.get("class", "").startswith("0x03"):
             continue
         speed = re.match(r"([\d.]+)\s*GT/s", slot.get("link_speed", ""))
         width = int(slot.get("link_width", "0") or 0)
