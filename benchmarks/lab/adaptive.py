@@ -1,7 +1,8 @@
 """One job in the lab whose link is preempted and whose host is slowed: what each policy makes of it.
 
-`python -m benchmarks.lab.adaptive run POLICY FOLDER` measures one policy (about two and a half minutes), and
-`python -m benchmarks.lab.adaptive note FOLDER NOTE.md` writes the note with its tables and plot from what FOLDER holds.
+`python -m benchmarks.lab.adaptive run POLICY FOLDER` measures one policy, `all FOLDER` in its place all of them side by
+side, each in a lab of its own (about four minutes; layers sleep, so they hardly disturb each other), and
+`note FOLDER NOTE.md` writes the note with its tables and plot from what FOLDER holds.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -43,7 +45,8 @@ PAYLOAD = 0.958
 """Of a shaped link's rate, what arrives (`benchmarks/results/2026-11-15-lab.md`)."""
 HOSTS = ("a", "b", "c")
 POLICIES = ("static 1F1B", "best static plan", "adaptive k", "full adaptation", "oracle replayed")
-JOB = Job(num_layers=12, forward_seconds=2e-3, values=16_384, weights=20_000)
+JOB = Job(num_layers=12, forward_seconds=8e-3, values=65_536, weights=20_000)
+"""A message takes ten times as long as a token bucket lets through at once, so that rates are what they seem."""
 _RECOVERED = 0.9
 _WITHIN = 0.15
 
@@ -61,7 +64,7 @@ def cluster() -> Cluster:
 def first_plan(where: Cluster) -> Plan:
     """A third of the layers on each host, 1F1B."""
     third = JOB.num_layers // len(HOSTS)
-    return plan_of(where, JOB, [(third, [(name, 4)]) for name in HOSTS], micro_batches=8)
+    return plan_of(where, JOB, [(third, [(name, 1)]) for name in HOSTS], micro_batches=8)
 
 
 def moments() -> list[float]:
@@ -113,7 +116,7 @@ def measure(policy: str, folder: Path) -> Path:
         plans = Foresight().oracle()
     reach = {"adaptive k": Reach.K, "full adaptation": Reach.FULL}.get(policy)
     folder.mkdir(parents=True, exist_ok=True)
-    result, task = folder / f"{policy.replace(' ', '-')}.json", folder / "task.json"
+    result, task = folder / f"{policy.replace(' ', '-')}.json", folder / f"{policy.replace(' ', '-')}-task.json"
     content = {
         "name": policy,
         "policy": "script" if reach is None else str(reach),
@@ -185,8 +188,8 @@ def _head() -> list[str]:
         "static plan is the one with which the simulator does most over the whole trace, future known; the oracle",
         "changes to the best plan of each stretch as soon as it begins.",
         "",
-        "Repeat with `python -m benchmarks.lab.adaptive run POLICY FOLDER` for each policy, as root, then",
-        "`python -m benchmarks.lab.adaptive note FOLDER NOTE.md`.",
+        "The five ran side by side, each in a lab of its own. Repeat as root with",
+        "`python -m benchmarks.lab.adaptive all FOLDER`, then `python -m benchmarks.lab.adaptive note FOLDER NOTE.md`.",
         "",
     ]
 
@@ -289,6 +292,10 @@ def main(arguments: Sequence[str]) -> int:
     match arguments:
         case ["run", policy, folder] if policy in POLICIES:
             print(measure(policy, Path(folder)))
+        case ["all", folder]:
+            command = [sys.executable, "-m", "benchmarks.lab.adaptive", "run"]
+            runs = [subprocess.Popen([*command, policy, folder]) for policy in POLICIES]
+            return max(run.wait() for run in runs)
         case ["note", folder, note]:
             write_note(Path(folder), Path(note))
         case _:

@@ -115,6 +115,7 @@ def _run(
         steps.append({"start": start, "seconds": took, "plan": repr(trainer.plan), "believed": believed})
         if adapter is not None:
             adapter.after_step(took, max(1, int((seconds - clock.now()) / took)))
+            steps[-1]["seen"] = adapter.seen
         if script is not None:
             script.after_step(clock.now())
 

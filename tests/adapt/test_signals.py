@@ -69,3 +69,13 @@ def test_two_receivers_share_their_senders_link() -> None:
 def test_what_nobody_waited_for_says_nothing() -> None:
     cluster = cluster_of(100, 100)
     assert bandwidths_seen([message("a", "b", 0, 5.0, awaited=False)], cluster, believed(cluster)) == {}
+
+
+def test_a_link_that_is_busy_for_one_route_does_not_explain_another() -> None:
+    cluster = cluster_of(100, 100, 100)
+    fine = [message(*pair, at, 0.01) for at, pair in enumerate([("a", "b"), ("b", "a")] * 6)]
+    slow = [message("b", "c", 20, 0.1), message("c", "b", 21, 0.1)]
+    seen = bandwidths_seen([*fine, *slow], cluster, believed(cluster))
+    assert {name: round(rate / MEGABYTE) for name, rate in seen.items()} == {
+        "a0.nic.in": 100, "a0.nic.out": 100, "b0.nic.in": 100, "b0.nic.out": 100, "c0.nic.in": 10, "c0.nic.out": 10
+    }  # fmt: skip

@@ -5,12 +5,13 @@ the messages that cross it:
 
     (1)  sample of m = max over j of (sum of b over the messages that left from s_j on and came by a_m) / (a_m - s_j)
          no more than what the link can carry, and just that where the link was busy and the receiver waited
-    (2)  rate of the link = median of (1) over the messages of the step that were waited for
+    (2)  rate of a link on a route = median of (1) over the messages of the route in the step that were waited for
 
 What a route carries says little about its wide links. So a rate counts where it is about what the link is believed to
 carry, or more; and where no link of a route is that busy, something has become slow:
 
-    (3)  the edges that most of the unexplained routes have in common are to blame; their rates count, others' do not
+    (3)  of the links that no other route has seen busy, those on the edges that most of the unexplained routes have in
+         common are to blame; their rates count, others' do not
 
     (4)  speed of a device = predicted over measured seconds of a micro-batch, median over the step
 """
@@ -56,6 +57,7 @@ class Message(NamedTuple):
 
 def bandwidths_seen(messages: Sequence[Message], cluster: Cluster, believed: Mapping[str, float]) -> dict[str, float]:
     """(1) to (3): bytes/s by link, of the links that the step says something about."""
+    name_of = [link.name for link in cluster.links]
     routes: dict[tuple[str, str], tuple[int, ...]] = {}
     crossing: dict[int, list[Message]] = defaultdict(list)
     for message in messages:
@@ -66,35 +68,53 @@ def bandwidths_seen(messages: Sequence[Message], cluster: Cluster, believed: Map
             routes[pair] = cluster.fastest(*pair, message.bytes).links
         for link in routes[pair]:
             crossing[link].append(message)
-    rates = {link: rate for link, found in crossing.items() if (rate := _rate(found, cluster)) is not None}
-    names = {link: cluster.links[link].name for link in rates}
-    busy = {link for link, rate in rates.items() if rate >= (1 - TOLERANCE) * believed[names[link]]}
-    seen = {names[link]: rates[link] for link in busy}
-    unexplained = [links for links in routes.values() if rates.keys() >= set(links) and busy.isdisjoint(links)]
-    votes: dict[str, int] = defaultdict(int)
-    for links in unexplained:
-        for edge in {cluster.links[link].edge for link in links}:
-            votes[edge] += 1
-    for links in unexplained:
-        most = max(votes[cluster.links[link].edge] for link in links)
-        seen |= {names[link]: rates[link] for link in links if votes[cluster.links[link].edge] == most}
-    return seen
+    rates: dict[tuple[str, str], dict[int, float]] = {}
+    for pair, links in routes.items():
+        awaited = [m for m in messages if (m.source, m.target) == pair and m.was_awaited]
+        if awaited:
+            latency = cluster.latency(cluster.fastest(*pair, awaited[0].bytes))
+            rates[pair] = {link: _rate(awaited, crossing[link], latency) for link in links}
+    seen: dict[int, float] = {}
+    unexplained = []
+    for found in rates.values():
+        busy = {link: rate for link, rate in found.items() if rate >= (1 - TOLERANCE) * believed[name_of[link]]}
+        for link, rate in busy.items():
+            seen[link] = max(rate, seen.get(link, 0.0))
+        if not busy:
+            unexplained.append(found)
+    seen |= _blamed(unexplained, seen, cluster)
+    return {name_of[link]: rate for link, rate in seen.items()}
 
 
-def _rate(messages: Sequence[Message], cluster: Cluster) -> float | None:
-    """(1), (2); None where nobody waited."""
-    ordered = sorted(messages, key=lambda message: message.sent)
+def _rate(awaited: Sequence[Message], crossing: Sequence[Message], latency: float) -> float:
+    """(1), (2)."""
+    ordered = sorted(crossing, key=lambda message: message.sent)
     samples = []
-    for at, last in enumerate(ordered):
-        if not last.was_awaited:
-            continue
-        latency = cluster.latency(cluster.fastest(last.source, last.target, last.bytes))
-        best = 0.0
-        for first in ordered[max(0, at - _WINDOW + 1) : at + 1]:
-            carried = sum(one.bytes for one in ordered if one.sent >= first.sent and one.arrived <= last.arrived)
-            best = max(best, carried / max(last.arrived - first.sent - latency, 1e-9))
-        samples.append(best)
-    return statistics.median(samples) if samples else None
+    for last in awaited:
+        before = [message for message in ordered if message.sent <= last.sent][-_WINDOW:]
+        rates = [
+            sum(one.bytes for one in ordered if one.sent >= first.sent and one.arrived <= last.arrived)
+            / max(last.arrived - first.sent - latency, 1e-9)
+            for first in before
+        ]
+        samples.append(max(rates))
+    return statistics.median(samples)
+
+
+def _blamed(
+    unexplained: Sequence[Mapping[int, float]], busy: Mapping[int, float], cluster: Cluster
+) -> dict[int, float]:
+    """(3)."""
+    suspects = [{link: rate for link, rate in found.items() if link not in busy} or found for found in unexplained]
+    votes: dict[str, int] = defaultdict(int)
+    for found in suspects:
+        for edge in {cluster.links[link].edge for link in found}:
+            votes[edge] += 1
+    blamed: dict[int, float] = {}
+    for found in suspects:
+        most = max(votes[cluster.links[link].edge] for link in found)
+        blamed |= {link: rate for link, rate in found.items() if votes[cluster.links[link].edge] == most}
+    return blamed
 
 
 def speeds_seen(

@@ -7,7 +7,8 @@ A ``Tracker`` follows one level through noisy samples:
 
 One odd sample never moves it (not nervous), and a change is believed after two steps (not blind). A level of 0
 (a link that is down, a device that is lost) is believed at once: nothing else looks like it.
-What is believed comes in steps of 2 %, so that worlds recur and what was predicted in them is remembered.
+What is believed comes in steps of 2 % and stays where it is while the level is within 5 % of it, so that worlds recur
+and what was predicted in them is remembered.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from argosy.cluster.trace import Trace
 
 TOLERANCE = 0.15
 GRAIN = 0.02
+STAYS = 0.05
 CONFIRM = 2
 _WINDOW = 9
 
@@ -31,6 +33,8 @@ class Tracker:
     """(1) and (2) for one quantity."""
 
     level: float
+    shown: float | None = None
+    """What is believed; None: nothing yet."""
     recent: list[float] = field(default_factory=list)
     suspects: list[float] = field(default_factory=list)
 
@@ -47,6 +51,13 @@ class Tracker:
             self.suspects.clear()
         self.suspects.append(value)
         return len(self.suspects) >= CONFIRM and self._jump(self.suspects)
+
+    @property
+    def belief(self) -> float:
+        """The level in steps of ``GRAIN``, kept while it is near enough."""
+        if not self.shown or abs(self.level / self.shown - 1) > STAYS:
+            self.shown = in_grains(self.level)
+        return self.shown
 
     def _jump(self, samples: list[float]) -> bool:
         self.recent, self.suspects = [*samples], []
@@ -99,9 +110,9 @@ class Watch:
 
     @property
     def world(self) -> World:
-        return seen_world(
-            {name: tracker.level for name, tracker in self.links.items()},
-            {name: tracker.level for name, tracker in self.devices.items()},
+        return World(
+            bandwidths=tuple(sorted((name, tracker.belief) for name, tracker in self.links.items())),
+            speeds=tuple(sorted((name, tracker.belief) for name, tracker in self.devices.items())),
         )
 
 

@@ -58,6 +58,8 @@ class Adapter:
         self.advisor = Advisor(brief) if trainer.rank == 0 else None
         self.believed = {link.name: link.bandwidth.at(0) for link in brief.cluster.links}
         self.speeds = {device.name: device.speed.at(0) for device in brief.cluster.devices}
+        self.seen: dict[str, float] = {}
+        """What the last step said of links (bytes/s) and devices (relative speeds); on rank 0."""
         self.is_fresh = True
         """Whether the next step is none to measure by."""
         self.last_move: Moved | None = None
@@ -174,12 +176,15 @@ class Adapter:
         messages = list(messages_in(gathered, trainer.plan, trainer.roster))
         moved = None if self.last_move is None else self.last_move.seconds
         self.last_move = None
+        bandwidths = bandwidths_seen(messages, brief.cluster, self.believed)
+        speeds = speeds_seen(work, trainer.plan, brief.chain, brief.cluster, brief.model)
+        self.seen = bandwidths | speeds
         return Observation(
             step=trainer.steps - 1,
             plan=trainer.plan,
             seconds=seconds,
-            bandwidths=bandwidths_seen(messages, brief.cluster, self.believed),
-            speeds=speeds_seen(work, trainer.plan, brief.chain, brief.cluster, brief.model),
+            bandwidths=bandwidths,
+            speeds=speeds,
             steps_left=steps_left,
             moved=moved,
         )
