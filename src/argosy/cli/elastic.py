@@ -66,6 +66,7 @@ def follow_elastic(jobs: Sequence[Job], *, show: Callable[[dict[str, Any]], str]
     from argosy.runtime.elastic.origin import PROGRESS
 
     folder = jobs[0].folder
+    folder.mkdir(parents=True, exist_ok=True)
     check_folder(jobs[0])
     tails = [_Tail(folder / EVENTS, _event_line), _Tail(folder / PROGRESS, show)]
     agents = [_start(job) for job in jobs]
