@@ -1,4 +1,4 @@
-"""``python -m benchmarks.lab [NOTE.md]``: every case in the lab; writes a dated note with its tables and plots."""
+"""``python -m benchmarks.lab [NOTE.md [PART ...]]``: the cases in the lab, in a dated note."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ import torch
 
 from argosy.baselines import BASELINES, NoPlan
 from argosy.baselines import Job as Question
-from argosy.cost.compute import ComputeModel
 from argosy.lab.system import why_not
 from argosy.plan.plan import Plan
 from argosy.planner import Settings, find_plan
 from argosy.schedule import build_schedule, in_flight
-from benchmarks.lab.cases import Case, Contest, contests, predicted_cases, rate_cases
-from benchmarks.lab.run import Outcome, payload_share, play
+from benchmarks.lab.cases import Case, Contest, contests, predicted_cases, rate_cases, real_contest
+from benchmarks.lab.run import Outcome, known_of, payload_share, play
 
 RIVALS = ("megatron", "dp-ev", "dp-cp")
 _APART = 1.1
@@ -36,20 +35,73 @@ def main(arguments: Sequence[str]) -> int:
         print(f"no lab here: {reason}", file=sys.stderr)
         return 4
     note = Path(arguments[0]) if arguments else Path(f"benchmarks/results/{time.strftime('%Y-%m-%d')}-lab.md")
+    chosen = arguments[1:] or list(PARTS)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         share = payload_share(folder)
         print(f"payload is {100 * share:.1f} % of a shaped link's rate")
-        played = [_shown(play(case, share, folder)) for case in predicted_cases()]
-        by_rate = [_shown(play(case, share, folder)) for case in rate_cases()]
-        fought = [(contest, list(_fight(contest, share, folder))) for contest in contests()]
-    plot = note.with_suffix(".svg")
-    _plot([*played, *by_rate], plot)
-    text = [*_head(share), *_predicted_table(played, plot), *_rate_table(by_rate)]
-    text += [line for contest, outcomes in fought for line in _contest_table(contest, outcomes)]
-    note.write_text("\n".join(text) + "\n", encoding="utf-8")
+        sections = _read(note)
+        for part in chosen:
+            sections[part] = list(PARTS[part](share, folder, note))
+            text = [*_head(share)]
+            for known in PARTS:
+                text += [_MARK.format(known), *sections.get(known, ())]
+            note.write_text("\n".join(text).rstrip() + "\n", encoding="utf-8")
     print(f"wrote {note}")
     return 0
+
+
+def _read(note: Path) -> dict[str, list[str]]:
+    """The parts that a note has already, by name."""
+    sections: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in note.read_text(encoding="utf-8").splitlines() if note.exists() else ():
+        part = next((name for name in PARTS if line == _MARK.format(name)), None)
+        if part is not None:
+            lines = sections[part] = []
+        else:
+            lines.append(line)
+    return sections
+
+
+def _cases(share: float, folder: Path, note: Path) -> list[str]:
+    played = [_shown(play(case, share, folder)) for case in predicted_cases()]
+    plot = note.with_suffix(".svg")
+    _plot(played, plot)
+    return [*_predicted_table(played, plot), *_memory_table(played)]
+
+
+def _rates(share: float, folder: Path, note: Path) -> list[str]:
+    by_rate = [_shown(play(case, share, folder)) for case in rate_cases()]
+    return _rate_table("k hides the network", by_rate)
+
+
+def _contests(share: float, folder: Path, note: Path) -> list[str]:
+    return [
+        line for contest in contests() for line in _contest_table(contest, list(_fight(contest, share, folder, RIVALS)))
+    ]
+
+
+def _real_rates(share: float, folder: Path, note: Path) -> list[str]:
+    cases = rate_cases((200.0, 25.0), real=True)
+    known = known_of(cases[0].job, cases[0].cluster, cases[0].plan.micro_batch_size, folder)
+    outcomes = [_shown(play(case, share, folder, known)) for case in cases]
+    return [*_rate_table("k with layers that compute", outcomes), *_REAL]
+
+
+def _real_contest(share: float, folder: Path, note: Path) -> list[str]:
+    contest = real_contest()
+    return _contest_table(contest, list(_fight(contest, share, folder, ("megatron", "dp-cp"))))
+
+
+PARTS = {"cases": _cases, "rates": _rates, "contests": _contests, "real": _real_rates, "real-contest": _real_contest}
+"""Each a few minutes, written into the note as soon as it is done."""
+_MARK = "<!-- part: {} -->"
+_REAL = (
+    "Here and in the next table layers compute on a share of a core (control groups), and their times were measured",
+    "while all devices worked. Reported, not asserted: what a share of a core does depends on what else the cores do.",
+    "",
+)
 
 
 def _shown(outcome: Outcome) -> Outcome:
@@ -57,23 +109,23 @@ def _shown(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _fight(contest: Contest, share: float, folder: Path) -> Iterator[tuple[str, Outcome | str]]:
+def _fight(contest: Contest, share: float, folder: Path, rivals: Sequence[str]) -> Iterator[tuple[str, Outcome | str]]:
     """Ours and the rivals' plans, each run."""
-    chain = contest.job.chain
-    model = ComputeModel(profiles=contest.job.profiles(contest.cluster, contest.global_batch))
+    known = known_of(contest.job, contest.cluster, contest.global_batch, folder)
+    chain, model = known.chain, known.model
     question = Question(chain=chain, cluster=contest.cluster, global_batch=contest.global_batch, model=model)
     settings = Settings(level=2, time_budget=20.0, runnable=True)
     plans: dict[str, Plan | NoPlan] = {
         "argosy": find_plan(chain, contest.cluster, global_batch=contest.global_batch, settings=settings, model=model)
     }
-    plans |= {name: BASELINES[name](question) for name in RIVALS}
+    plans |= {name: BASELINES[name](question) for name in rivals}
     for name, plan in plans.items():
         if isinstance(plan, NoPlan):
             yield name, plan.reason
             continue
         stages = tuple(replace(stage, zero=0) for stage in plan.stages)  # with SGD there is no state to share
         case = Case(name=name, cluster=contest.cluster, job=contest.job, plan=replace(plan, stages=stages), steps=3)
-        yield name, _shown(play(case, share, folder))
+        yield name, _shown(play(case, share, folder, known))
 
 
 def _head(share: float) -> list[str]:
@@ -82,10 +134,11 @@ def _head(share: float) -> list[str]:
         "# Plans in the lab: predicted and measured",
         "",
         f"{time.strftime('%Y-%m-%d')}, {versions}. Real processes and real gloo traffic over shaped links between",
-        "network namespaces; compute is emulated (layers sleep), so that figures do not depend on the cores. Probed:",
-        f"{100 * share:.1f} % of a link's rate arrives as payload. Times are seconds per iteration.",
+        "network namespaces; unless said otherwise compute is emulated (layers sleep), so figures do not depend on",
+        f"the cores. Probed: {100 * share:.1f} % of a link's rate arrives as payload. Times are seconds per iteration.",
         "",
-        "Repeat with `python -m benchmarks.lab` as root.",
+        "Repeat with `python -m benchmarks.lab` as root, or part by part with `python -m benchmarks.lab NOTE.md PART`:",
+        f"{', '.join(PARTS)}.",
         "",
     ]
 
@@ -117,7 +170,31 @@ def _predicted_table(outcomes: Sequence[Outcome], plot: Path) -> list[str]:
     ]
 
 
-def _rate_table(outcomes: Sequence[Outcome]) -> list[str]:
+def _memory_table(outcomes: Sequence[Outcome]) -> list[str]:
+    errors = [abs(predicted / measured - 1) for one in outcomes for _, predicted, measured in one.peaks]
+    rows = [
+        f"| {one.case.name} | {one.case.plan.schedule!r} | "
+        + ", ".join(f"{device.partition('0')[0]} {predicted / 1e6:.2f} ({measured / 1e6:.2f})"
+                    for device, predicted, measured in one.peaks)
+        + " |"
+        for one in outcomes
+    ]  # fmt: skip
+    return [
+        "## Peak memory",
+        "",
+        "The most that torch held on each device during a step, in MB: predicted by replaying the runtime's actions",
+        "(`runtime/ledger.py`), measured in brackets (every allocation of the rank, written down by torch's profiler).",
+        "",
+        "| case | schedule | host: predicted (measured) |",
+        "| --- | --- | --- |",
+        *rows,
+        "",
+        f"Largest error {100 * max(errors):.1f} %, median {100 * statistics.median(errors):.1f} %.",
+        "",
+    ]
+
+
+def _rate_table(title: str, outcomes: Sequence[Outcome]) -> list[str]:
     rows = []
     for name, group in itertools.groupby(outcomes, key=lambda one: one.case.name):
         members = list(group)
@@ -128,7 +205,7 @@ def _rate_table(outcomes: Sequence[Outcome]) -> list[str]:
     schedules = [one.case.plan for one in outcomes[:4]]
     heads = " | ".join(f"{plan.schedule!r}, {_most_in_flight(plan)} in flight" for plan in schedules)
     return [
-        "## k hides the network",
+        f"## {title}",
         "",
         "Two stages, 12 micro-batches; measured seconds, predicted in brackets. In flight: micro-batches that",
         "the first stage holds.",

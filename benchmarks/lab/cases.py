@@ -118,11 +118,11 @@ def predicted_cases() -> list[Case]:
     return cases
 
 
-def rate_cases() -> list[Case]:
+def rate_cases(rates: Sequence[float] = (200.0, 50.0, 25.0), *, real: bool = False) -> list[Case]:
     """One pipeline of two stages under links of several rates, and every schedule on each."""
-    job = Job(num_layers=8, forward_seconds=2e-3, values=16_384, weights=20_000)
+    job = Job(num_layers=8, forward_seconds=2e-3, values=16_384, weights=16_384, real=real)
     cases = []
-    for rate in (200.0, 50.0, 25.0):
+    for rate in rates:
         cluster = cluster_of("lab", [(1.0, rate), (1.0, rate)])
         for schedule in (ONE, kfkb(2), kfkb(4), EAGER):
             plan = plan_of(cluster, job, [(4, [("a", 4)]), (4, [("b", 4)])], micro_batches=12, schedule=schedule)
@@ -138,6 +138,13 @@ class Contest:
     cluster: Cluster
     job: Job
     global_batch: int
+
+
+def real_contest() -> Contest:
+    """The first of ``contests`` with layers that compute."""
+    job = Job(num_layers=12, forward_seconds=0.0, values=16_384, weights=16_384, real=True)
+    cluster = cluster_of("lab", [(4.0, 200.0), (2.0, 100.0), (1.0, 100.0), (1.0, 50.0)])
+    return Contest(name="4:2:1:1, layers that compute", global_batch=32, job=job, cluster=cluster)
 
 
 def contests() -> list[Contest]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ class Job:
     """Numbers that a layer hands on for one sample."""
     weights: int
     """Of one layer."""
+    real: bool = False
+    """Whether layers compute on their device's share of a core, instead of sleeping (``real``)."""
 
     @property
     def chain(self) -> Chain:
@@ -47,8 +49,10 @@ class Job:
             "activation_bytes": 4.0 * self.values,
             "output_bytes": 4.0 * self.values,
         }
-        layers = tuple(Layer(name=f"{KIND}{index}", **layer) for index in range(self.num_layers))
-        return Chain(name="emulated", layers=layers, sequence_length=1, dtype=Dtype.FP32, optimizer="sgd")
+        layers = [Layer(name=f"{KIND}{index}", **layer) for index in range(self.num_layers)]
+        layers[0] = replace(layers[0], activation_bytes=0.0)  # its input is the batch, which is there anyway
+        layers[-1] = replace(layers[-1], working_bytes=4.0 * self.values)  # the gradient of the loss
+        return Chain(name="emulated", layers=tuple(layers), sequence_length=1, dtype=Dtype.FP32, optimizer="sgd")
 
     def profiles(self, cluster: Cluster, most_samples: int) -> dict[str, Profile]:
         """(1) as measured tables, per device kind."""
@@ -78,13 +82,15 @@ class _Sleep(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, weight: Tensor, seconds: float) -> Tensor:
         time.sleep(seconds)
-        ctx.seconds, ctx.shape = 2 * seconds, weight.shape
+        ctx.seconds, ctx.weight = 2 * seconds, weight
+        ctx.save_for_backward(tensor)
         return tensor.clone()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
         time.sleep(ctx.seconds)
-        return gradients[0], gradients[0].new_zeros(ctx.shape), None
+        first = ctx.weight.grad is None  # later micro-batches would add zeros to it
+        return gradients[0], torch.zeros_like(ctx.weight) if first else None, None
 
 
 class _Layer(nn.Module):

@@ -1,8 +1,12 @@
-"""One rank of a run in the lab: `python -m benchmarks.lab.worker PLAN JOB STEPS RESULT`."""
+"""One rank of a run in the lab: `python -m benchmarks.lab.worker PLAN JOB STEPS RESULT`.
+
+Rank 0 writes the seconds of every step, and the most memory that each device held during one more.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -12,8 +16,12 @@ import torch.distributed as dist
 
 from argosy.cluster.file import cluster_from_content
 from argosy.plan.file import load_plan
-from argosy.runtime.emulated import say_ready
-from argosy.runtime.trainer import parallelize
+from argosy.runtime.allocated import Allocations
+from argosy.runtime.emulated import join_device, say_ready
+from argosy.runtime.ranks import devices_by_rank
+from argosy.runtime.trainer import Trainer, parallelize
+from argosy.runtime.world import gather_texts
+from benchmarks.lab import real
 from benchmarks.lab.emulated import Job, build_model, loss_of, speed_of
 
 
@@ -21,10 +29,10 @@ def main(plan_file: str, job_file: str, steps: str, result_file: str) -> None:
     torch.set_num_threads(1)
     plan = load_plan(plan_file)
     job = Job(**json.loads(Path(job_file).read_text(encoding="utf-8")))
-    import os
-
     device = cluster_from_content(plan.cluster.content).device(os.environ["ARGOSY_DEVICE"])
-    model = build_model(job, lambda: speed_of(device.kind.name))
+    if job.real:
+        join_device()
+    model = real.build_model(job) if job.real else build_model(job, lambda: speed_of(device.kind.name))
     batch = torch.zeros(plan.global_batch, job.values)
     trainer = parallelize(model, loss_of, lambda p: torch.optim.SGD(p, lr=0.0), batch, plan)
     trainer.step(batch)  # the first tells the stages what will come
@@ -37,9 +45,19 @@ def main(plan_file: str, job_file: str, steps: str, result_file: str) -> None:
         trainer.step(batch)
         times.append(time.perf_counter() - begin)
     dist.barrier()
+    peaks = [json.loads(text) for text in gather_texts(json.dumps(peak(trainer, batch)), torch.device("cpu"))]
     if dist.get_rank() == 0:
-        Path(result_file).write_text(json.dumps(times), encoding="utf-8")
+        found = {"times": times, "peaks": dict(zip(devices_by_rank(plan), peaks, strict=True))}
+        Path(result_file).write_text(json.dumps(found), encoding="utf-8")
     dist.destroy_process_group()
+
+
+def peak(trainer: Trainer, batch: torch.Tensor) -> float:
+    """Bytes: the weights, which SGD keeps nothing beside, and the most that one step allocates on top."""
+    weights = sum(p.numel() * p.element_size() for p in trainer.gradients.parameters())
+    with Allocations(torch.device("cpu")) as allocations:
+        trainer.step(batch)
+    return weights + allocations.segments[0].peak
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from argosy.baselines.job import RECOMPUTE, Job, NoPlan
-from argosy.cost.memory import activation_bytes, recomputed_bytes, state_bytes
+from argosy.cost.memory import activation_bytes, recomputed_bytes, state_bytes, working_bytes
 from argosy.plan.plan import ClusterRef, LeftOut, ModelRef, Plan, Recompute, Replica, Stage
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.schedule.generate import default_depth
@@ -107,6 +107,7 @@ def shortage(job: Job, plan: Plan) -> Shortage | None:
         for name, samples, share in _unlike_members(job, stage):
             kept = depth * activation_bytes(job.chain, stage, samples, share)
             again = recomputed_bytes(job.chain, stage, samples, share)
+            again += working_bytes(job.chain, stage, samples, share)
             needed = state_bytes(job.chain, stage, share).total + kept + again + samples * share * buffers
             usable = USABLE * job.device(name).kind.memory
             if needed > usable and (worst is None or needed - usable > worst.needed - worst.usable):

@@ -14,6 +14,9 @@ micro-batches in flight:
     (6)  on their way between devices   = r n_samples (the largest of a layer: where c > 1, keys and values twice over,
          and their gradients in a backward; where e > 1, what is routed)
 
+    (7)  passing through a backward     = r n_samples (the largest over layers l of what l holds for a moment and the
+         gradient it is given, less what the layers behind it have given back), for layers of which it was measured
+
 (4) and (5) are multiplied by the chain's ``activation_factor``, 1 unless a calibration says more. Tensor-parallel
 groups are taken to split activations along the sequence outside the matrix products too. How many micro-batches are in
 flight at a time is the schedule's affair: the simulator adds (4) up as it goes.
@@ -115,6 +118,18 @@ def recomputed_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> 
         case Recompute.FULL:
             largest = max(layer.activation_bytes for layer in layers)
     return largest * samples * share * chain.activation_factor
+
+
+def working_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> float:
+    """(7): gradients on their way through the backward of one micro-batch, on one device."""
+    most = freed = 0.0
+    for index in reversed(range(stage.first, stage.end)):
+        layer = chain.layers[index]
+        if layer.working_bytes:
+            given = layer.output_bytes if index + 1 < stage.end else 0.0  # the stage's own has a buffer
+            most = max(most, layer.working_bytes + given - freed)
+        freed += layer.activation_bytes if stage.recompute is Recompute.NONE else 0.0
+    return most * samples * share
 
 
 def exchanged_bytes(chain: Chain, stage: Stage, samples: int, share: float, *, backward: bool) -> float:

@@ -14,7 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from argosy.cluster.topology import Cluster
-from argosy.cost.memory import StateBytes, activation_bytes, exchanged_bytes, recomputed_bytes, state_bytes
+from argosy.cost.memory import (
+    StateBytes,
+    activation_bytes,
+    exchanged_bytes,
+    recomputed_bytes,
+    state_bytes,
+    working_bytes,
+)
 from argosy.plan.plan import Plan
 from argosy.schedule import build_schedule, in_flight
 from argosy.timeline import Span, SpanKind, Timeline
@@ -118,6 +125,7 @@ def planned_memory(plan: Plan, chain: Chain) -> dict[str, float]:
             for name, share in zip(replica.devices, replica.shares, strict=True):
                 kept = depths[index] * activation_bytes(chain, stage, replica.samples, share)
                 again = recomputed_bytes(chain, stage, replica.samples, share)
+                again += working_bytes(chain, stage, replica.samples, share)
                 ahead, back = (
                     exchanged_bytes(chain, stage, replica.samples, share, backward=way) for way in (False, True)
                 )

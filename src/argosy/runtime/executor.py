@@ -21,6 +21,7 @@ from argosy.runtime.batch import portion
 from argosy.runtime.carry import Carry, CarryForm, TensorForm, describe, loads_form
 from argosy.runtime.defer import Debt, Deferral, settle
 from argosy.runtime.failure import in_contact
+from argosy.runtime.ledger import answered, lookahead
 from argosy.runtime.measure import Recorder
 from argosy.runtime.moment import Moment
 from argosy.runtime.ranks import Link, Seat, links_between, seats_of, worker_of
@@ -108,6 +109,7 @@ class Executor:
                 output_form=earlier[index].output_form if index in earlier else None,
             )
         schedule = build_schedule(plan.schedule, len(plan.stages), plan.num_micro_batches)
+        self.answered = answered(schedule)
         ahead = with_communication(schedule, lookahead=lookahead(plan))
         check_channels(ahead)
         worker = worker_of(plan, min(self.programs)) if self.programs else None
@@ -154,6 +156,8 @@ class Executor:
     def _forward(self, stage: Hosted, index: int, batch: Any) -> None:
         action = Action(stage.seat.stage, ActionKind.FORWARD, index)
         inputs, carry = self._input(stage, action)
+        for earlier in self.answered.get((stage.seat.stage, index), ()):
+            self.transport.departed((stage.seat.stage, earlier, True))
         seat, rows = stage.seat, None
         if stage.program.needs_batch:
             rows = portion(batch, self.plan, seat, index, self.transport.device)
@@ -307,8 +311,3 @@ def _differentiate(outputs: list[Tensor], gradients: list[Tensor] | None) -> Non
     ]
     if pairs:
         torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
-
-
-def lookahead(plan: Plan) -> int:
-    """How many computations ahead receives are posted: k of each direction, and never fewer than two."""
-    return 2 * max(2, plan.schedule.k if plan.schedule.kind is ScheduleKind.KFKB else 1)

@@ -9,18 +9,17 @@ With g the gradient of the whole batch's mean loss, each weight counted once:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
+from argosy.runtime.ledger import BUCKET_BYTES, MOST_BUCKETS
 from argosy.runtime.parameters import Weight
 from argosy.runtime.sharding import ShardSet
 from argosy.runtime.summing import Way
-
-_BUCKET = 32 * 2**20
-"""Bytes that travel together: large enough to be fast, small enough to need little memory beside the gradients."""
 
 
 class Gradients:
@@ -86,14 +85,21 @@ def _sum(way: Way, parameters: list[nn.Parameter]) -> None:
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-    under_way = []
-    for bucket in _buckets([p.grad for p in parameters if p.grad is not None]):
-        flat = _flatten_dense_tensors(bucket)
-        under_way.append((bucket, flat, way.begin(flat)))
-    for bucket, flat, finish in under_way:
+    under_way: deque[tuple[list[Tensor], Tensor, Callable[[], object]]] = deque()
+
+    def finish_oldest() -> None:
+        bucket, flat, finish = under_way.popleft()
         finish()
         for gradient, total in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
             gradient.copy_(total)
+
+    for bucket in _buckets([p.grad for p in parameters if p.grad is not None]):
+        if len(under_way) == MOST_BUCKETS:
+            finish_oldest()
+        flat = _flatten_dense_tensors(bucket)
+        under_way.append((bucket, flat, way.begin(flat)))
+    while under_way:
+        finish_oldest()
     finish_known()
     for parameter, holders in zip(parameters, known.tolist(), strict=True):
         if not holders:
@@ -101,14 +107,14 @@ def _sum(way: Way, parameters: list[nn.Parameter]) -> None:
 
 
 def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Tensors of one dtype, in order, up to ``_BUCKET`` bytes together."""
+    """Tensors of one dtype, in order, up to ``BUCKET_BYTES`` together."""
     buckets: list[list[Tensor]] = []
     space = 0
     for tensor in tensors:
         size = tensor.numel() * tensor.element_size()
         if not buckets or size > space or buckets[-1][0].dtype != tensor.dtype:
             buckets.append([])
-            space = _BUCKET
+            space = BUCKET_BYTES
         buckets[-1].append(tensor)
         space -= size
     return buckets

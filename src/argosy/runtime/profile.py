@@ -4,6 +4,8 @@
     (2)  activation bytes    distinct storages that autograd keeps of the forward, without weights, and its input
     (3)  output bytes        of what the layer hands on
     (4)  FLOP                of its matrix products and attention, counted by torch
+    (5)  working bytes       that its backward holds beyond (2) and the gradient it is given, at most, gradients of its
+                             weights being there already
 
 Each layer runs as a stage of its own (``stage.LayerStage``), on what the layer before it returned, so that loss,
 labels and whatever else a model does around its layers is in the figures. Layers of one class with the same weights
@@ -25,6 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from argosy.dtype import Dtype
 from argosy.errors import bad_input
 from argosy.plan.plan import Recompute
+from argosy.runtime.allocated import Allocations
 from argosy.runtime.layers import find_layers
 from argosy.runtime.moment import Moment
 from argosy.runtime.program import load_program, split_name
@@ -45,6 +48,7 @@ class _Amounts:
     forward_flop: float
     activation_bytes: float
     output_bytes: float
+    working_bytes: float
 
 
 def profile_program(
@@ -130,6 +134,7 @@ def profile_model(
         )
 
     amounts: list[_Amounts] = []
+    working: dict[str, float] = {}
     for count in sorted(set(samples)):
         part = tree_map(lambda leaf: leaf[:count].to(device) if isinstance(leaf, Tensor) else leaf, batch)  # noqa: B023
         carry: Any = None
@@ -140,7 +145,9 @@ def profile_model(
                 rows[kinds[index], count] = _row(stage, carry, part, kinds[index], count, dtype, device, seconds)
                 save(so_far())
             if last:
-                amounts.append(_amounts(stage, carry, part, count))
+                if kinds[index] not in working:
+                    working[kinds[index]] = _working(stage, carry, part, device) / count
+                amounts.append(_amounts(stage, carry, part, count, working[kinds[index]]))
             carry = _detached(stage(_detached(carry), part, _moment(part)))
     return replace(so_far(), layers=tuple(_layers(layers, kinds, amounts)))
 
@@ -238,7 +245,29 @@ def _detached(carry: Any) -> Any:
     return tree_map(fresh, carry)
 
 
-def _amounts(stage: LayerStage, carry: Any, part: Any, count: int) -> _Amounts:
+def _working(stage: LayerStage, carry: Any, part: Any, device: torch.device) -> float:
+    """(5) for all samples."""
+
+    def run(allocations: Allocations | None) -> None:
+        result = stage(_detached(carry), part, _moment(part))
+        outputs = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor) and leaf.requires_grad]
+        given = [torch.ones_like(leaf) for leaf in outputs]
+        del result
+        if allocations is not None:
+            allocations.mark()
+        if outputs:
+            torch.autograd.backward(outputs, given)
+
+    run(None)  # leaves gradients of the weights
+    with Allocations(device) as allocations:
+        run(allocations)
+    for module in stage.layers:
+        module.zero_grad(set_to_none=True)
+    backward = allocations.segments[-1]
+    return backward.peak - backward.start
+
+
+def _amounts(stage: LayerStage, carry: Any, part: Any, count: int, working: float) -> _Amounts:
     """(2) to (4), per sample."""
     weights = {p.untyped_storage().data_ptr() for layer in stage.layers for p in layer.parameters()}
     kept: dict[int, int] = {}
@@ -260,6 +289,7 @@ def _amounts(stage: LayerStage, carry: Any, part: Any, count: int) -> _Amounts:
         forward_flop=flop.get_total_flops() / count,
         activation_bytes=sum(kept.values()) / count,
         output_bytes=0.0 if stage.is_last else sum(leaf.numel() * leaf.element_size() for leaf in handed) / count,
+        working_bytes=working,
     )
 
 
@@ -284,6 +314,7 @@ def _layers(layers: Sequence[nn.Module], kinds: Sequence[str], amounts: Sequence
                 parameters=own,
                 activation_bytes=amount.activation_bytes,
                 output_bytes=amount.output_bytes,
+                working_bytes=amount.working_bytes,
                 tied_to=partner,
                 tied_parameters=tied,
             )

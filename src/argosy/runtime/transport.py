@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from argosy.runtime.ledger import MOST_GRADIENTS
+
 Key = tuple[int, int, bool]
 """Sending stage, micro-batch, whether it is a gradient."""
-_MOST_GRADIENTS = 16
-"""Micro-batches whose gradients may be on their way at once."""
 
 
 class Work(Protocol):
@@ -117,7 +117,7 @@ class Transport:
     def limit_gradients(self) -> None:
         """Nobody answers a gradient, so the oldest of many are waited for."""
         waiting = [key for key in self.departures if key[2]]
-        for key in waiting[:-_MOST_GRADIENTS]:
+        for key in waiting[:-MOST_GRADIENTS]:
             self.departed(key)
 
     def finish(self) -> None:

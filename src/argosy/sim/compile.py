@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from argosy.cluster.topology import Cluster
 from argosy.cost.collective import Pairs
 from argosy.cost.compute import ComputeModel, Portion, StageSeconds, split_stage_seconds, update_seconds
-from argosy.cost.memory import activation_bytes, exchanged_bytes, recomputed_bytes, state_bytes
+from argosy.cost.memory import activation_bytes, exchanged_bytes, recomputed_bytes, state_bytes, working_bytes
 from argosy.plan.plan import Collective, Plan, Replica, Stage
 from argosy.schedule import Action, ActionKind, build_schedule
 from argosy.sim.blocking import with_blocking_transfers
@@ -125,7 +125,8 @@ class Compiler:
             kept=activation_bytes(chain, stage, samples, share),
             forward_bytes=exchanged_bytes(chain, stage, samples, share, backward=False),
             backward_bytes=exchanged_bytes(chain, stage, samples, share, backward=True)
-            + recomputed_bytes(chain, stage, samples, share),
+            + recomputed_bytes(chain, stage, samples, share)
+            + working_bytes(chain, stage, samples, share),
         )
 
     def _portion(self, replica: Replica, member: int) -> Portion:

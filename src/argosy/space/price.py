@@ -299,10 +299,11 @@ class Prices:
             return table
 
         layers, factor = self.chain.layers, self.chain.activation_factor
+        working = largest([layer.working_bytes and layer.working_bytes + layer.output_bytes for layer in layers])
         return {
-            Recompute.NONE: np.zeros((self.num_layers + 1,) * 2),
-            Recompute.SELECTIVE: factor * largest([layer.selective_bytes for layer in layers]),
-            Recompute.FULL: factor * largest([layer.activation_bytes for layer in layers]),
+            Recompute.NONE: working,
+            Recompute.SELECTIVE: factor * largest([layer.selective_bytes for layer in layers]) + working,
+            Recompute.FULL: factor * largest([layer.activation_bytes for layer in layers]) + working,
         }
 
     @property

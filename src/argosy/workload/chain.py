@@ -34,6 +34,9 @@ class Layer:
     """Per sample: the part of ``activation_bytes`` that selective recomputation drops."""
     selective_flop: float = 0.0
     """Per sample: what selective recomputation computes again."""
+    working_bytes: float = 0.0
+    """Per sample: held for a moment in its backward beside what was kept and the gradient that it was given; 0 where
+    that was not measured."""
     reduced_bytes: float = 0.0
     """Per sample: what a tensor-parallel group all-reduces in one forward, and again in one backward."""
     active_parameters: int | None = None

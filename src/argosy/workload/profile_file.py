@@ -50,6 +50,7 @@ class _Layer(Schema):
     backward_flop: Amount = 0.0
     selective_bytes: Amount = 0.0
     selective_flop: Amount = 0.0
+    working_bytes: Amount = 0.0
     reduced_bytes: Amount = 0.0
     active_parameters: Natural | None = None
     expert_parameters: Natural = 0
