@@ -21,6 +21,7 @@ from argosy.runtime.emulated import join_device, say_ready
 from argosy.runtime.ranks import devices_by_rank
 from argosy.runtime.trainer import Trainer, parallelize
 from argosy.runtime.world import gather_texts
+from argosy.timeline.file import dumps_timeline
 from benchmarks.lab import real
 from benchmarks.lab.emulated import Job, build_model, loss_of, speed_of
 
@@ -46,6 +47,9 @@ def main(plan_file: str, job_file: str, steps: str, result_file: str) -> None:
         times.append(time.perf_counter() - begin)
     dist.barrier()
     peaks = [json.loads(text) for text in gather_texts(json.dumps(peak(trainer, batch)), torch.device("cpu"))]
+    timeline = trainer.timeline()
+    if timeline is not None:
+        Path(result_file).with_name("timeline.json").write_text(dumps_timeline(timeline), encoding="utf-8")
     if dist.get_rank() == 0:
         found = {"times": times, "peaks": dict(zip(devices_by_rank(plan), peaks, strict=True))}
         Path(result_file).write_text(json.dumps(found), encoding="utf-8")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from argosy.cli.options import Json, Quiet
+from argosy.cli.options import Json, Profiles, Quiet
 
 if TYPE_CHECKING:
     from argosy.cluster.probe_notes import ProbeNotes
@@ -17,6 +17,11 @@ def probe(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The cluster file to write.")] = None,
     name: Annotated[str, typer.Option("--name", help="What the cluster is called in the file.")] = "probed",
     lab: Annotated[str | None, typer.Option("--lab", help="Measure the devices and links of a lab that is up.")] = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="Folder of a run: what its own traffic and computations showed.")
+    ] = None,
+    plan: Annotated[str | None, typer.Option("--plan", help="The plan that was run.")] = None,
+    profile: Profiles = None,
     seconds: Annotated[float, typer.Option("--seconds", min=0.01, help="That each measurement takes, roughly.")] = 0.3,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from what a probe with the same -o had measured when it was cut.")
@@ -27,17 +32,24 @@ def probe(
     """Measure devices and links, and write them as a cluster file.
 
     By itself it measures this machine's device; under torchrun, every rank's device and every link between ranks. With
-    -o, what has been measured is kept in a file beside it until the probe is done.
+    -o, what has been measured is kept in a file beside it until the probe is done. With --run nothing is measured anew:
+    the timeline of a run says what its links carried and how fast its devices were.
 
     \b
     Example:
         argosy probe -o cluster.toml
         torchrun --nnodes 4 ... -m argosy probe -o cluster.toml
+        argosy probe --run run --plan plan.json
     """
     from argosy.cli.terminal import check_folder, print_json, progress, write_file
     from argosy.cluster.probe_notes import ProbeNotes, read_notes
     from argosy.errors import bad_input
 
+    if (run is None) != (plan is None):
+        raise bad_input("--run and --plan together", where="--plan" if plan is None else "--run")
+    if run is not None and plan is not None:
+        _of_run(run, plan, profile or [], json=json)
+        return
     if resume and (output is None or lab is not None):
         raise bad_input("-o with the file of the probe that was cut, and no --lab", where="--resume")
     kept = None if output is None else output.with_name(output.name + ".partial.json")
@@ -63,6 +75,36 @@ def probe(
         typer.echo(text, nl=False)
     else:
         typer.echo(f"wrote {output}")
+
+
+def _of_run(folder: Path, plan: str, profiles: list[str], *, json: bool) -> None:
+    """What a run showed, beside what its plan counted with."""
+    from argosy.adapt.recorded import seen_in
+    from argosy.cli.inputs import load_scenario
+    from argosy.cli.terminal import print_json, stdout_console
+    from argosy.plan.file import read_plan
+    from argosy.report.marks import percent
+    from argosy.report.tables import plain_table
+    from argosy.timeline.file import load_timeline
+    from argosy.units import RATE
+
+    scenario = load_scenario(read_plan(plan), profiles=profiles)
+    timeline = load_timeline(folder / "timeline.json")
+    seen = seen_in(timeline, scenario.plan, scenario.chain, scenario.cluster, scenario.model)
+    if json:
+        print_json("probe", {"bandwidths": seen.bandwidths, "speeds": seen.speeds})
+        return
+    believed = {link.name: link.bandwidth.at(0) for link in scenario.cluster.links}
+    links = plain_table("link", "planned with", "seen", right=("planned with", "seen"))
+    for name, rate in seen.bandwidths.items():
+        links.add_row(name, RATE.format(believed[name], digits=3), RATE.format(rate, digits=3))
+    devices = plain_table("device", "speed seen", right=("speed seen",))
+    for name, speed in seen.speeds.items():
+        devices.add_row(name, percent(speed))
+    console = stdout_console()
+    console.print(links)
+    console.print()
+    console.print(devices)
 
 
 def _here(name: str, notes: ProbeNotes, seconds: float, *, quiet: bool) -> str | None:
