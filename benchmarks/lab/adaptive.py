@@ -45,7 +45,7 @@ PAYLOAD = 0.958
 """Of a shaped link's rate, what arrives (`benchmarks/results/2026-11-15-lab.md`)."""
 HOSTS = ("a", "b", "c")
 POLICIES = ("static 1F1B", "best static plan", "adaptive k", "full adaptation", "oracle replayed")
-JOB = Job(num_layers=12, forward_seconds=8e-3, values=65_536, weights=20_000)
+JOB = Job(num_layers=12, forward_seconds=8e-3, values=65_536, weights=200_000)
 """A message takes ten times as long as a token bucket lets through at once, so that rates are what they seem."""
 _RECOVERED = 0.9
 _WITHIN = 0.15

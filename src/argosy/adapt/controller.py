@@ -11,8 +11,8 @@ and only where the gain is at least ``min_gain`` and the last change of that pri
 for every change that had to be undone). It never thrashes because it also keeps the books: with m_i the measured
 seconds of a step and s_i what the first plan would have taken in the world of that step,
 
-    (4)  regret = sum of (m_i - s_i);  above 1 % of all seconds so far it goes back to the first plan and waits; above
-         5 % where the first plan is predicted to be clearly slower now.
+    (4)  regret = sum of (m_i - s_i);  above 1 % of all seconds so far, and half a step, it goes back to the first plan
+         and waits; above 5 % where the first plan is predicted to be clearly slower now.
 
 Predictions are corrected by what was measured: a plan's own steps, and until it has any, those of the plan in force,
 
@@ -359,7 +359,7 @@ class Controller:
     def _has_lost(self, world: World, now: float) -> bool:
         """(4), unless going back would clearly cost more as things are; then it must have lost more."""
         is_clear = now < _CLEARLY * self._seconds(self.first, world)
-        return self.regret > (5 if is_clear else 1) * _MOST_REGRET * self.elapsed
+        return self.regret > max((5 if is_clear else 1) * _MOST_REGRET * self.elapsed, now / 2)
 
     def _can_go_back(self, world: World) -> bool:
         """Whether the first plan runs in this world, on the devices as they are held now."""
