@@ -89,3 +89,20 @@ def test_a_profile_can_be_planned_with() -> None:
     chain = profile.chain(dtype=Dtype.FP32)
     plan = find_plan(chain, cluster, global_batch=4, model=ComputeModel(profiles={"CPU-core": profile}))
     assert plan.stages[-1].end == 5
+
+
+def test_what_is_handed_on_counts_once_and_what_a_backward_holds_is_measured() -> None:
+    """Each tanh keeps its result, which is the next one's input: 400 bytes a sample; the first has the batch. The
+    backward of the mean fills a tensor of the last result's size before the last tanh makes another."""
+    found = profile_model(
+        nn.Sequential(nn.Tanh(), nn.Tanh(), nn.Tanh()),
+        lambda model, batch: model(batch).mean(),
+        torch.zeros(4, 100, requires_grad=True),
+        name="chain",
+        kind="CPU-core",
+        samples=(4,),
+        seconds=0.001,
+    )
+    assert [layer.activation_bytes for layer in found.layers] == [0, 400, 800]
+    assert found.layers[1].working_bytes == 400
+    assert 400 <= found.layers[2].working_bytes <= 820

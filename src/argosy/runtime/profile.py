@@ -1,7 +1,8 @@
 """Measure a model's layers one by one: seconds, bytes and FLOP, as a profile that can be planned with.
 
     (1)  forward, backward   mean seconds over repeated runs of one layer, for each number of samples
-    (2)  activation bytes    distinct storages that autograd keeps of the forward, without weights, and its input
+    (2)  activation bytes    distinct storages that autograd keeps of the forward, without weights, and its input; not
+                             what it hands on, which is the next layer's input
     (3)  output bytes        of what the layer hands on
     (4)  FLOP                of its matrix products and attention, counted by torch
     (5)  working bytes       that its backward holds beyond (2) and the gradient it is given, at most, gradients of its
@@ -282,9 +283,13 @@ def _amounts(stage: LayerStage, carry: Any, part: Any, count: int, working: floa
     for leaf in tree_flatten(inputs)[0]:
         if isinstance(leaf, Tensor):
             keep(leaf)
+    given = set(kept)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), FlopCounterMode(display=False) as flop:
         result = stage(inputs, part, _moment(part))
     handed = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor)]
+    for leaf in handed if not stage.is_last else ():  # counted as the next layer's input, or as handed on
+        if leaf.untyped_storage().data_ptr() not in given:
+            kept.pop(leaf.untyped_storage().data_ptr(), None)
     return _Amounts(
         forward_flop=flop.get_total_flops() / count,
         activation_bytes=sum(kept.values()) / count,
