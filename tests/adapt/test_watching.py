@@ -55,6 +55,21 @@ def test_a_believed_world_is_a_cluster_without_a_future() -> None:
     assert believed.device("v1.1").speed.at(0) == 1.0
 
 
+def test_what_nobody_sees_is_forgotten_and_each_time_later() -> None:
+    cluster = load_cluster("mixed-16")
+    watch = Watch(cluster)
+    name = "v0.nic.out"
+    rate = next(link.bandwidth.at(0) for link in cluster.links if link.name == name)
+    waits = []
+    for _ in range(2):
+        for _ in range(CONFIRM):
+            watch.observe({name: rate / 5}, {})
+        assert dict(watch.world.bandwidths)[name] == pytest.approx(rate / 5, rel=0.02)
+        waits.append(next(step for step in range(100) if name in watch.observe({}, {})))
+        assert dict(watch.world.bandwidths)[name] == pytest.approx(rate, rel=0.02)
+    assert waits == [9, 19]
+
+
 @given(st.floats(1e-6, 1e15))
 def test_grains_are_small_and_stay(level: float) -> None:
     assert in_grains(level) == pytest.approx(level, rel=0.0101)

@@ -7,6 +7,8 @@ A ``Tracker`` follows one level through noisy samples:
 
 One odd sample never moves it (not nervous), and a change is believed after two steps (not blind). A level of 0
 (a link that is down, a device that is lost) is believed at once: nothing else looks like it.
+A link that nothing crosses any more, because it was slow, would be believed slow for ever: what was not seen for
+ten steps is believed to be as the cluster file says again, and the next time only after twice as many.
 What is believed comes in steps of 2 % and stays where it is while the level is within 5 % of it, so that worlds recur
 and what was predicted in them is remembered.
 """
@@ -35,6 +37,10 @@ class Tracker:
     level: float
     shown: float | None = None
     """What is believed; None: nothing yet."""
+    unseen: int = 0
+    """Steps without a sample."""
+    forget: int = 10
+    """Steps without one after which the level is given up."""
     recent: list[float] = field(default_factory=list)
     suspects: list[float] = field(default_factory=list)
 
@@ -58,6 +64,15 @@ class Tracker:
         if not self.shown or abs(self.level / self.shown - 1) > STAYS:
             self.shown = in_grains(self.level)
         return self.shown
+
+    def miss(self, nominal: float) -> bool:
+        """A step without a sample; whether the level was given up for the nominal one."""
+        self.unseen += 1
+        if self.unseen < self.forget or self.level == 0 or abs(self.level / nominal - 1) <= TOLERANCE:
+            return False
+        self.unseen, self.forget = 0, 2 * self.forget
+        self.recent, self.suspects, self.level = [], [], nominal
+        return True
 
     def _jump(self, samples: list[float]) -> bool:
         self.recent, self.suspects = [*samples], []
@@ -98,10 +113,17 @@ class Watch:
     def __init__(self, cluster: Cluster) -> None:
         self.links = {link.name: Tracker(link.bandwidth.at(0)) for link in cluster.links}
         self.devices = {device.name: Tracker(device.speed.at(0)) for device in cluster.devices}
+        self.nominal = {name: tracker.level for name, tracker in (*self.links.items(), *self.devices.items())}
 
     def observe(self, bandwidths: Mapping[str, float], speeds: Mapping[str, float]) -> tuple[str, ...]:
         """Take what a step measured; the names of what has changed."""
-        return (*_observed(self.links, bandwidths), *_observed(self.devices, speeds))
+        changed = [*_observed(self.links, bandwidths), *_observed(self.devices, speeds)]
+        for name, tracker in (*self.links.items(), *self.devices.items()):
+            if name in bandwidths or name in speeds:
+                tracker.unseen = 0
+            elif self.nominal[name] > 0 and tracker.miss(self.nominal[name]):
+                changed.append(name)
+        return tuple(changed)
 
     @property
     def is_calm(self) -> bool:
