@@ -297,4 +297,5 @@ def remove(record: Record) -> None:
         system.remove_namespace(namespace)
     for share in record.shares:
         system.CoreShare(share).remove()
+    (FOLDER / f"{record.name}.ready").unlink(missing_ok=True)
     record.remove()
