@@ -11,52 +11,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from row_execution import CPU, RATIOS, check_row
 from spmd_models import BUILDS, built, captured
-from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from argosy.runtime.calls import filled, tensor_constants, whole_tensors
 from argosy.runtime.local import Clock, local_calls
-from argosy.runtime.shards import join, take
+from argosy.runtime.shards import take
 from argosy.space.rules import Choices, table
-from argosy.space.sharding import REPLICATED, State, fits, flat_cut, from_flat_cut, local_shape, sharded, unit_counts
+from argosy.space.sharding import REPLICATED, fits, flat_cut, from_flat_cut, sharded, unit_counts
 from argosy.workload.graph import Graph, Node
 
-RATIOS = ((0.7, 0.3), (0.5, 0.3, 0.2))
-MANY = {"bert", "vision", "dropout", "mixtral", "plain"}
+MANY = {"bert", "vision", "mixtral", "plain"}
 """Models whose operations others have too."""
-CPU = torch.device("cpu")
-
-
-def parts_of(tensor: Tensor, state: State, ratios: tuple[float, ...]) -> list[Tensor]:
-    """Shards; a partial sum is spread at random, so that a rule which forgets a term is found out."""
-    if str(state) != "partial":
-        return [take(tensor, state, ratios, rank) for rank in range(len(ratios))]
-    spread = [torch.randn_like(tensor) for _ in ratios[1:]]
-    return [tensor - sum(spread), *spread] if tensor.is_floating_point() else []
-
-
-def check_row(graph: Graph, node: Node, row: Any, held: dict[int, Any], expected: list[Any], ratios: Any) -> None:
-    shards = [parts_of(held[v], state, ratios) for v, state in zip(node.inputs, row.inputs, strict=True)]
-    made = []
-    for rank, call in enumerate(local_calls(graph, node, row, ratios, Clock())):
-        given = iter(shard[rank] for shard in shards)
-        arguments = [filled(part, lambda _, given=given: next(given), CPU) for part in call.arguments]
-        keywords = {key: filled(part, lambda _, given=given: next(given), CPU) for key, part in node.keywords}
-        out = call.run(*arguments, **keywords)
-        made.append(list(out) if isinstance(out, (tuple, list)) else [out])
-    for place, value in enumerate(node.outputs):
-        if value is None:
-            continue
-        for rank in range(len(ratios)):
-            shape = local_shape(graph.values[value].shape, row.outputs[place], ratios, rank)
-            assert made[rank][place].shape == shape, f"{node.op}: {row}"
-        whole = join([out[place] for out in made], row.outputs[place], ratios)
-        exact = all(graph.values[v].dtype != "float32" for v in (*node.inputs, value))
-        size = 1.0 + max(float(part[place].double().nan_to_num(0, 0, 0).abs().max()) for part in made)
-        slack = (1e-9 if exact else 2e-5) * size
-        close = torch.allclose(whole.double(), expected[place].double(), rtol=1e-9, atol=slack, equal_nan=True)
-        assert close, f"{node.op} by {row} on {[graph.values[v].shape for v in node.inputs]}"
 
 
 def executed(name: str) -> Iterator[tuple[Graph, Node, int, dict[int, Any], list[Any]]]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
@@ -190,8 +190,7 @@ class Choices:
         self._todo: dict[int, None] = {}
         self._rows: dict[object, tuple[Row, ...]] = {}
         self._seed()
-        self._flow()
-        self._work_units = frozenset(state.units for cuts in self.cuts for state in cuts)
+        self._settle()
         if kind is Kind.STORED:
             self._store_in_shards()
 
@@ -199,6 +198,17 @@ class Choices:
     def unknown(self) -> tuple[str, ...]:
         """Operations without a rule, which every device does in full."""
         return tuple(sorted({node.op for node in self.graph.nodes if not is_known(node.op)}))
+
+    def consider(self, states: Iterable[tuple[int, State]]) -> None:
+        """More cuts, beside those that flow from parameters and samples."""
+        for value, state in states:
+            self._offer(value, state)
+        self._rows.clear()
+        self._settle()
+
+    def _settle(self) -> None:
+        self._flow()
+        self._work_units = frozenset(state.units for cuts in self.cuts for state in cuts)
 
     def _offer(self, value: int | None, state: State) -> None:
         if value is None or self.num_devices == 1 or state in self.cuts[value] or state.units < self.num_devices:

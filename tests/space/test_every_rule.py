@@ -1,0 +1,240 @@
+"""Rules that no model meets, executed one operation at a time on random shapes: no row of the table is untried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from row_execution import RATIOS, check_row
+from spmd_models import BUILDS, captured
+from torch import Tensor
+
+from argosy.runtime.calls import function
+from argosy.space.rules import Choices, table
+from argosy.space.sharding import sharded
+from argosy.workload.graph import Argument, Graph, Node, Ref, Role, Symbol, Value
+
+ELSEWHERE = {"bert", "vision", "mixtral", "plain"}
+"""Models whose rows are executed in the exhaustive run only."""
+
+
+class Draw:
+    """Random tensors; sizes are drawn once per name, so that dims with one name agree."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = torch.Generator().manual_seed(seed)
+        self.sizes: dict[str, int] = {}
+
+    def size(self, name: str) -> int:
+        if name not in self.sizes:
+            self.sizes[name] = int(torch.randint(3, 8, (), generator=self.rng))
+        return self.sizes[name]
+
+    def shape(self, names: str) -> tuple[int, ...]:
+        return tuple(1 if name == "1" else self.size(name) for name in names)
+
+    def floats(self, names: str) -> Tensor:
+        return torch.randn(self.shape(names), generator=self.rng, dtype=torch.float64)
+
+    def positive(self, names: str) -> Tensor:
+        return self.floats(names).abs() + 0.1
+
+    def below(self, limit: int, names: str) -> Tensor:
+        return torch.randint(0, limit, self.shape(names), generator=self.rng)
+
+    def bools(self, names: str) -> Tensor:
+        return self.below(2, names).bool()
+
+
+Case = Callable[[Draw], tuple[Any, ...]]
+
+
+def one(names: str) -> Case:
+    return lambda draw: (draw.floats(names),)
+
+
+def two(first: str, second: str) -> Case:
+    return lambda draw: (draw.floats(first), draw.floats(second))
+
+
+def with_scalar(names: str, *scalars: Any) -> Case:
+    return lambda draw: (draw.floats(names), *scalars)
+
+
+def doubled(draw: Draw) -> tuple[Any, ...]:
+    _, _, height, width = draw.shape("nchw")
+    return (2 * height, 2 * width)
+
+
+def loss_2d(draw: Draw) -> tuple[Any, ...]:
+    return draw.floats("nchw"), draw.below(draw.size("c"), "nhw"), None, 2, -100
+
+
+def loss_2d_backward(draw: Draw) -> tuple[Any, ...]:
+    grad = torch.randn((), generator=draw.rng, dtype=torch.float64)
+    total = torch.tensor(float(draw.size("n") * draw.size("h") * draw.size("w")), dtype=torch.float64)
+    return grad, draw.floats("nchw"), draw.below(draw.size("c"), "nhw"), None, 2, -100, total
+
+
+def parts(draw: Draw) -> tuple[Any, ...]:
+    each = draw.size("p")
+    return torch.randn(draw.size("a"), 3 * each, generator=draw.rng, dtype=torch.float64), (each, each, each), 1
+
+
+CASES: dict[str, Case] = {
+    "aten._adaptive_avg_pool2d.default": lambda draw: (draw.floats("nchw"), (2, 3)),
+    "aten._adaptive_avg_pool2d_backward.default": lambda draw: (
+        torch.randn(*draw.shape("nc"), 2, 3, generator=draw.rng, dtype=torch.float64),
+        draw.floats("nchw"),
+    ),
+    "aten.add.Scalar": with_scalar("abc", 1.5),
+    "aten.all.dim": lambda draw: (draw.bools("abc"), 1),
+    "aten.amax.default": with_scalar("abc", (1,), True),
+    "aten.any.dim": lambda draw: (draw.bools("abc"), 0, True),
+    "aten.arange.start": lambda draw: (2, 9),
+    "aten.arange.start_step": lambda draw: (2, 12, 2),
+    "aten.argmax.default": with_scalar("abc", 2),
+    "aten.baddbmm.default": lambda draw: (draw.floats("bmn"), draw.floats("bmk"), draw.floats("bkn")),
+    "aten.bitwise_not.default": lambda draw: (draw.bools("ab"),),
+    "aten.bitwise_or.Tensor": lambda draw: (draw.bools("ab"), draw.bools("1b")),
+    "aten.clamp_max.default": with_scalar("abc", 0.3),
+    "aten.dot.default": two("a", "a"),
+    "aten.elu.default": with_scalar("ab", 1.2),
+    "aten.erf.default": one("abc"),
+    "aten.exp.default": one("abc"),
+    "aten.fill.Scalar": with_scalar("ab", 2.5),
+    "aten.flip.default": with_scalar("abc", (1,)),
+    "aten.gather.default": lambda draw: (draw.floats("abc"), 1, draw.below(draw.size("b"), "adc")),
+    "aten.gt.Tensor": two("abc", "bc"),
+    "aten.hardtanh.default": with_scalar("ab", -0.5, 0.5),
+    "aten.hardtanh_backward.default": lambda draw: (draw.floats("ab"), draw.floats("ab"), -0.5, 0.5),
+    "aten.index_put.default": lambda draw: (
+        draw.floats("abc"),
+        (None, draw.below(draw.size("b"), "d")),
+        draw.floats("adc"),
+        True,
+    ),
+    "aten.le.Scalar": with_scalar("ab", 0.1),
+    "aten.leaky_relu.default": with_scalar("ab", 0.1),
+    "aten.leaky_relu_backward.default": lambda draw: (draw.floats("ab"), draw.floats("ab"), 0.1, False),
+    "aten.logical_and.default": lambda draw: (draw.bools("ab"), draw.bools("ab")),
+    "aten.logical_not.default": lambda draw: (draw.bools("abc"),),
+    "aten.lt.Tensor": two("ab", "ab"),
+    "aten.masked_fill.Tensor": lambda draw: (draw.floats("abc"), draw.bools("1bc"), draw.floats("")),
+    "aten.maximum.default": two("abc", "c"),
+    "aten.mv.default": two("ab", "b"),
+    "aten.ne.Tensor": lambda draw: (draw.below(3, "ab"), draw.below(3, "ab")),
+    "aten.nll_loss2d_forward.default": loss_2d,
+    "aten.nll_loss2d_backward.default": loss_2d_backward,
+    "aten.pow.Tensor_Tensor": lambda draw: (draw.positive("ab"), draw.floats("ab")),
+    "aten.reciprocal.default": lambda draw: (draw.positive("ab"),),
+    "aten.repeat.default": lambda draw: (draw.floats("ab"), (2, 1, 3)),
+    "aten.reshape.default": lambda draw: (draw.floats("abc"), (-1, draw.size("c"))),
+    "aten.rsub.Scalar": with_scalar("ab", 2.0),
+    "aten.scatter.value": lambda draw: (draw.floats("abc"), 1, draw.below(draw.size("b"), "adc")[:, :2], 3.0),
+    "aten.scatter_add.default": lambda draw: (
+        draw.floats("abc"),
+        1,
+        draw.below(draw.size("b"), "abc"),
+        draw.floats("abc"),
+    ),
+    "aten.select_backward.default": lambda draw: (draw.floats("ac"), draw.shape("abc"), 1, 2),
+    "aten.sgn.default": one("ab"),
+    "aten.sigmoid.default": one("ab"),
+    "aten.sigmoid_backward.default": lambda draw: (draw.floats("ab"), draw.floats("ab").sigmoid()),
+    "aten.sign.default": one("ab"),
+    "aten.sort.default": with_scalar("abc", 1),
+    "aten.split_with_sizes.default": parts,
+    "aten.sqrt.default": lambda draw: (draw.positive("ab"),),
+    "aten.squeeze.dims": with_scalar("a1b1", (1, 3)),
+    "aten.stack.default": lambda draw: ((draw.floats("ab"), draw.floats("ab")), 1),
+    "aten.sub.Scalar": with_scalar("abc", 0.5),
+    "aten.tril.default": one("abc"),
+    "aten.triu.default": with_scalar("abc", 1),
+    "aten.unbind.int": with_scalar("abc", 1),
+    "aten.upsample_bilinear2d.default": lambda draw: (draw.floats("nchw"), doubled(draw), False),
+    "aten.upsample_bilinear2d_backward.default": lambda draw: (
+        torch.randn(*draw.shape("nc"), *doubled(draw), generator=draw.rng, dtype=torch.float64),
+        doubled(draw),
+        draw.shape("nchw"),
+        False,
+    ),
+    "aten.upsample_nearest2d.default": lambda draw: (draw.floats("nchw"), doubled(draw)),
+    "aten.upsample_nearest2d_backward.default": lambda draw: (
+        torch.randn(*draw.shape("nc"), *doubled(draw), generator=draw.rng, dtype=torch.float64),
+        doubled(draw),
+        draw.shape("nchw"),
+    ),
+}
+"""Arguments of one call per operation; the letters of a shape are sizes that are drawn."""
+
+
+def called(op: str, arguments: tuple[Any, ...]) -> tuple[Graph, dict[int, Tensor], list[Tensor]]:
+    """A graph of one operation, what it reads, and what it makes."""
+    values: list[Value] = []
+    held: dict[int, Tensor] = {}
+
+    def value(tensor: Tensor, role: Role) -> int:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        values.append(Value(name=f"v{len(values)}", role=role, shape=tuple(tensor.shape), dtype=dtype))
+        return len(values) - 1
+
+    def named(part: Any) -> Argument:
+        if isinstance(part, Tensor):
+            index = value(part, Role.PARAMETER if part.is_floating_point() else Role.INPUT)
+            held[index] = part
+            return Ref(index)
+        if isinstance(part, torch.dtype):
+            return Symbol(str(part))
+        return tuple(named(inner) for inner in part) if isinstance(part, tuple) else part
+
+    written = tuple(named(part) for part in arguments)
+    keywords: tuple[tuple[str, Argument], ...] = ()
+    made = function(op)(*(list(part) if isinstance(part, tuple) else part for part in arguments))
+    expected = list(made) if isinstance(made, (tuple, list)) else [made]
+    outputs = tuple(value(tensor, Role.RESULT) for tensor in expected)
+    node = Node(name="node", op=op, arguments=written, keywords=keywords, outputs=outputs)
+    graph = Graph(name=op, values=tuple(values), nodes=(node,), loss=None, gradients=())
+    return graph, held, expected
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("op", CASES)
+def test_every_row_of_an_operation(op: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    graph, held, expected = called(op, CASES[op](Draw(seed)))
+    for ratios in RATIOS:
+        choices = Choices(graph, len(ratios))
+        choices.consider(
+            (value, sharded(dim, size // outer, outer=outer))
+            for value, described in enumerate(graph.values)
+            for dim, size in enumerate(described.shape)
+            for outer in (1, 2, 3)
+            if size % outer == 0
+        )
+        rows = choices.rows(0)
+        assert rows
+        for row in rows:
+            check_row(graph, graph.nodes[0], row, held, expected, ratios)
+
+
+SPLITTABLE = sorted(op for op in CASES if table()[op].get("family") != "whole")
+
+
+@pytest.mark.parametrize("op", SPLITTABLE)
+def test_it_can_be_shared_at_all(op: str) -> None:
+    graph, _, _ = called(op, CASES[op](Draw(5)))
+    choices = Choices(graph, 2)
+    choices.consider(
+        (value, sharded(dim, size))
+        for value, described in enumerate(graph.values)
+        for dim, size in enumerate(described.shape)
+    )
+    assert any(row.units for row in choices.rows(0))
+
+
+def test_no_row_of_the_table_is_untried() -> None:
+    met = {node.op for name in BUILDS if name not in ELSEWHERE for node in captured(name).nodes}
+    assert set(table()) == met | set(CASES)
