@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from argosy.planner import Settings as Settings
     from argosy.planner import find_plan as find_plan
     from argosy.report.page.report import Report as Report
+    from argosy.runtime.parallel import parallelize as parallelize
+    from argosy.runtime.parallel import share_program as share_program
     from argosy.runtime.trainer import Trainer as Trainer
-    from argosy.runtime.trainer import parallelize as parallelize
     from argosy.schedule import ScheduleSpec as ScheduleSpec
     from argosy.sim.simulate import simulate as simulate
     from argosy.timeline import Timeline as Timeline
@@ -69,7 +70,8 @@ _HOMES = {
     "load_model": "argosy.workload.load",
     "load_plan": "argosy.plan.file",
     "load_timeline": "argosy.timeline.file",
-    "parallelize": "argosy.runtime.trainer",
+    "parallelize": "argosy.runtime.parallel",
+    "share_program": "argosy.runtime.parallel",
     "simulate": "argosy.sim.simulate",
     "with_changes": "argosy.cluster.file",
 }

@@ -8,19 +8,22 @@ for all that work element by element (SGD, Adam, AdamW and their like).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from argosy.cost.group import Collective
+from argosy.errors import InputError, Problem
 from argosy.runtime.calls import filled, tensor_constants
 from argosy.runtime.collectives import GatherBy, Group
 from argosy.runtime.exchange import Exchange
 from argosy.runtime.local import Clock, LocalCall
+from argosy.runtime.world import device_of, join
 from argosy.solve.spmd import Program
 from argosy.space.sharding import REPLICATED, State
 from argosy.workload.capture.initial import FakeModel, replay
@@ -128,6 +131,47 @@ def _named(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
 def lower(program: Program, exchange: Exchange, *, clock: Clock, device: torch.device) -> fx.GraphModule:
     """A rank's program: (parameters, buffers, inputs) -> (loss, gradients, changed buffers), all in local shapes."""
     return _Lowering(program, exchange, clock, device).module()
+
+
+def parallelize_program(
+    model: nn.Module, optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer], batch: Any, program: Program
+) -> Trainer:
+    """A trainer for this rank of a program, from the model that was captured; every rank gets rank 0's values.
+
+    The loss is in the program. Only this rank's shards are kept of the model's tensors.
+    """
+    roster = program.group.names
+    join(None, roster)
+    device = device_of(roster, dist.get_rank())
+    _check_captured(model, batch, program)
+    return Trainer(program, _from_first_rank(model, device), optimizer=optimizer, device=device)
+
+
+def _check_captured(model: nn.Module, batch: Any, program: Program) -> None:
+    """An ``InputError`` where a model or a batch is not what was captured."""
+    tensors = [(name, tuple(t.shape)) for name, t in [*model.named_parameters(), *model.named_buffers()]]
+    tensors += [
+        (keystr(path), tuple(leaf.shape)) for path, leaf in tree_flatten_with_path(batch)[0] if _is_tensor(leaf)
+    ]
+    given, wrong = dict(tensors), []
+    for value in program.graph.values:
+        if value.role in (Role.PARAMETER, Role.BUFFER, Role.INPUT) and given.get(value.name) != value.shape:
+            found = f"shape {given[value.name]}" if value.name in given else "none"
+            wrong.append(Problem(path=f"{value.role} {value.name}", found=found, expected=f"shape {value.shape}"))
+    if wrong:
+        raise InputError(wrong)
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor)
+
+
+def _from_first_rank(model: nn.Module, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers, one at a time, as rank 0 has them."""
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        whole = tensor.detach().to(device).contiguous()
+        dist.broadcast(whole, 0)
+        yield name, whole
 
 
 class Trainer:

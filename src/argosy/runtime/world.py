@@ -24,9 +24,11 @@ def check_supported(plan: Plan) -> None:
         raise InputError([Problem(path="plan", expected="what the runtime executes", found=text) for text in sentences])
 
 
-def join(plan: Plan, roster: Sequence[str] | None = None, *, patience: datetime.timedelta = PATIENCE) -> None:
+def join(plan: Plan | None, roster: Sequence[str] | None = None, *, patience: datetime.timedelta = PATIENCE) -> None:
     """Join the process group that torchrun prepared, unless the caller has one already; ``roster``: devices by rank."""
-    roster = devices_by_rank(plan) if roster is None else roster
+    if roster is None:
+        assert plan is not None, "a plan or a roster says who takes part"
+        roster = devices_by_rank(plan)
     if not dist.is_initialized():
         missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
         if missing:

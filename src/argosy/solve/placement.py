@@ -66,8 +66,10 @@ class Placement:
         ratios: Sequence[float] | Segments,
         *,
         pinned: int = 0,
+        by_samples: bool = False,
     ) -> None:
-        """For graphs that are too tangled otherwise, ``pinned`` values are whole, and none is had in two states."""
+        """For graphs that are too tangled otherwise: the ``pinned`` busiest values are whole (or cut by samples, where
+        they can be), and none is had in two states."""
         self.graph, self.choices, self.pricing, self.pinned = graph, choices, pricing, pinned
         self.segments = ratios if isinstance(ratios, Segments) else Segments((tuple(ratios),))
         self._full = (1.0,) * len(pricing.group)
@@ -76,7 +78,11 @@ class Placement:
         self._interned: dict[object, Table] = {}
         self._seconds: dict[object, float] = {}
         self.rows = self._all_rows()
-        self._hubs = _shared_constants(graph) | _busiest(graph, pinned)
+        busiest = _busiest(graph, pinned)
+        self._by_samples = busiest if by_samples else frozenset()
+        self._whole = {*_shared_constants(graph), *busiest, graph.loss, *(a for _, a in graph.updates)}
+        self._sent = frozenset(graph.sent)
+        self._options: dict[object, tuple[Delivery, ...]] = {}
         self.deliveries = [self._deliveries(value) for value in range(len(graph.values))]
 
     def _all_rows(self) -> list[tuple[Row, ...]]:
@@ -93,7 +99,7 @@ class Placement:
 
     def _cuts(self, value: int) -> tuple[State, ...]:
         """Cuts of a value, by the ratios of whoever makes or reads it."""
-        cuts = tuple(self.choices.cuts[value])
+        cuts = self.choices.cut_sets[value]
         if not self.segments.of_node or not cuts:
             return cuts
         segments = {self.segments.at(index) for index in self.graph.consumers[value]}
@@ -112,14 +118,37 @@ class Placement:
         return found
 
     def _deliveries(self, value: int) -> tuple[Delivery, ...]:
-        options = deliveries(self.graph, value, self._cuts(value))
-        if value in self.graph.sent:
+        """The deliveries of a value; values of one kind share one tuple, so that their tables are shared too."""
+        described, cuts = self.graph.values[value], self._cuts(value)
+        several = len(self.graph.consumers[value]) > 1
+        bounds = (value in self._whole, value in self._sent, value in self._by_samples)
+        key = (
+            described.role,
+            described.is_floating,
+            several,
+            *bounds,
+            id(cuts) if cuts is self.choices.cut_sets[value] else cuts,
+        )
+        if key not in self._options:
+            self._options[key] = self._find_deliveries(value, cuts)
+        return self._options[key]
+
+    def _find_deliveries(self, value: int, cuts: tuple[State, ...]) -> tuple[Delivery, ...]:
+        options = deliveries(self.graph, value, cuts)
+        if value in self._sent:
             options = tuple(option for option in options if option.states != (PARTIAL,))
-        if value in self._hubs or value == self.graph.loss or any(value == after for _, after in self.graph.updates):
+        if value in self._by_samples and (own := self._sample_cut(cuts)) is not None:
+            return (Delivery((own,)),)
+        if value in self._whole:
             options = tuple(option for option in options if REPLICATED in option.states)
         if self.choices.kind is Kind.STORED and len(options) > 1 and options[0].stored is not None:
             options = tuple(option for option in options if option.stored != option.states[0])
         return tuple(option for option in options if len(option.states) == 1) if self.pinned else options
+
+    def _sample_cut(self, cuts: Sequence[State]) -> State | None:
+        inputs = [self.graph.values[value].shape for value in self.graph.with_role(Role.INPUT)]
+        counts = {shape[0] for shape in inputs if shape}
+        return next((cut for cut in cuts if cut.dim == 0 and cut.outer == 1 and cut.units in counts), None)
 
     def shares(self, state: State) -> tuple[float, ...]:
         """Per device, how much of a tensor in this state it holds."""
@@ -174,7 +203,11 @@ class Placement:
 
     @cached_property
     def _flop(self) -> list[float]:
-        return [self.pricing.flop(call) for call in self.choices.calls]
+        known: dict[int, float] = {}
+        for call in self.choices.calls:
+            if id(call) not in known:
+                known[id(call)] = self.pricing.flop(call)
+        return [known[id(call)] for call in self.choices.calls]
 
     @cached_property
     def _moves(self) -> list[float]:
@@ -267,33 +300,36 @@ class Placement:
         options = self.deliveries[value]
         if self.graph.values[value].role not in (Role.PARAMETER, Role.RECEIVED):
             return self._zeros(len(options))
-        key = ("parameter", options, self.moved_bytes(value))
+        key = ("parameter", id(options), self.moved_bytes(value))
         return self._intern(key, lambda: np.array([self.parameter_seconds(value, option) for option in options]))
 
     def _memory_costs(self, value: int) -> Table:
         options = self.deliveries[value]
         kept = value in self.graph.kept
         described = self.graph.values[value]
-        key = ("memory", options, described.num_bytes, described.role, kept)
+        key = ("memory", id(options), described.num_bytes, described.role, kept)
         return self._intern(key, lambda: np.array([self.memory_share(value, option) for option in options]))
 
     def _made(self, index: int, place: int, value: int) -> Table:
         """(2)."""
         rows, options = self.rows[index], self.deliveries[value]
-        made = tuple(row.outputs[place] for row in rows)
-        key = ("made", made, options, self.moved_bytes(value), value in self._trained_values)
-        return self._intern(
-            key, lambda: np.array([[self.delivery_seconds(value, m, option) for option in options] for m in made])
-        )
+        key = ("made", id(rows), place, id(options), self.moved_bytes(value), value in self._trained_values)
+
+        def seconds() -> Table:
+            made = [row.outputs[place] for row in rows]
+            return np.array([[self.delivery_seconds(value, m, option) for option in options] for m in made])
+
+        return self._intern(key, seconds)
 
     def _taken(self, index: int, places: tuple[int, ...], value: int) -> Table:
         """(4)."""
         rows, options = self.rows[index], self.deliveries[value]
-        needs = tuple(tuple(row.inputs[place] for place in places) for row in rows)
-        return self._intern(
-            ("taken", needs, options),
-            lambda: np.array([[0.0 if all(map(option.has, need)) else np.inf for option in options] for need in needs]),
-        )
+
+        def barred() -> Table:
+            needs = [[row.inputs[place] for place in places] for row in rows]
+            return np.array([[0.0 if all(map(option.has, need)) else np.inf for option in options] for need in needs])
+
+        return self._intern(("taken", id(rows), places, id(options)), barred)
 
     def _trained(self, parameter: int, gradient: int) -> Table:
         """(5)."""
@@ -304,7 +340,7 @@ class Placement:
             return other.has(one.stored)
 
         return self._intern(
-            ("trained", ours, theirs),
+            ("trained", id(ours), id(theirs)),
             lambda: np.array([[0.0 if fits(one, other) else np.inf for other in theirs] for one in ours]),
         )
 

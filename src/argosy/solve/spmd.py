@@ -26,7 +26,8 @@ from argosy.workload.graph import Graph, Phase, Role
 
 MOST_ROUNDS = 6
 PINNED = (0, 1, 2, 4, 8, 16, 32, 64)
-"""How many of the busiest values are kept whole, tried in turn, where a graph is too tangled for an exact search."""
+"""How many of the busiest values are kept whole, or cut by samples, tried in turn, where a graph is too tangled for an
+exact search."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,8 @@ class Program:
     """Model, gradients, optimizer state and kept activations per device."""
     bound: float
     """Seconds below which no program at these ratios gets."""
+    pinned: int = 0
+    """So many of the busiest values were not searched; ``bound`` is for programs that place them as this one does."""
     unknown: tuple[str, ...] = ()
     """Operations that no rule knows, done in full by every device."""
 
@@ -130,13 +133,23 @@ def program_at(
     graph: Graph, choices: Choices, pricing: Pricing, ratios: Sequence[float] | Segments, *, capped: bool = True
 ) -> Program:
     """(1)."""
-    for pinned in PINNED:
-        placement = Placement(graph, choices, pricing, ratios, pinned=pinned)
-        try:
-            found = cheapest(placement.problem, placement.memory if capped else None, places=placement.places)
-        except TangledError:
-            continue
-        return described(placement, found)
+    for pinned in [count for count in PINNED if count >= choices.tangled]:
+        found, why = [], None
+        for by_samples in (False, True) if pinned else (False,):
+            placement = Placement(graph, choices, pricing, ratios, pinned=pinned, by_samples=by_samples)
+            try:
+                best = cheapest(placement.problem, placement.memory if capped else None, places=placement.places)
+            except TangledError:
+                break
+            except InfeasibleError as error:
+                why = error
+            else:
+                found.append((placement, best))
+        choices.tangled = max(choices.tangled, pinned)
+        if found:
+            return described(*min(found, key=lambda one: one[1].value))
+        if why is not None:
+            raise why
     raise InfeasibleError(f"{graph.name} is too tangled to be searched")
 
 
@@ -161,6 +174,7 @@ def described(placement: Placement, found: Found) -> Program:
         row_seconds=tuple(placement.row_seconds(index, row) for index, row in enumerate(rows)),
         device_bytes=placement.device_bytes(found.choice),
         bound=found.bound,
+        pinned=placement.pinned,
         unknown=choices.unknown,
     )
 

@@ -29,6 +29,12 @@ class Delivery:
     states: tuple[State, ...]
     stored: State | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_code", hash((self.states, self.stored)))
+
+    def __hash__(self) -> int:
+        return self._code  # type: ignore[attr-defined, no-any-return]
+
     def has(self, state: State) -> bool:
         return REPLICATED in self.states or state in self.states
 

@@ -38,7 +38,7 @@ from argosy.space.sharding import (
     from_flat_cut,
     sharded,
 )
-from argosy.workload.graph import Graph, Node, Ref, Role
+from argosy.workload.graph import Argument, Graph, Node, Ref, Role
 
 Cut = tuple[int, int]
 """(outer, units)."""
@@ -85,10 +85,6 @@ def table() -> Mapping[str, Mapping[str, Any]]:
 
 def is_known(op: str) -> bool:
     return op in table()
-
-
-def is_reshape(node: Node) -> bool:
-    return bool(table().get(node.op, {}).get("family") == "view")
 
 
 def call_of(graph: Graph, node: Node) -> Call:
@@ -165,14 +161,12 @@ def _convolution_flop(call: Call) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Occurrence:
-    """A label in one tensor of a node."""
+class Label:
+    """An index of a node."""
 
-    value: int | None
-    dim: int
-    factor: int
-    size: int
-    """Of the dim."""
+    places: tuple[tuple[int, int, int], ...]
+    """(value, dim, factor): the tensors that have it; results that nobody reads apart."""
+    sizes: tuple[int, ...]
 
 
 class Choices:
@@ -180,15 +174,20 @@ class Choices:
 
     def __init__(self, graph: Graph, num_devices: int, *, kind: Kind = Kind.ANY) -> None:
         self.graph, self.num_devices, self.kind = graph, num_devices, kind
-        self.calls = [call_of(graph, node) for node in graph.nodes]
-        self.patterns = [pattern_of(call) for call in self.calls]
-        self.labels = [_occurrences(call, p) for call, p in zip(self.calls, self.patterns, strict=True)]
+        self.calls, self.patterns = _shared_calls(graph)
+        self.labels = [
+            _occurrences(node, call, pattern)
+            for node, call, pattern in zip(graph.nodes, self.calls, self.patterns, strict=True)
+        ]
+        self._reshapes = [call.entry.get("family") == "view" for call in self.calls]
         self.cuts: list[dict[State, None]] = [{} for _ in graph.values]
         self._around: list[list[int]] = [list(nodes) for nodes in graph.consumers]
         for value, node in graph.producer.items():
             self._around[value].append(node)
         self._todo: dict[int, None] = {}
         self._rows: dict[object, tuple[Row, ...]] = {}
+        self.tangled = 0
+        """How many values a search must leave alone; it finds out (``solve.spmd``)."""
         self._seed()
         self._settle()
         if kind is Kind.STORED:
@@ -209,6 +208,13 @@ class Choices:
     def _settle(self) -> None:
         self._flow()
         self._work_units = frozenset(state.units for cuts in self.cuts for state in cuts)
+        self._intern_cuts()
+
+    def _intern_cuts(self) -> None:
+        known: dict[tuple[State, ...], tuple[State, ...]] = {}
+        found = (tuple(cuts) for cuts in self.cuts)
+        self.cut_sets = [known.setdefault(cuts, cuts) for cuts in found]
+        """Per value its cuts; equal ones are one tuple."""
 
     def _offer(self, value: int | None, state: State) -> None:
         if value is None or self.num_devices == 1 or state in self.cuts[value] or state.units < self.num_devices:
@@ -224,6 +230,7 @@ class Choices:
             if shape and shape[0] >= self.num_devices:
                 for value in (parameter, gradient):
                     self.cuts[value][sharded(0, shape[0])] = None
+        self._intern_cuts()
 
     def _seed(self) -> None:
         if self.kind is not Kind.ANY:
@@ -240,8 +247,8 @@ class Choices:
                 continue
             for dim in dims:
                 self._offer(index, sharded(dim, value.shape[dim]))
-        for node, call in zip(self.graph.nodes, self.calls, strict=True):
-            if is_reshape(node):
+        for node, call, reshapes in zip(self.graph.nodes, self.calls, self._reshapes, strict=True):
+            if reshapes:
                 self._offer_opened(node, call.inputs[0], call.outputs[0])
 
     def _offer_opened(self, node: Node, before: Shape, after: Shape) -> None:
@@ -254,11 +261,11 @@ class Choices:
         while self._todo:
             index = next(iter(self._todo))
             del self._todo[index]
-            if is_reshape(self.graph.nodes[index]):
+            if self._reshapes[index]:
                 self._flow_reshape(index)
             else:
-                for places in self.labels[index].values():
-                    self._flow_label(places)
+                for label in self.labels[index].values():
+                    self._flow_label(label)
 
     def _flow_reshape(self, index: int) -> None:
         node, call = self.graph.nodes[index], self.calls[index]
@@ -270,21 +277,19 @@ class Choices:
                 if found is not None:
                     self._offer(target, found)
 
-    def _flow_label(self, places: tuple[Occurrence, ...]) -> None:
-        for outer, units in self._label_cuts(places):
-            for place in places:
-                self._offer(place.value, sharded(place.dim, units, outer=outer * place.factor))
+    def _flow_label(self, label: Label) -> None:
+        for outer, units in self._label_cuts(label):
+            for value, dim, factor in label.places:
+                self._offer(value, sharded(dim, units, outer * factor))
 
-    def _label_cuts(self, places: tuple[Occurrence, ...]) -> list[Cut]:
+    def _label_cuts(self, label: Label) -> list[Cut]:
         """Cuts of an index that any tensor has and every tensor can have."""
         found: dict[Cut, None] = {}
-        for place in places:
-            if place.value is not None:
-                for state in self.cuts[place.value]:
-                    if state.dim == place.dim and state.outer % place.factor == 0:
-                        found[state.outer // place.factor, state.units] = None
-        sizes = {place.size // place.factor for place in places}  # 0 for a result that nobody reads
-        return [(o, u) for o, u in found if all(size % (o * u) == 0 for size in sizes)]
+        for value, dim, factor in label.places:
+            for state in self.cuts[value]:
+                if state.dim == dim and state.outer % factor == 0:
+                    found[state.outer // factor, state.units] = None
+        return [(o, u) for o, u in found if all(size % (o * u) == 0 for size in label.sizes)]
 
     @staticmethod
     def only_whole(graph: Graph, node: Node) -> Row:
@@ -295,10 +300,7 @@ class Choices:
         """Every way to do a node; equal nodes get the same tuple."""
         node, call = self.graph.nodes[index], self.calls[index]
         ends = (*node.inputs, *node.outputs)
-        cuts = tuple(() if v is None else tuple(self.cuts[v]) for v in ends)
-        numbers = tuple(False if v is None else self.graph.values[v].is_floating for v in ends)
-        literal = tuple(part for part in node.arguments if not isinstance(part, Ref))
-        key = (node.op, call.inputs, call.outputs, literal, cuts, numbers)
+        key = (id(call), *(0 if value is None else id(self.cut_sets[value]) for value in ends))
         if key not in self._rows:
             self._rows[key] = self._find_rows(index)
         return self._rows[key]
@@ -307,10 +309,10 @@ class Choices:
         node, call, pattern = self.graph.nodes[index], self.calls[index], self.patterns[index]
         num_in, num_out = len(call.inputs), len(call.outputs)
         found = [self.only_whole(self.graph, node)]
-        if is_reshape(node):
+        if self._reshapes[index]:
             found += self._reshape_rows(index)
-        for label, places in self.labels[index].items():
-            rows = (self._label_row(index, label, cut) for cut in self._label_cuts(places))
+        for name, label in self.labels[index].items():
+            rows = (self._label_row(index, name, cut) for cut in self._label_cuts(label))
             found += [row for row in rows if self._sums_are_numbers(node, row)]
         for chosen in pattern.linear:
             summed = [*(node.inputs[place] for place in chosen), *(v for v in node.outputs if v is not None)]
@@ -341,7 +343,7 @@ class Choices:
 
         def state(place: int, labels: tuple[str, ...]) -> State | None:
             factor = (pattern.stretched or {}).get((place, label), 1)
-            return sharded(labels.index(label), units, outer=outer * factor) if label in labels else None
+            return sharded(labels.index(label), units, outer * factor) if label in labels else None
 
         num_in = len(pattern.inputs)
         outputs = [state(num_in + place, labels) for place, labels in enumerate(pattern.outputs)]
@@ -360,20 +362,44 @@ class Choices:
         )
 
 
-def _occurrences(call: Call, pattern: Pattern) -> dict[str, tuple[Occurrence, ...]]:
+def _shared_calls(graph: Graph) -> tuple[list[Call], list[Pattern]]:
+    """Per node its call and pattern; nodes that do the same to tensors of the same shapes and dtypes share them."""
+    known: dict[object, tuple[Call, Pattern]] = {}
+    values = graph.values
+    found = []
+    for node in graph.nodes:
+        ends = (*node.inputs, *node.outputs)
+        looks = tuple([None if value is None else (values[value].shape, values[value].dtype) for value in ends])
+        key = (node.op, tuple([_without_values(part) for part in node.arguments]), looks)
+        if key not in known:
+            call = call_of(graph, node)
+            known[key] = (call, pattern_of(call))
+        found.append(known[key])
+    return [call for call, _ in found], [pattern for _, pattern in found]
+
+
+def _without_values(argument: Argument) -> object:
+    """An argument but for which values it names."""
+    if isinstance(argument, Ref):
+        return Ref
+    return tuple([_without_values(part) for part in argument]) if isinstance(argument, tuple) else argument
+
+
+def _occurrences(node: Node, call: Call, pattern: Pattern) -> dict[str, Label]:
     """Per label, where it stands."""
-    found: dict[str, list[Occurrence]] = {}
+    places: dict[str, list[tuple[int, int, int]]] = {}
+    sizes: dict[str, set[int]] = {}
     stretched = pattern.stretched or {}
     ends = zip(
-        (*call.node.inputs, *call.node.outputs),
+        (*node.inputs, *node.outputs),
         (*call.inputs, *call.outputs),
         (*pattern.inputs, *pattern.outputs),
         strict=True,
     )
     for place, (value, shape, labels) in enumerate(ends):
         for dim, label in enumerate(labels):
-            if label:
+            if label and value is not None:
                 factor = stretched.get((place, label), 1)
-                size = shape[dim] if value is not None else 0
-                found.setdefault(label, []).append(Occurrence(value=value, dim=dim, factor=factor, size=size))
-    return {label: tuple(places) for label, places in found.items()}
+                places.setdefault(label, []).append((value, dim, factor))
+                sizes.setdefault(label, set()).add(shape[dim] // factor)
+    return {label: Label(places=tuple(found), sizes=tuple(sizes[label])) for label, found in places.items()}

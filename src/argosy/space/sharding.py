@@ -38,6 +38,9 @@ class Layout(StrEnum):
     PARTIAL = "partial"
 
 
+_NUMBER = {layout: number for number, layout in enumerate(Layout)}
+
+
 @dataclass(frozen=True, order=True)
 class State:
     """Where a tensor is. ``dim``, ``units`` and ``outer`` say something for a sharded one only."""
@@ -48,6 +51,13 @@ class State:
     outer: int = 1
     segment: int = 0
     """Whose ratios (2) follows."""
+
+    def __post_init__(self) -> None:
+        code = hash((_NUMBER[self.layout], self.dim, self.units, self.outer, self.segment))
+        object.__setattr__(self, "_code", code)  # states are looked up far more often than made
+
+    def __hash__(self) -> int:
+        return self._code  # type: ignore[attr-defined, no-any-return]
 
     def __str__(self) -> str:
         """
@@ -69,7 +79,7 @@ PARTIAL = State(Layout.PARTIAL)
 
 
 @cache
-def sharded(dim: int, units: int, *, outer: int = 1) -> State:
+def sharded(dim: int, units: int, outer: int = 1) -> State:
     return State(Layout.SHARDED, dim, units, outer)
 
 

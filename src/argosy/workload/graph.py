@@ -76,15 +76,15 @@ class Value:
     dtype: str
     """As torch calls it: ``float32``."""
 
-    @property
+    @cached_property
     def elements(self) -> int:
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
         return self.elements * ITEM_BYTES[self.dtype]
 
-    @property
+    @cached_property
     def is_floating(self) -> bool:
         return "float" in self.dtype
 
