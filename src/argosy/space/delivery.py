@@ -30,7 +30,8 @@ class Delivery:
     stored: State | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_code", hash((self.states, self.stored)))
+        code = hash((self.states, 0 if self.stored is None else self.stored))  # the same in every process
+        object.__setattr__(self, "_code", code)
 
     def __hash__(self) -> int:
         return self._code  # type: ignore[attr-defined, no-any-return]
