@@ -74,7 +74,8 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
 
 
 def difference(one: Tensor, other: Tensor) -> float:
-    return float((one - other).abs().max() / (1e-6 + other.abs().max()))
+    apart, size = (one - other).detach().abs().max(), other.detach().abs().max()
+    return float(apart / (1e-6 + size))
 
 
 def differences(program: Program, device: torch.device) -> tuple[float, float, float]:
