@@ -12,7 +12,7 @@ import math
 from argosy.cost.group import DeviceGroup, Rates
 from argosy.solve.placement import Pricing
 from argosy.space.families import Call
-from argosy.space.rules import flop_of
+from argosy.space.flop import flop_of
 
 FAST, SLOW, EQUAL = 3.8588e12, 2.1493e12, 5.9666e12
 RATES = Rates(

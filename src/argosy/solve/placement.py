@@ -29,7 +29,8 @@ from argosy.cost.group import Collective, DeviceGroup, Way
 from argosy.solve.elimination import Problem, Table
 from argosy.space.delivery import Conversion, Delivery, conversions, deliveries
 from argosy.space.families import Call
-from argosy.space.rules import Choices, Kind, Row, flop_of
+from argosy.space.flop import flop_of
+from argosy.space.rules import Choices, Kind, Row
 from argosy.space.sharding import PARTIAL, REPLICATED, Segments, State, by, sharded, unit_counts
 from argosy.workload.graph import Graph, Role
 

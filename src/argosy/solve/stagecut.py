@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from argosy.errors import InfeasibleError
-from argosy.space.rules import call_of, flop_of
+from argosy.space.flop import flop_of
+from argosy.space.rules import call_of
 from argosy.workload.graph import Graph, Phase, Role
 
 TOLERANCES = (0.08, 0.16, 0.32, 0.64, 1.28)
