@@ -51,14 +51,16 @@ def build(dtype: torch.dtype, *, large: bool) -> Any:
 
 
 def programs(count: int, dtype: torch.dtype, *, large: bool) -> dict[str, Program]:
-    """Found by cost, and plain data parallelism, for devices of one speed that share a card."""
+    """Found by cost, and plain data parallelism, for devices of one speed that share a card; for the small model they
+    are taken to be slow, so that sharing it pays."""
     group = DeviceGroup(
         names=tuple(f"rank{rank}" for rank in range(count)),
-        flops=(2e13,) * count,
+        flops=(2e13 if large else 1e9,) * count,
         memory_bandwidths=(2e12,) * count,
         memory=(6e10,) * count,
         bandwidth=3e9,
-        latency=1e-4,
+        latency=1e-4 if large else 0.0,
+        launch=1e-5 if large else 0.0,
     )
     graph = capture(lambda: build(dtype, large=large), name="language")
     ratios = RATIOS if count == 2 else (1.0,)
