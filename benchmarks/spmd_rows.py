@@ -114,7 +114,7 @@ def on_hap_cluster() -> list[Row]:
 def on_processes() -> list[Row]:
     even, found, difference = spmd_processes.compare()
     return [
-        Row(what="even split on a process and one 3 times slower: step", value=even, unit="s"),
+        Row(what="even split on 0.3 and 0.1 of a core: step", value=even, unit="s"),
         Row(what="found program: step", value=found, unit="s"),
         Row(what="speed-up, measured", value=even / found, unit="x", target="> 1"),
         Row(what="largest relative difference of losses", value=difference, unit=""),
