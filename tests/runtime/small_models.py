@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from graph_models import GRAPH_MODELS
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -295,6 +294,8 @@ NUM_LAYERS = {"t5": 7}
 
 
 def build(name: str, samples: int, *, tied: bool, dtype: torch.dtype, seed: int = 0) -> Built:
+    from graph_models import GRAPH_MODELS
+
     torch.manual_seed(seed)
     model, loss_fn, batch = (MODELS | HUGGING_FACE | GRAPH_MODELS | DROPPING)[name](samples, tied=tied)
     model = model.to(dtype)
