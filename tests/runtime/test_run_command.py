@@ -10,59 +10,29 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from programs.small_gpt import data
-from small_models import build
-from training_cases import Case, plan_of
+from run_cases import PROGRAM, losses_alone, written_plan
+from training_cases import Case
 
-from argosy.cluster.topology import canonical
-from argosy.plan.file import dumps_plan
 from argosy.runtime.checkpoint import read_state_dict
 from argosy.timeline.file import load_timeline
 
-PROGRAM = Path(__file__).parent / "programs" / "small_gpt.py"
 SECONDS = 60
-CASE = Case(shares=((2,), (2,)), num_micro_batches=4)
 
 
-def written_plan(folder: Path, case: Case = CASE, *, kind: str = "CPU-core", nodes: int = 1) -> Path:
-    plan = plan_of(case)
-    each = len(plan.devices) // nodes
-    names = {f"n0.{index}": f"n{index // each}.{index % each}" for index in range(len(plan.devices))}
-    stages = tuple(
-        replace(
-            stage,
-            replicas=tuple(replace(r, devices=tuple(names[name] for name in r.devices)) for r in stage.replicas),
-        )
-        for stage in plan.stages
-    )
-    intra = [{"medium": "pcie", "bandwidth": "10 GB/s", "latency": "5 us"}]
-    devices = {"kind": kind, "count": each}
-    nic = {"bandwidth": "10 Gbit/s", "latency": "10 us"}
-    node = {"name": "n", "count": nodes, "devices": devices, "intra": intra, "nic": nic}
-    content = {"name": "local", "nodes": [node]}
-    path = folder / "plan.json"
-    plan = replace(plan, stages=stages, cluster=replace(plan.cluster, content=canonical(content)))
-    path.write_text(dumps_plan(plan))
-    return path
-
-
-def command(plan: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "argosy", "run", str(plan), f"{PROGRAM}:build", *options]
+def command(plan: Path, *options: str, program: Path = PROGRAM) -> list[str]:
+    return [sys.executable, "-m", "argosy", "run", str(plan), f"{program}:build", *options]
 
 
 def environment(fault: str = "") -> dict[str, str]:
     return {**os.environ, "FAULT": fault, "OMP_NUM_THREADS": "1"}
 
 
-def run(plan: Path, *options: str, fault: str = "") -> subprocess.CompletedProcess[str]:
+def run(plan: Path, *options: str, fault: str = "", program: Path = PROGRAM) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(plan, "--out", str(plan.parent / "run"), *options),
+        command(plan, "--out", str(plan.parent / "run"), *options, program=program),
         env=environment(fault),
         capture_output=True,
         text=True,
@@ -85,23 +55,6 @@ def processes_of(folder: Path) -> list[int]:
     return found
 
 
-def losses_alone(steps: int) -> list[float]:
-    """The reference: one process, the same micro-batches, the same initial values, AdamW."""
-    model, loss_fn, _ = build("gpt", 8, tied=False, dtype=torch.float32)
-    optimizer, losses = torch.optim.AdamW(model.parameters()), []
-    for step in range(steps):
-        batch: Any = data(step)
-        total = 0.0
-        for index in range(4):
-            loss = loss_fn(model, {key: rows[2 * index : 2 * index + 2] for key, rows in batch.items()}) / 4
-            loss.backward()
-            total += loss.item()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(total)
-    return losses
-
-
 def test_a_run_trains_resumes_and_writes_what_it_measured(tmp_path: Path) -> None:
     plan = written_plan(tmp_path)
     first = run(plan, "--steps", "3", "--json")
@@ -115,6 +68,19 @@ def test_a_run_trains_resumes_and_writes_what_it_measured(tmp_path: Path) -> Non
     assert load_timeline(tmp_path / "run" / "timeline.json").clock == "measured"
     assert read_state_dict(tmp_path / "run" / "checkpoints" / "step-00000005")
     assert not processes_of(tmp_path)
+
+
+def test_a_program_without_layers_trains_the_same_on_one_device_and_on_two(tmp_path: Path) -> None:
+    losses = []
+    for shares in (((2,),), ((2,), (2,))):
+        folder = tmp_path / str(len(shares))
+        folder.mkdir()
+        plan = written_plan(folder, Case(shares=shares, num_micro_batches=4))
+        done = run(plan, "--steps", "3", "--json", program=PROGRAM.with_name("small_unet.py"))
+        assert done.returncode == 0, done.stderr
+        losses.append(json.loads(done.stdout)["losses"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert losses[0][2] < losses[0][0]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _POLL = 0.05
 _GRACE = 40.0
 """Seconds that torchrun gets to end its workers when asked to."""
-_LOG = "torchrun.log"
 
 ProgramName = Annotated[
     str, typer.Argument(metavar="FILE.py:build", help="A Python file and its function.", show_default=False)
@@ -188,11 +187,11 @@ def _follow(
     from argosy.runtime.orphan import end_with_parent
 
     launch.folder.mkdir(parents=True, exist_ok=True)
-    clear_notes(launch.folder)
-    progress, log = launch.folder / "progress.jsonl", launch.folder / _LOG
-    progress.unlink(missing_ok=True)
-    (launch.folder / "decisions.jsonl").unlink(missing_ok=True)
-    (launch.folder / "timeline.json").unlink(missing_ok=True)
+    log = launch.folder / _log_name(node_rank)
+    if node_rank == 0:  # the folder is common to all nodes
+        clear_notes(launch.folder)
+        for name in ("progress.jsonl", "decisions.jsonl", "timeline.json"):
+            (launch.folder / name).unlink(missing_ok=True)
     with log.open("w") as file:
         process = subprocess.Popen(
             command_line(launch, node_rank),
@@ -203,22 +202,32 @@ def _follow(
         )
         asked = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         try:
-            lines = _watch(process, launch, quiet=quiet)
+            lines = _watch(process, launch, is_first=node_rank == 0, quiet=quiet)
         finally:
             _end(process)
             signal.signal(signal.SIGTERM, asked)
     if process.returncode != 0:
-        _fail(launch, log.read_text(errors="replace"))
+        _fail(launch, log)
     return lines
 
 
-def _watch(process: subprocess.Popen[bytes], launch: Launch, *, quiet: bool) -> list[dict[str, Any]]:
+def _log_name(node_rank: int) -> str:
+    return f"torchrun-{node_rank}.log" if node_rank else "torchrun.log"
+
+
+def _watch(process: subprocess.Popen[bytes], launch: Launch, *, is_first: bool, quiet: bool) -> list[dict[str, Any]]:
+    """Until the processes end; the steps' figures, on the first node."""
     from argosy.report.decisions import event_in_a_line
 
     lines: list[dict[str, Any]] = []
     decisions: list[dict[str, Any]] = []
     while True:
         ended = process.poll() is not None
+        if not is_first:
+            if ended:
+                return lines
+            time.sleep(_POLL)
+            continue
         told = [_progress_line(line, launch.plan) for line in _new_lines(launch.folder / "progress.jsonl", lines)]
         told += [event_in_a_line(line) for line in _new_lines(launch.folder / "decisions.jsonl", decisions)]
         if told and not quiet:
@@ -257,13 +266,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def _fail(launch: Launch, log: str) -> None:
+def _fail(launch: Launch, log: Path) -> None:
     from argosy.errors import RunError
     from argosy.runtime.failure import verdict
     from argosy.runtime.ranks import devices_by_rank
 
-    sentence, exit_code = verdict(launch.folder, log, devices_by_rank(launch.plan))
-    error = RunError(f"{sentence}\nall output is in {launch.folder / _LOG}")
+    sentence, exit_code = verdict(launch.folder, log.read_text(errors="replace"), devices_by_rank(launch.plan))
+    error = RunError(f"{sentence}\nall output is in {log}")
     error.exit_code = exit_code
     raise error
 

@@ -128,7 +128,9 @@ def prepare(program: Program, plan: Plan, options: Any) -> tuple[Trainer, Callab
     model, loss_fn, batch = built
     batch = tree_map(lambda leaf: recording.materialise([leaf])[0] if isinstance(leaf, Tensor) else leaf, batch)
     optimizer = program.optimizer or torch.optim.AdamW
-    trainer = parallelize(model, loss_fn, optimizer, batch, plan, clip_norm=options.clip, recording=recording)
+    trainer = parallelize(
+        model, loss_fn, optimizer, batch, plan, clip_norm=options.clip, recording=recording, seed=options.seed
+    )
     if options.init is not None:
         checkpoint.load_weights(trainer, options.init)
     saved = checkpoints(options.out / CHECKPOINTS)
