@@ -20,6 +20,7 @@ from argosy.solve.segments import boundaries, segments_at
 from argosy.solve.spmd import Program, described, find_program
 from argosy.space.rules import Choices
 from argosy.space.sharding import Segments
+from argosy.workload.capture.initial import build_fake
 
 
 def slow_group(count: int, *, bandwidth: float = 1e9, speeds: tuple[float, ...] | None = None) -> DeviceGroup:
@@ -103,3 +104,13 @@ def _train(program: Program, dtype: torch.dtype, steps: int) -> tuple[list[float
     whole = sum(graph.values[place].elements for place in graph.parameters)
     own_elements = sum(trainer.held[place].numel() for place in graph.parameters)
     return worst, own_elements / whole
+
+
+def start(name: str, program: object, seed: int) -> tuple[float, float]:
+    """Share of the parameters that this rank holds, and the loss of its first step."""
+    trainer = Trainer.from_build(program, build_fake(built(name)), seed=seed, optimizer=torch.optim.SGD)
+    torch.manual_seed(5)
+    _, _, batch = built(name)()
+    graph = trainer.program.graph
+    held = sum(trainer.held[place].numel() for place in graph.parameters)
+    return held / graph.num_parameters(), trainer.step(batch)

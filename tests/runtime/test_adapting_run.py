@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_run_command import CASE, PROGRAM, SECONDS, command, environment, losses_alone, written_plan
+from run_cases import CASE, PROGRAM, losses_alone, written_plan
+from test_run_command import SECONDS, command, environment
 
 from argosy.dtype import Dtype
 from argosy.errors import InputError

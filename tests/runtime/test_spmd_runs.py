@@ -6,17 +6,16 @@ import pytest
 import torch
 import torch.fx
 from rank_pool import RankPool
-from spmd_cases import in_segments, program_for, random_program, slow_group, train
+from spmd_cases import in_segments, program_for, random_program, slow_group, start, train
 from spmd_models import BUILDS, built, captured
 
 from argosy.cost.group import Collective
 from argosy.runtime.exchange import Exchange
 from argosy.runtime.local import Clock
-from argosy.runtime.spmd import Trainer, lower
+from argosy.runtime.spmd import lower
 from argosy.solve.placement import Pricing
 from argosy.solve.spmd import find_program
 from argosy.space.rules import Kind
-from argosy.workload.capture.initial import build_fake
 
 INNER_FLOATS = {"llama", "mixtral"}
 """Models that compute parts in fp32 whatever their parameters are."""
@@ -66,16 +65,6 @@ def test_segments_with_ratios_of_their_own_train_as_one_process_does(name: str, 
     kinds = {move.step.kind for program in programs for move in program.moves}
     assert Collective.RESHARD in kinds
     check(ranks, programs, torch.float64, EXACT, 3)
-
-
-def start(name: str, program: object, seed: int) -> tuple[float, float]:
-    """Share of the parameters that this rank holds, and the loss of its first step."""
-    trainer = Trainer.from_build(program, build_fake(built(name)), seed=seed, optimizer=torch.optim.SGD)
-    torch.manual_seed(5)
-    _, _, batch = built(name)()
-    graph = trainer.program.graph
-    held = sum(trainer.held[place].numel() for place in graph.parameters)
-    return held / graph.num_parameters(), trainer.step(batch)
 
 
 def test_parameters_are_born_in_shards(ranks: RankPool) -> None:

@@ -211,7 +211,8 @@ def _least_shares(prices: Prices, sections: Sequence[Section], size: int) -> tup
     shares = []
     for pool, width in sorted(ways):
         fewest, most = prices.sample_range(pool, width) or (1, 0)
-        for samples in sorted({fewest, int(min(size, most))}) if fewest <= most else ():
+        highest = int(min(size, most))
+        for samples in sorted({fewest, highest}) if fewest <= highest else ():
             seconds = np.diff(np.add(*prices.seconds(pool, width, samples, Recompute.NONE)))
             shares.append(seconds / seconds.sum())
     if not shares:

@@ -144,9 +144,9 @@ def from_flat_cut(shape: Shape, repeats: int, units: int) -> State | None:
     """The state of a tensor of this shape with a given flat cut, if one of its dims can carry it.
 
     >>> from_flat_cut((4, 6, 8), *flat_cut((24, 8), sharded(0, 6, outer=4)))
-    State(layout=<Layout.SHARDED: 'sharded'>, dim=1, units=6, outer=1)
+    State(layout=<Layout.SHARDED: 'sharded'>, dim=1, units=6, outer=1, segment=0)
     >>> from_flat_cut((24, 8), *flat_cut((4, 6, 8), sharded(1, 3)))
-    State(layout=<Layout.SHARDED: 'sharded'>, dim=0, units=3, outer=4)
+    State(layout=<Layout.SHARDED: 'sharded'>, dim=0, units=3, outer=4, segment=0)
     """
     before = 1
     for dim, size in enumerate(shape):
