@@ -300,7 +300,8 @@ def _waiting(path: Path) -> dict[str, float] | None:
     if not path.exists():
         return None
     timeline = load_timeline(path)
-    return {device: seconds / timeline.end for device, seconds in timeline.waiting().items()}
+    end = timeline.end
+    return {device: seconds / end for device, seconds in timeline.waiting().items()} if end else None
 
 
 def _show(console: Any, plan: Plan, figures: dict[str, Any]) -> None:

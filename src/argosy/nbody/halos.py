@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argosy.errors import bad_input
-from argosy.nbody.compiled import compiled
+from argosy.nbody.compiled import compiled, inlined
 from argosy.nbody.particles import Floats, Names, wrapped
 
 _MOST_CELLS = 256
@@ -67,7 +67,7 @@ def _centres(positions: Floats, member_of: Names, anchors: Floats, box: float) -
     return wrapped(anchors + total / np.maximum(np.bincount(halo, minlength=len(anchors)), 1)[:, None], box)
 
 
-@compiled
+@inlined
 def _find(root: Names, i: int) -> int:
     while root[i] != i:
         root[i] = root[root[i]]

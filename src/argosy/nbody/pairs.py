@@ -12,7 +12,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from argosy.nbody.compiled import compiled
+from argosy.nbody.compiled import compiled, inlined
 from argosy.nbody.hilbert import Positions
 from argosy.nbody.split import Coefficients
 from argosy.nbody.tasks import FAR, NODE, TaskBuffer
@@ -24,7 +24,7 @@ BLOCK = 1024
 Singles = NDArray[np.float32]
 
 
-@compiled
+@inlined
 def sum_far(targets: Singles, sources: Singles, count: int, poly: Coefficients, total: Floats) -> None:
     """(3) of every source on every target, outside the softening."""
     one, zero = np.float32(1), np.float32(0)
@@ -59,7 +59,7 @@ def sum_far(targets: Singles, sources: Singles, count: int, poly: Coefficients, 
         total[t, 2] += az
 
 
-@compiled
+@inlined
 def _sum_near(targets: Singles, sources: Singles, count: int, poly: Coefficients, h: np.float32, total: Floats) -> None:
     """(3) with (4) in place of 1/r^3 where it is closer than h."""
     one, zero, least = np.float32(1), np.float32(0), np.float32(1e-20)
@@ -105,7 +105,7 @@ def _sum_near(targets: Singles, sources: Singles, count: int, poly: Coefficients
         total[t, 2] += az
 
 
-@compiled
+@inlined
 def _sum_nodes(targets: Singles, nodes: Singles, count: int, poly: Coefficients, total: Floats) -> None:
     """(5) of every node on every target; rows of ``nodes``: centre, mass, second moments."""
     one, zero, two, half = np.float32(1), np.float32(0), np.float32(2), np.float32(0.5)
@@ -185,7 +185,7 @@ def sort_tasks(tasks: TaskBuffer, count: int, first: int, starts: Integers, orde
         place[slot] += 1
 
 
-@compiled
+@inlined
 def _gather_leaf(
     positions: Positions, start: int, end: int, middle: Floats, box: float, cutoff: float, into: Singles, at: int
 ) -> None:
@@ -196,7 +196,7 @@ def _gather_leaf(
             into[d, at + i - start] = np.float32(away / cutoff)
 
 
-@compiled
+@inlined
 def _gather_node(tree: Tree, node: int, middle: Floats, box: float, cutoff: float, into: Singles, at: int) -> None:
     for d in range(3):
         away = tree.centre[node, d] - middle[d]
@@ -264,7 +264,7 @@ def compute_leaves(
                 force[low + t, d] += total[t, d] / (cutoff * cutoff)
 
 
-@compiled
+@inlined
 def _sum(
     kind: int, targets: Singles, sources: Singles, count: int, poly: Coefficients, h: np.float32, total: Floats
 ) -> None:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from argosy.nbody.compiled import compiled
+from argosy.nbody.compiled import compiled, inlined
 from argosy.nbody.tree import Integers, Tree
 
 Flags = NDArray[np.bool_]
@@ -55,7 +55,7 @@ def target_cells(tree: Tree, most_particles: int) -> Integers:
     return cells[np.argsort(tree.start[cells], kind="stable")]
 
 
-@compiled
+@inlined
 def _distances(tree: Tree, target: int, source: int, box: float) -> tuple[float, float]:
     """Squares of the gap between the boxes, and of the way from the target's box to the source's centre of mass."""
     gap = 0.0

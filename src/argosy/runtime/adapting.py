@@ -79,7 +79,7 @@ class Adapter:
         if self.trainer.steps - self.compared >= _AGAIN:
             self._compare_clocks()
         self.seconds.append(seconds)
-        news = self._news() if self.advisor is not None else b""
+        news = self._news() if self.advisor is not None and steps_left else b""
         gathered = self._exchange(len(news))
         if self.advisor is not None:
             self._report_outcome()

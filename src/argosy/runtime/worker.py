@@ -162,15 +162,15 @@ def train(trainer: Trainer, data: Callable[[int], Any], options: Any) -> None:
                 metrics.beliefs(adapter.believed, adapter.speeds)
             _append(progress, line)
             metrics.step(loss, seconds, trainer.plan.global_batch)
-        if adapter is not None:
-            adapter.after_step(seconds, last - trainer.steps)
-        if trainer.steps == last or (options.save_every and trainer.steps % options.save_every == 0):
-            saver.begin(trainer, options.out / CHECKPOINTS)
         if trainer.steps == min(last, first + _RECORDED):  # at once, because clocks drift apart
             write_timeline(trainer, options.out / TIMELINE)
             trainer.recorder.enabled = adapter is not None
             if adapter is not None:
                 adapter.keeps_marks = False
+        if adapter is not None:
+            adapter.after_step(seconds, last - trainer.steps)
+        if trainer.steps == last or (options.save_every and trainer.steps % options.save_every == 0):
+            saver.begin(trainer, options.out / CHECKPOINTS)
     saver.wait()
     if adapter is not None:
         adapter.close()
