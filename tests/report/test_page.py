@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import re
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
 import pytest
+from page_cases import thousand_gpus
 
 import argosy
 from argosy.cluster.file import cluster_from_content, load_cluster
 from argosy.cluster.topology import Cluster
-from argosy.explain import explain_plan
+from argosy.explain import explain_plan, planned_stack
+from argosy.explain.memory import planned_memory
 from argosy.plan.file import dumps_plan, load_plan, loads_plan
 from argosy.plan.plan import LeftOut, Plan, Search
 from argosy.report.page import Picture, report_page
-from argosy.report.page.curve import search_curve
+from argosy.report.page.curve import search_curve, spark_line
 from argosy.report.page.tracks import KINDS, TICKS, timeline_tracks
 from argosy.sim.simulate import simulate
 from argosy.timeline import Timeline
@@ -69,8 +72,9 @@ def test_rows_say_what_the_spans_say(plan: Plan, cluster: Cluster, timeline: Tim
 def test_memory_rows_reach_the_peak_and_keep_below_the_limit(plan: Plan, cluster: Cluster, timeline: Timeline) -> None:
     peaks = timeline.peak_memory()
     for row in timeline_tracks("predicted", timeline, plan, cluster)["memory"]:
-        capacity = cluster.device(row["label"]).kind.memory
-        assert max(row["area"][1::2]) == round(1000 * peaks[row["label"]] / capacity)
+        name = row["label"].partition(" and ")[0]
+        capacity = cluster.device(name).kind.memory
+        assert max(row["area"][1::2]) == round(1000 * peaks[name] / capacity)
         assert row["limit"] == 1000
         assert max(accumulate(row["area"][::2])) <= TICKS
 
@@ -119,7 +123,8 @@ def test_measured_beside_predicted_shows_the_error(plan: Plan, cluster: Cluster,
     pictures = [Picture(label="predicted", timeline=timeline), Picture(label="measured", timeline=slower)]
     page = report_page(plan, cluster, pictures)
     assert "Predicted against measured" in page
-    assert page.count("-50.0 %") >= len(plan.devices)
+    assert page.count("-50.0 %") == 2 + len(plan.stages), "the figure, the whole, the devices of each stage"
+    assert page.count("+0.0 %") == len(plan.stages), "peak memory"
 
 
 def test_many_devices_stay_a_small_page() -> None:
@@ -178,3 +183,27 @@ def test_a_notebook_shows_the_same_page(plan: Plan, chain: Chain, cluster: Clust
     assert "While the network changes" in inside and "&lt;slow&gt;" in inside
     calm, slow = re.findall(r"<tr><td>(?:calm|&lt;slow&gt;)</td>(.*?)</tr>", inside)
     assert calm != slow
+
+
+def test_a_bound_that_falls_is_explained() -> None:
+    falling = search_curve(((0.1, 5.0, 2.0), (0.4, 5.0, 1.5)))
+    assert falling is not None and "falls where finer plans are let in" in falling.in_words
+
+
+def test_iterations_are_drawn_one_after_the_other_the_slowest_of_a_group_first() -> None:
+    points = [tuple(map(float, one.split(","))) for one in spark_line([1.0] * 300 + [2.0], 2.0).split()]
+    heights = [y for _, y in points]
+    assert heights[0] == 10.0 and heights[-1] == 1.0 and min(heights[:-2]) == 10.0
+    assert points[-1][0] == 100.0 and len(points) <= 202
+    assert spark_line([math.inf], 2.0) == "0.0,1.0 100.0,1.0"
+
+
+def test_a_large_plan_is_told_what_it_holds_without_being_played_device_by_device() -> None:
+    plan, chain, cluster = thousand_gpus()
+    page = argosy.Report(plan=plan, chain=chain, cluster=cluster).html
+    assert len(page.encode()) < 150_000
+    assert page.count('class="part p0"') <= len(plan.stages)
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
+    assert len(data["timelines"][0]["devices"]) < 64
+    held = planned_stack(plan, chain, cluster)
+    assert {one.device: one.peak for one in held} == pytest.approx(planned_memory(plan, chain))

@@ -2,7 +2,7 @@
 
 from argosy.explain.explanation import Explanation, explain_plan, with_prediction
 from argosy.explain.load import EdgeLoad, StageLoad
-from argosy.explain.memory import DeviceMemory
+from argosy.explain.memory import DeviceMemory, planned_stack
 from argosy.explain.whatif import WhatIf
 
 __all__ = [
@@ -12,5 +12,6 @@ __all__ = [
     "StageLoad",
     "WhatIf",
     "explain_plan",
+    "planned_stack",
     "with_prediction",
 ]

@@ -22,7 +22,7 @@ from argosy.cost.memory import (
     state_bytes,
     working_bytes,
 )
-from argosy.plan.plan import Plan
+from argosy.plan.plan import Plan, Stage
 from argosy.schedule import build_schedule, in_flight
 from argosy.timeline import Span, SpanKind, Timeline
 from argosy.workload.chain import Chain
@@ -116,20 +116,51 @@ def _in_flight(spans: Sequence[Span], when: float) -> dict[int, int]:
 
 def planned_memory(plan: Plan, chain: Chain) -> dict[str, float]:
     """(2) for every device in use, bytes."""
+    return {name: sum(parts) for name, parts in _planned_parts(plan, chain).items()}
+
+
+def planned_stack(plan: Plan, chain: Chain, cluster: Cluster) -> tuple[DeviceMemory, ...]:
+    """(2) for every device in use, piece by piece."""
+    found = []
+    for name, (weights, gradients, optimizer, activations, buffers) in _planned_parts(plan, chain).items():
+        kind = cluster.device(name).kind
+        found.append(
+            DeviceMemory(
+                device=name,
+                kind=kind.name,
+                capacity=kind.memory,
+                weights=weights,
+                gradients=gradients,
+                optimizer=optimizer,
+                activations=activations,
+                buffers=buffers,
+            )
+        )
+    return tuple(found)
+
+
+def _planned_parts(plan: Plan, chain: Chain) -> dict[str, tuple[float, ...]]:
+    """Weights, gradients, optimizer, activations, buffers."""
     depths = in_flight(build_schedule(plan.schedule, len(plan.stages), plan.num_micro_batches))
-    held: dict[str, float] = defaultdict(float)
+    held: dict[str, tuple[float, ...]] = defaultdict(lambda: (0.0,) * 5)
     for index, stage in enumerate(plan.stages):
         arriving = chain.layers[stage.first - 1].output_bytes if index else 0.0
         returning = chain.layers[stage.end - 1].output_bytes if index + 1 < len(plan.stages) else 0.0
+        parts: dict[tuple[int, float], tuple[float, ...]] = {}
         for replica in stage.replicas:
             for name, share in zip(replica.devices, replica.shares, strict=True):
-                kept = depths[index] * activation_bytes(chain, stage, replica.samples, share)
-                again = recomputed_bytes(chain, stage, replica.samples, share)
-                again += working_bytes(chain, stage, replica.samples, share)
-                ahead, back = (
-                    exchanged_bytes(chain, stage, replica.samples, share, backward=way) for way in (False, True)
-                )
-                back += returning * replica.samples * share + again
-                more = max(arriving * replica.samples * share + ahead, back)
-                held[name] += state_bytes(chain, stage, share).total + kept + more
+                if (replica.samples, share) not in parts:
+                    state = state_bytes(chain, stage, share)
+                    kept = depths[index] * activation_bytes(chain, stage, replica.samples, share)
+                    more = _passing(chain, stage, replica.samples, share, arriving, returning)
+                    parts[replica.samples, share] = (state.weights, state.gradients, state.optimizer, kept, more)
+                mine = parts[replica.samples, share]
+                held[name] = tuple(a + b for a, b in zip(held[name], mine, strict=True))
     return dict(held)
+
+
+def _passing(chain: Chain, stage: Stage, samples: int, share: float, arriving: float, returning: float) -> float:
+    """What arrives for one more micro-batch, or comes back and is computed again."""
+    again = recomputed_bytes(chain, stage, samples, share) + working_bytes(chain, stage, samples, share)
+    ahead, back = (exchanged_bytes(chain, stage, samples, share, backward=way) for way in (False, True))
+    return max(arriving * samples * share + ahead, back + returning * samples * share + again)

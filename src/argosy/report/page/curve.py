@@ -1,9 +1,11 @@
-"""How a search went, as a small chart: the best plan from above, the bound from below."""
+"""Small charts: how a search went, the best plan from above and the bound from below; one iteration after the other."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from argosy.units import TIME
 
@@ -11,6 +13,7 @@ Moments = Sequence[tuple[float, float, float]]
 """(CPU seconds, best iteration, bound)."""
 WIDTH, HEIGHT = 640.0, 150.0
 _LEFT, _BOTTOM = 70.0, 22.0
+_MOST_POINTS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +59,8 @@ def search_curve(history: Moments) -> Curve | None:
         f"The best plan went from {TIME.format(first[1])} to {TIME.format(last[1])}, the bound from "
         f"{TIME.format(first[2])} to {TIME.format(last[2])}, in {TIME.format(last[0], digits=3)} of CPU time."
     )
+    if any(later[2] < earlier[2] for earlier, later in pairwise(history)):
+        words += " The bound falls where finer plans are let in: each is one for all that had been let in by then."
     values = dict.fromkeys((high, last[1], last[2], low))
     kept: list[float] = []
     for value in values:
@@ -63,3 +68,13 @@ def search_curve(history: Moments) -> Curve | None:
             kept.append(value)
     ticks = tuple((round(y(value), 1), TIME.format(value, digits=3)) for value in kept)
     return Curve(best=steps(1), bound=steps(2), ticks=ticks, end=TIME.format(last[0], digits=3), in_words=words)
+
+
+def spark_line(seconds: Sequence[float], top: float) -> str:
+    """Points of a polyline in a box of 100 by 20, from 0 at the bottom to ``top``; of iterations that would share a
+    point the slowest is drawn, and one that never ends touches the upper edge."""
+    group = -(-len(seconds) // _MOST_POINTS)
+    worst = [max(seconds[first : first + group]) for first in range(0, len(seconds), group)]
+    heights = [19 - 18 * (value / top if math.isfinite(value) else 1.0) for value in worst]
+    step = 100 / len(heights)
+    return " ".join(f"{at * step:.1f},{y:.1f} {(at + 1) * step:.1f},{y:.1f}" for at, y in enumerate(heights))

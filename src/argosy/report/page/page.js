@@ -6,7 +6,7 @@
   if (!canvas) return;
   const data = JSON.parse(element("data").textContent);
   const pen = canvas.getContext("2d");
-  const LABELS = () => (canvas.clientWidth < 560 ? 64 : 130);
+  const LABELS = () => (canvas.clientWidth < 560 ? 84 : 130);
   const AXIS = 22, ROW = 24, AREA = 40;
   const FORWARD = data.kinds.indexOf("forward"), BACKWARD = data.kinds.indexOf("backward");
   const INPUT = data.kinds.indexOf("input-gradient"), WEIGHT = data.kinds.indexOf("weight-gradient"), UPDATE = data.kinds.indexOf("update");
@@ -51,6 +51,7 @@
 
   const seconds = (ticks) => (ticks / data.ticks) * picture.seconds;
   function time(value) {
+    if (value === 0) return "0 s";
     const size = Math.abs(value);
     const [scale, unit] = size >= 1 ? [1, "s"] : size >= 1e-3 ? [1e3, "ms"] : [1e6, "us"];
     return `${Number((value * scale).toPrecision(4))} ${unit}`;
@@ -90,7 +91,7 @@
       pen.clip();
       if (row.type === "spans") drawSpans(row, index, colour, width); else drawArea(row, colour, width);
       pen.restore();
-      drawLabel(row, index, colour);
+      drawLabel(row, index, colour, width);
     }
     element("window").textContent = `${time(seconds(from))} to ${time(seconds(to))} of ${time(picture.seconds)}`;
   }
@@ -112,13 +113,21 @@
     }
   }
 
-  function drawLabel(row, index, colour) {
-    pen.fillStyle = index === selected.row ? colour("accent") : colour("ink");
-    const name = row.type === "area" ? `${row.label} (${row.what})` : row.label;
-    pen.fillText(clipped(name, LABELS() - 26), 6, row.top + (row.type === "area" ? 12 : ROW / 2));
+  function drawLabel(row, index, colour, width) {
+    const chosen = index === selected.row ? colour("accent") : colour("ink");
+    pen.fillStyle = chosen;
+    pen.fillText(clipped(row.label, LABELS() - (row.type === "area" ? 10 : 26)), 6, row.top + (row.type === "area" ? 12 : ROW / 2));
     pen.fillStyle = colour("soft");
-    if (row.type === "area") pen.fillText(clipped(row.note, LABELS() - 10), 6, row.top + 28);
-    else if (row.stage !== null && row.stage !== undefined) pen.fillText(String(row.stage), LABELS() - 18, row.top + ROW / 2);
+    if (row.type === "area") {
+      pen.fillText(row.what, 6, row.top + 28);
+      const room = pen.measureText(row.note).width;
+      pen.fillStyle = colour("paper");
+      pen.globalAlpha = 0.75;
+      pen.fillRect(width - room - 14, row.top + row.height - 19, room + 8, 15);
+      pen.globalAlpha = 1;
+      pen.fillStyle = colour("ink");
+      pen.fillText(row.note, width - room - 10, row.top + row.height - 11);
+    } else if (row.stage !== null && row.stage !== undefined) pen.fillText(String(row.stage), LABELS() - 18, row.top + ROW / 2);
   }
 
   function clipped(text, room) {
@@ -277,6 +286,8 @@
   function open(index) {
     picture = data.timelines[index];
     selected = { row: 0, span: -1 };
+    element("show-memory").disabled = !picture.memory.length;
+    element("show-links").disabled = !picture.links.length;
     buildRows();
     draw();
   }
@@ -290,10 +301,12 @@
   window.addEventListener("beforeprint", draw);
   const legend = element("kinds");
   for (const [name, colour] of [["forward (low)", "forward"], ["backward (high)", "backward"], ["update", "update"]]) {
-    const key = document.createElement("span");
+    const whole = document.createElement("span"), key = document.createElement("span");
+    whole.className = "word";
     key.className = "key";
     key.style.background = `var(--${colour})`;
-    legend.append(key, name);
+    whole.append(key, name);
+    legend.append(whole, " ");
   }
   open(0);
   document.documentElement.dataset.ready = "yes";

@@ -7,19 +7,22 @@ viewer of timelines draws what ``tracks`` encodes. Every text from a file is esc
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment
 
 from argosy.cluster.topology import Cluster
-from argosy.explain import Explanation
+from argosy.explain import DeviceMemory, Explanation
 from argosy.plan.plan import Plan, Recompute, Stage
 from argosy.report.decisions import Told
 from argosy.report.explain import gain_in_percent, help_in_a_sentence, memory_in_a_sentence
-from argosy.report.page.curve import search_curve
+from argosy.report.page.against import median_seconds, predicted_and_measured
+from argosy.report.page.curve import search_curve, spark_line
 from argosy.report.page.tracks import KINDS, TICKS, timeline_tracks
 from argosy.report.plan import (
     certificate_in_a_sentence,
@@ -49,9 +52,15 @@ class ScenarioTimes:
     """Iteration times of the plan under one way in which the network may change, seconds."""
 
     name: str
-    mean: float
-    p95: float
-    worst: float
+    seconds: tuple[float, ...]
+    """Of one iteration after the other."""
+
+    @property
+    def figures(self) -> tuple[float, float, float]:
+        """Mean, 95th percentile and worst."""
+        times = np.array(self.seconds)
+        p95 = float(np.quantile(times, 0.95)) if np.isfinite(times).all() else float(times.max())
+        return float(times.mean()), p95, float(times.max())
 
 
 def report_page(
@@ -60,11 +69,13 @@ def report_page(
     pictures: Sequence[Picture],
     *,
     explanation: Explanation | None = None,
+    memory: Sequence[DeviceMemory] = (),
     rivals: Sequence[tuple[str, float | None, str]] = (),
     decided: Sequence[Told] = (),
     scenarios: Sequence[ScenarioTimes] = (),
 ) -> str:
-    """The page. ``rivals`` are (planner, seconds or None, reason), ours among them; ``decided`` what a run changed."""
+    """The page. ``rivals`` are (planner, seconds or None, reason), ours among them; ``decided`` what a run changed;
+    ``memory`` what devices hold, where there is no explanation that says it."""
     folder = resources.files("argosy.report.page")
     parts = {name: (folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")}
     template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(parts["page.html"])
@@ -79,8 +90,8 @@ def report_page(
         nodes=_nodes(plan, cluster),
         stages=[_stage(index, stage, cluster) for index, stage in enumerate(plan.stages)],
         left_out=_left_out(plan, cluster),
-        against=_predicted_and_measured(plan, pictures),
-        memory=_memory(explanation),
+        against=predicted_and_measured(plan, cluster, [one.timeline for one in pictures]),
+        memory=_memory(memory if explanation is None else explanation.memory, cluster),
         what_ifs=_what_ifs(explanation),
         advice=() if explanation is None else (help_in_a_sentence(explanation), memory_in_a_sentence(explanation)),
         rivals=_bars(rivals),
@@ -89,7 +100,7 @@ def report_page(
         certificate=certificate_in_a_sentence(plan.certificate) if plan.certificate else None,
         pruned=_pruned(plan),
         curve=search_curve(plan.search.history) if plan.search else None,
-        scenarios=[(one.name, *map(TIME.format, (one.mean, one.p95, one.worst))) for one in scenarios],
+        scenarios=_scenarios(scenarios),
         pictures=[one.label for one in pictures],
     )
 
@@ -102,12 +113,12 @@ def _json(data: dict[str, Any]) -> str:
 def _facts(plan: Plan, cluster: Cluster, pictures: Sequence[Picture]) -> list[tuple[str, str, str]]:
     """(figure, unit or context, what it is): what a person asks first."""
     facts = []
-    seconds = plan.predicted.iteration_seconds if plan.predicted else _seconds(pictures[0].timeline)
+    seconds = plan.predicted.iteration_seconds if plan.predicted else median_seconds(pictures[0].timeline)
     if seconds:
         facts.append((TIME.format(seconds), "predicted", "iteration"))
         facts.append((throughput(plan.global_batch / seconds, 1), f"batch {plan.global_batch}", "throughput"))
     for one in pictures:
-        if one.timeline.clock == "measured" and (real := _seconds(one.timeline)):
+        if one.timeline.clock == "measured" and (real := median_seconds(one.timeline)):
             difference = f"{100 * (seconds / real - 1):+.1f} % predicted" if seconds else ""
             facts.append((TIME.format(real), difference, one.label))
     if plan.certificate:
@@ -119,11 +130,6 @@ def _facts(plan: Plan, cluster: Cluster, pictures: Sequence[Picture]) -> list[tu
         limit = SIZE.format(cluster.device(fullest[0]).kind.memory, digits=3)
         facts.append((SIZE.format(fullest[1], digits=3), f"of {limit}, {fullest[0]}", "fullest device"))
     return facts
-
-
-def _seconds(timeline: Timeline) -> float | None:
-    times = timeline.iteration_seconds
-    return sorted(times)[len(times) // 2] if times else None
 
 
 def _nodes(plan: Plan, cluster: Cluster) -> list[dict[str, Any]]:
@@ -182,40 +188,24 @@ def _left_out(plan: Plan, cluster: Cluster) -> list[tuple[str, str]]:
     return [(devices_in_short(names, cluster), reason) for reason, names in reasons.items()]
 
 
-def _predicted_and_measured(plan: Plan, pictures: Sequence[Picture]) -> list[tuple[str, str, str, str]]:
-    """Seconds that each device computes in an iteration, predicted and measured, where both exist."""
-    by_clock = {one.timeline.clock: one.timeline for one in reversed(pictures)}
-    if not {"simulated", "measured"} <= by_clock.keys():
-        return []
-    predicted, measured = (_busy(by_clock[clock]) for clock in ("simulated", "measured"))
+def _memory(held: Iterable[DeviceMemory], cluster: Cluster) -> list[dict[str, Any]]:
+    """Stacked bars, percent of the device's memory for each part; devices that hold the same share one."""
+    alike: dict[tuple[tuple[float, ...], float], list[str]] = {}
+    for one in held:
+        parts = tuple(float(f"{getattr(one, part):.4g}") for part in _PARTS)
+        alike.setdefault((parts, one.capacity), []).append(one.device)
     rows = []
-    for name in plan.devices:
-        if name in predicted and name in measured:
-            error = f"{100 * (predicted[name] / measured[name] - 1):+.1f} %" if measured[name] else "-"
-            rows.append((name, TIME.format(predicted[name]), TIME.format(measured[name]), error))
-    whole = [_seconds(by_clock[clock]) for clock in ("simulated", "measured")]
-    if whole[0] and whole[1]:
-        error = f"{100 * (whole[0] / whole[1] - 1):+.1f} %"
-        rows.append(("whole iteration", TIME.format(whole[0]), TIME.format(whole[1]), error))
-    return rows
-
-
-def _busy(timeline: Timeline) -> dict[str, float]:
-    count = max(1, len(timeline.iteration_ends))
-    return {name: seconds / count for name, seconds in zip(timeline.devices, timeline.busy, strict=True)}
-
-
-def _memory(explanation: Explanation | None) -> list[dict[str, Any]]:
-    """Stacked bars: percent of the device's memory for each part."""
-    rows = []
-    for one in explanation.memory[:_MOST_MEMORY_ROWS] if explanation else ():
-        parts = [(part, getattr(one, part)) for part in _PARTS]
+    for (parts, capacity), devices in list(alike.items())[:_MOST_MEMORY_ROWS]:
+        peak = sum(parts)
         rows.append(
             {
-                "device": one.device,
-                "parts": [(name, 100 * held / one.capacity, SIZE.format(held, digits=3)) for name, held in parts],
-                "text": f"{SIZE.format(one.peak, digits=3)} of {SIZE.format(one.capacity, digits=3)}",
-                "over": one.free < 0,
+                "device": devices_in_short(devices, cluster),
+                "parts": [
+                    (name, 100 * part / capacity, SIZE.format(part, digits=3))
+                    for name, part in zip(_PARTS, parts, strict=True)
+                ],
+                "text": f"{SIZE.format(peak, digits=3)} of {SIZE.format(capacity, digits=3)}",
+                "over": peak > capacity,
             }
         )
     return rows
@@ -256,6 +246,21 @@ def _pruned(plan: Plan) -> list[tuple[str, str]]:
         return []
     judged = [("judged", f"{plan.search.candidates:,}"), ("CPU time", TIME.format(plan.search.cpu_seconds, digits=3))]
     return [*judged, *((f"removed by {rule}", f"{count:,}") for rule, count in _largest(plan.search.pruned))]
+
+
+def _scenarios(found: Sequence[ScenarioTimes]) -> list[dict[str, Any]]:
+    """Figures, and iteration after iteration on one scale for all scenarios."""
+    times = [second for one in found for second in one.seconds if math.isfinite(second)]
+    top = max(times, default=1.0)
+    return [
+        {
+            "name": one.name,
+            "figures": [TIME.format(second) for second in one.figures],
+            "line": spark_line(one.seconds, top),
+            "count": len(one.seconds),
+        }
+        for one in found
+    ]
 
 
 def _largest(counts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:

@@ -8,12 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-
 from argosy.choose.scenario import Horizon, exact_times, last_change
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
-from argosy.explain import explain_plan, with_prediction
+from argosy.explain import explain_plan, planned_stack, with_prediction
 from argosy.plan.plan import Plan
 from argosy.report.decisions import Told
 from argosy.report.page.page import Picture, ScenarioTimes, report_page
@@ -26,6 +24,8 @@ from argosy.workload.chain import Chain
 
 _MOST_TASKS = 8_192
 """Devices times micro-batches that are simulated device by device; larger plans are folded along their symmetries."""
+_MOST_ROWS = 256
+"""Devices that are drawn one by one."""
 _ITERATIONS = 200
 """Of a scenario, at most."""
 
@@ -70,6 +70,7 @@ class Report:
             cluster,
             pictures,
             explanation=explanation,
+            memory=() if small else planned_stack(plan, chain, cluster),
             rivals=self.rivals,
             decided=self.decided,
             scenarios=times,
@@ -89,7 +90,7 @@ class Report:
         pictures = []
         for schedule in (plan.schedule, *(other for other in others if switch and other != plan.schedule)):
             variant = replace(plan, schedule=schedule)
-            if tasks <= _MOST_TASKS:
+            if tasks <= _MOST_TASKS and len(plan.devices) <= _MOST_ROWS:
                 graph, where = compile_plan(variant, self.chain, self.cluster, self.model), self.cluster
             else:
                 graph, where = fold_plan(variant, self.chain, self.cluster, self.model)
@@ -100,5 +101,4 @@ class Report:
     def _under(self, name: str, cluster: Cluster) -> ScenarioTimes:
         horizon = Horizon(seconds=max(last_change([cluster]), 1e-9), iterations=_ITERATIONS)
         times = exact_times(self.plan, self.chain, cluster, self.model, horizon)
-        p95 = float(np.quantile(times, 0.95)) if np.isfinite(times).all() else float(times.max())
-        return ScenarioTimes(name=name, mean=float(times.mean()), p95=p95, worst=float(times.max()))
+        return ScenarioTimes(name=name, seconds=tuple(times.tolist()))

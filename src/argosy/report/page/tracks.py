@@ -45,7 +45,7 @@ def timeline_tracks(label: str, timeline: Timeline, plan: Plan, cluster: Cluster
         "seconds": timeline.end,
         "iterations": [round(end / tick) for end in timeline.iteration_ends],
         "devices": devices,
-        "memory": [row for name, steps in timeline.memory if (row := _memory(name, steps, tick, cluster))],
+        "memory": _alike([row for name, steps in timeline.memory if (row := _memory(name, steps, tick, cluster))]),
         "links": _edges(timeline, tick, cluster),
     }
 
@@ -76,9 +76,18 @@ def _memory(name: str, steps: Sequence[tuple[float, float]], tick: float, cluste
         return None
     limit = cluster.device(name).kind.memory
     peak = max(held for _, held in steps)
-    note = f"most {SIZE.format(peak, digits=3)} of {SIZE.format(limit, digits=3)}"
+    note = f"at most {SIZE.format(peak, digits=3)} of {SIZE.format(limit, digits=3)}"
     top = max(peak, limit)
     return {"label": name, "note": note, **_area(steps, tick, top=top), "limit": round(1000 * limit / top)}
+
+
+def _alike(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Devices of one kind that hold the same at every moment are drawn once."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["note"], row["limit"], *row["area"]), []).append(row)
+    more = {len(group): f" and {len(group) - 1} alike" if len(group) > 1 else "" for group in groups.values()}
+    return [group[0] | {"label": group[0]["label"] + more[len(group)]} for group in groups.values()]
 
 
 def _area(steps: Sequence[tuple[float, float]], tick: float, *, top: float) -> dict[str, Any]:
