@@ -49,6 +49,15 @@ class Document:
             data = data[part]
         return Document(self.file, data, self.lines, (*self.prefix, *location))
 
+    def chosen(self, what: str, name: str) -> Document:
+        """The table ``name`` of a file with one table for every ``what``, where the user said which."""
+        if not isinstance(self.data.get(name), dict):
+            expected = f"a {what} of this file ({', '.join(self.data)})"
+            suggestion = closest(name, self.data)
+            problem = Problem(file=self.file, path=what, found=show(name), expected=expected, suggestion=suggestion)
+            raise InputError([problem])
+        return self.inside(name)
+
     def line(self, location: Location) -> int | None:
         """Line of the value at ``location``, or of the nearest enclosing value that has one."""
         location = (*self.prefix, *location)

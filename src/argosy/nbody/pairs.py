@@ -25,11 +25,18 @@ Singles = NDArray[np.float32]
 
 
 @inlined
+def _polynomial(coefficients: Singles, degree: int, v: np.float32) -> np.float32:
+    """By Horner's rule; the loop vanishes where the degree is written down."""
+    value: np.float32 = coefficients[degree]
+    for power in range(degree - 1, -1, -1):
+        value = value * v + coefficients[power]
+    return value
+
+
+@inlined
 def sum_far(targets: Singles, sources: Singles, count: int, poly: Coefficients, total: Floats) -> None:
     """(3) of every source on every target, outside the softening."""
     one, zero = np.float32(1), np.float32(0)
-    c = poly[0]
-    c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10 = c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8], c[9], c[10]
     x, y, z = sources[0], sources[1], sources[2]
     for t in range(targets.shape[1]):
         tx, ty, tz = targets[0, t], targets[1, t], targets[2, t]
@@ -39,16 +46,7 @@ def sum_far(targets: Singles, sources: Singles, count: int, poly: Coefficients, 
             r2 = dx * dx + dy * dy + dz * dz
             inverse = one / math.sqrt(r2)
             v = r2 + r2 - one
-            p = c10 * v + c9
-            p = p * v + c8
-            p = p * v + c7
-            p = p * v + c6
-            p = p * v + c5
-            p = p * v + c4
-            p = p * v + c3
-            p = p * v + c2
-            p = p * v + c1
-            p = p * v + c0
+            p = _polynomial(poly[0], 10, v)
             w = inverse * inverse * inverse - p
             w = w if r2 < one else zero
             ax += w * dx
@@ -63,8 +61,6 @@ def sum_far(targets: Singles, sources: Singles, count: int, poly: Coefficients, 
 def _sum_near(targets: Singles, sources: Singles, count: int, poly: Coefficients, h: np.float32, total: Floats) -> None:
     """(3) with (4) in place of 1/r^3 where it is closer than h."""
     one, zero, least = np.float32(1), np.float32(0), np.float32(1e-20)
-    c = poly[0]
-    c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10 = c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8], c[9], c[10]
     s0, s1, s2, s3 = np.float32(64 / 3), np.float32(48), np.float32(38.4), np.float32(32 / 3)
     s4, s5, s6 = np.float32(1 / 15), np.float32(32), np.float32(0.25)
     half = np.float32(0.5)
@@ -79,16 +75,7 @@ def _sum_near(targets: Singles, sources: Singles, count: int, poly: Coefficients
             r2 = dx * dx + dy * dy + dz * dz
             inverse = one / math.sqrt(r2 + least)
             v = r2 + r2 - one
-            p = c10 * v + c9
-            p = p * v + c8
-            p = p * v + c7
-            p = p * v + c6
-            p = p * v + c5
-            p = p * v + c4
-            p = p * v + c3
-            p = p * v + c2
-            p = p * v + c1
-            p = p * v + c0
+            p = _polynomial(poly[0], 10, v)
             u = r2 * inverse * per_h
             uu = u * u
             far = max(u, s6)
@@ -112,10 +99,6 @@ def _sum_nodes(targets: Singles, nodes: Singles, count: int, poly: Coefficients,
     three, four, fifteen = np.float32(3), np.float32(4), np.float32(15)
     x, y, z, m = nodes[0], nodes[1], nodes[2], nodes[3]
     qxx, qyy, qzz, qxy, qxz, qyz = nodes[4], nodes[5], nodes[6], nodes[7], nodes[8], nodes[9]
-    c, c1, c2 = poly[0], poly[1], poly[2]
-    a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10 = c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8], c[9], c[10]
-    b0, b1, b2, b3, b4, b5, b6, b7, b8, b9 = c1[0], c1[1], c1[2], c1[3], c1[4], c1[5], c1[6], c1[7], c1[8], c1[9]
-    d0, d1, d2, d3, d4, d5, d6, d7, d8 = c2[0], c2[1], c2[2], c2[3], c2[4], c2[5], c2[6], c2[7], c2[8]
     for t in range(targets.shape[1]):
         tx, ty, tz = targets[0, t], targets[1, t], targets[2, t]
         ax = ay = az = zero
@@ -126,33 +109,9 @@ def _sum_nodes(targets: Singles, nodes: Singles, count: int, poly: Coefficients,
             i2 = inverse * inverse
             i3 = i2 * inverse
             v = r2 + r2 - one
-            p0 = a10 * v + a9
-            p0 = p0 * v + a8
-            p0 = p0 * v + a7
-            p0 = p0 * v + a6
-            p0 = p0 * v + a5
-            p0 = p0 * v + a4
-            p0 = p0 * v + a3
-            p0 = p0 * v + a2
-            p0 = p0 * v + a1
-            p0 = p0 * v + a0
-            p1 = b9 * v + b8
-            p1 = p1 * v + b7
-            p1 = p1 * v + b6
-            p1 = p1 * v + b5
-            p1 = p1 * v + b4
-            p1 = p1 * v + b3
-            p1 = p1 * v + b2
-            p1 = p1 * v + b1
-            p1 = p1 * v + b0
-            p2 = d8 * v + d7
-            p2 = p2 * v + d6
-            p2 = p2 * v + d5
-            p2 = p2 * v + d4
-            p2 = p2 * v + d3
-            p2 = p2 * v + d2
-            p2 = p2 * v + d1
-            p2 = p2 * v + d0
+            p0 = _polynomial(poly[0], 10, v)
+            p1 = _polynomial(poly[1], 9, v)
+            p2 = _polynomial(poly[2], 8, v)
             w1 = i3 - p0
             w2 = -three * i3 * i2 - two * p1
             w3 = fifteen * i3 * i2 * i2 - four * p2

@@ -33,7 +33,7 @@ from pathlib import Path
 
 from argosy.document import Document, Schema, read_json, validate
 from argosy.dtype import Dtype
-from argosy.errors import InputError, Problem, closest, show
+from argosy.errors import InputError, Problem
 from argosy.workload.chain import Chain, Layer
 from argosy.workload.fields import Count, Natural
 from argosy.workload.profile import Profile, ProfileRow
@@ -85,10 +85,10 @@ def read_cephalo(
     """The model per sample, and the measured times of its blocks by device kind, as the catalogue names kinds."""
     folder = Path(folder)
     parse_settings(sequence_length=sequence_length, dtype=dtype, optimizer=optimizer, fused_attention=False)
-    stats_table = _model_table(read_json(folder / "model_stats.json"), model)
+    stats_table = read_json(folder / "model_stats.json").chosen("model", model)
     tokens = _IMAGE_TOKENS if "vit" in model else sequence_length
     layers = _layers(stats_table, validate(stats_table, _Stats), tokens, dtype)
-    times, left_out = _times(_model_table(read_json(folder / "model_latencies.json"), model), sequence_length, dtype)
+    times, left_out = _times(read_json(folder / "model_latencies.json").chosen("model", model), sequence_length, dtype)
     source = "blocks measured by Cephalo (benson-guo/cephalo)"
     if left_out:
         source += f"; forward and backward were not told apart on {', '.join(left_out)}: left out"
@@ -98,15 +98,6 @@ def read_cephalo(
         for kind in sorted(times)
     }
     return chain, profiles
-
-
-def _model_table(document: Document, model: str) -> Document:
-    if not isinstance(document.data.get(model), dict):
-        expected = f"a model of this file ({', '.join(document.data)})"
-        suggestion = closest(model, document.data)
-        problem = Problem(file=document.file, path="model", found=show(model), expected=expected, suggestion=suggestion)
-        raise InputError([problem])
-    return document.inside(model)
 
 
 def _layers(document: Document, stats: _Stats, tokens: int, dtype: Dtype) -> tuple[Layer, ...]:

@@ -87,10 +87,10 @@ def read_sailor(
     """The model per sample in fp32, and its measured times by device kind, as the catalogue names kinds."""
     folder = Path(folder)
     settings = parse_settings(sequence_length=sequence_length, dtype=None, optimizer=optimizer, fused_attention=False)
-    described = _model_table(read_json(folder / "models.json"), model)
+    described = read_json(folder / "models.json").chosen("model", model)
     amounts = _amounts(described)
     names = [f"{_kind(amounts, index)}.{index}" for index in range(len(amounts))]
-    rows = _rows(_model_table(read_json(folder / "layer-times.json"), model), names)
+    rows = _rows(read_json(folder / "layer-times.json").chosen("model", model), names)
     training = _training(folder, model, len(amounts))
     stated = training.sequence_length if training else None
     length = settings.sequence_length or stated or _length(described, amounts[0])
@@ -109,15 +109,6 @@ def read_sailor(
         for kind, measured in rows.items()
     }
     return chain, profiles
-
-
-def _model_table(document: Document, model: str) -> Document:
-    if not isinstance(document.data.get(model), dict):
-        expected = f"a model of this file ({', '.join(document.data)})"
-        suggestion = closest(model, document.data)
-        problem = Problem(file=document.file, path="model", found=show(model), expected=expected, suggestion=suggestion)
-        raise InputError([problem])
-    return document.inside(model)
 
 
 def _amounts(document: Document) -> tuple[_Amounts, ...]:
