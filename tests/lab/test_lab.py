@@ -22,7 +22,10 @@ from argosy.lab.record import FOLDER, records
 from argosy.lab.system import namespaces, why_not
 
 REASON = why_not()
-pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no lab here: {REASON}")
+pytestmark = [
+    pytest.mark.skipif(REASON is not None, reason=f"no lab here: {REASON}"),
+    pytest.mark.flaky(reruns=2),  # it measures real time
+]
 PROGRAMS = str(Path(__file__).with_name("lab_programs.py"))
 
 

@@ -14,7 +14,10 @@ from benchmarks.lab.emulated import Job
 from benchmarks.lab.run import known_of, play
 
 REASON = why_not()
-pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no lab here: {REASON}")
+pytestmark = [
+    pytest.mark.skipif(REASON is not None, reason=f"no lab here: {REASON}"),
+    pytest.mark.flaky(reruns=2),  # it measures real time
+]
 
 
 def test_a_pipeline_over_a_slow_link_takes_what_was_predicted(tmp_path: Path) -> None:

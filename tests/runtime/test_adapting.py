@@ -10,6 +10,8 @@ from rank_pool import RankPool
 STEPS = 16
 SLOW = Slowing(rank=1, step=5, factor=3.0)
 
+pytestmark = pytest.mark.flaky(reruns=2)  # it measures real time
+
 
 def test_work_moves_away_from_a_device_that_slows_down(ranks: RankPool) -> None:
     [(losses, events, seconds), _] = ranks(2, train_and_adapt, pipeline(), "full", SLOW, STEPS)

@@ -11,6 +11,7 @@ from argosy.timeline import ContactKind, SpanKind
 from argosy.timeline.file import loads_timeline
 
 
+@pytest.mark.flaky(reruns=2)  # it measures real time
 def test_clocks_of_ranks_are_aligned_within_what_is_promised(ranks: RankPool) -> None:
     for offsets in ranks(3, offsets_of_skewed_clocks, 7.5):
         for rank, (seconds, uncertainty) in enumerate(offsets):
