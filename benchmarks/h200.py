@@ -1,10 +1,10 @@
 """The cost model against an H200: ``python -m benchmarks.h200`` prints the errors; with files of ``gpu_profile`` as
-arguments it first makes of them the data that is judged, and the profiles that ship with Argosy.
+arguments it first makes of them the data that is judged, and the profiles and constants that ship with Argosy.
 
 A row is judged by what a user has who does not have it:
 
     (1)  by the shipped profile of its model, with this row's micro-batch left out
-    (2)  by the roofline, its constants fitted on the other models
+    (2)  by the roofline, its constants fitted on rows of the same dtype: of the other models, or of every second shape
     (3)  kept bytes by the chain's own amounts, nothing fitted
     (4)  the peak of a stack of blocks, its two constants of memory fitted on the other models
 
@@ -29,6 +29,7 @@ from argosy.calibrate.fit import Errors, errors, nelder_mead
 from argosy.cluster.catalogue import device_kind
 from argosy.cluster.device import Device
 from argosy.cost.calibration import Calibration
+from argosy.cost.calibration_file import dumps_calibration
 from argosy.cost.compute import ComputeModel, Portion, layer_seconds
 from argosy.dtype import Dtype
 from argosy.report.calibration import error_cells
@@ -39,9 +40,21 @@ from argosy.workload.profile_file import write_profile
 
 RAW = Path(__file__).parent / "results" / "2026-11-15-h200-profile.json"
 PROFILES = Path(__file__).parent.parent / "src" / "argosy" / "data" / "profiles"
+CALIBRATIONS = PROFILES.parent / "calibrations"
 DEVICE = Device(name="h0.0", node="h0", kind=device_kind("H200"))
-TIME_CONSTANTS = ("forward_peak", "backward_peak", "passes", "forward_floor", "backward_floor")
+WORK_CONSTANTS = ("forward_peak", "backward_peak", "passes", "gathered", "forward_start", "backward_start")
+FLOORS = ("forward_floor", "backward_floor")
+START = replace(Calibration(), process_bytes=20e6, gathered=20.0, forward_start=1e-4, backward_start=2e-4)
+"""Of every fit."""
+ALONE = replace(START, forward_floor=0.0, backward_floor=0.0)
+"""Of fits to what the device alone needs: no host has to launch anything."""
 MEMORY_CONSTANTS = ("process_bytes", "activation_factor")
+
+
+Guess = Callable[[dict[str, Any], Calibration], tuple[float, ...]]
+"""Amounts of a row, by constants or as measured."""
+Parts = Callable[[Sequence[dict[str, Any]]], Iterator[Sequence[int]]]
+"""Which rows are judged by constants that were fitted on the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,20 +85,20 @@ def as_they_come(row: dict[str, Any]) -> float:
     return float(row["forward_seconds"] + row["backward_seconds"])
 
 
-def device_alone(row: dict[str, Any]) -> float:
-    return float(row["forward_device_seconds"] + row["backward_device_seconds"])
-
-
 def with_device_seconds(row: dict[str, Any]) -> dict[str, Any]:
     """The row with the device's own seconds in place of those that came."""
     return row | {f"{way}_seconds": row[f"{way}_device_seconds"] for way in ("forward", "backward")}
 
 
 def predicted_seconds(row: dict[str, Any], model: ComputeModel) -> float:
+    return sum(both_ways(row, model))
+
+
+def both_ways(row: dict[str, Any], model: ComputeModel) -> tuple[float, float]:
     chain, layer = layer_of(row)
     width = row["tensor_width"]
     portion = Portion(device=DEVICE, samples=row["micro_batch"], share=1 / width, width=width)
-    return sum(layer_seconds(model, chain, layer, portion))
+    return layer_seconds(model, chain, layer, portion)
 
 
 def profile_of(model: str, found: Sequence[dict[str, Any]], measured: str = "") -> Profile:
@@ -138,26 +151,35 @@ def blocks(*, above_floor: bool = False) -> list[dict[str, Any]]:
 def left_out(
     found: Sequence[dict[str, Any]],
     names: Sequence[str],
-    guess: Callable[[dict[str, Any], Calibration], float],
-    truth: Callable[[dict[str, Any]], float],
+    guess: Guess,
+    truth: Guess,
+    *,
+    parts: Parts | None = None,
+    start: Calibration = START,
 ) -> Iterator[tuple[float, float]]:
-    """(2), (4): what was measured and what constants say that were fitted on the other models, row by row."""
+    """(2), (4): what was measured and what constants say that were fitted on the rows of no such part, row by row."""
+    for part in (parts or by_models)(found):
+        constants = _fitted([row for at, row in enumerate(found) if at not in part], names, guess, truth, start)
+        for at in part:
+            yield sum(truth(found[at], constants)), sum(guess(found[at], constants))
+
+
+def by_models(found: Sequence[dict[str, Any]]) -> Iterator[Sequence[int]]:
     for model in sorted({row["model"] for row in found}):
-        others = [row for row in found if row["model"] != model]
-        constants = _fitted(others, names, guess, truth)
-        for row in found:
-            if row["model"] == model:
-                yield truth(row), guess(row, constants)
+        yield [at for at, row in enumerate(found) if row["model"] == model]
+
+
+def by_halves(found: Sequence[dict[str, Any]]) -> Iterator[Sequence[int]]:
+    """Every second shape."""
+    yield range(0, len(found), 2)
+    yield range(1, len(found), 2)
 
 
 def _fitted(
-    found: Sequence[dict[str, Any]],
-    names: Sequence[str],
-    guess: Callable[[dict[str, Any], Calibration], float],
-    truth: Callable[[dict[str, Any]], float],
+    found: Sequence[dict[str, Any]], names: Sequence[str], guess: Guess, truth: Guess, start: Calibration = START
 ) -> Calibration:
-    start = replace(Calibration(), process_bytes=20e6)
-    measured = np.log([truth(row) for row in found])
+    """Fitted to every amount of a row by itself: forward and backward, not their sum."""
+    measured = np.log([truth(row, start) for row in found])
 
     def at(point: Any) -> Calibration:
         return replace(start, **dict(zip(names, np.exp(point).tolist(), strict=True)))
@@ -166,21 +188,44 @@ def _fitted(
         constants = at(point)
         return float(np.mean(np.abs(np.log([guess(row, constants) for row in found]) - measured)))
 
-    return at(nelder_mead(loss, np.log([getattr(start, name) for name in names])))
+    point = np.log([getattr(start, name) for name in names])
+    for _ in range(2):  # a simplex that has collapsed too early is spread out again
+        point = nelder_mead(loss, point, steps=400)
+    return at(point)
 
 
-def roofline_seconds(row: dict[str, Any], constants: Calibration) -> float:
-    return predicted_seconds(row, constants.compute_model())
+def roofline_seconds(row: dict[str, Any], constants: Calibration) -> tuple[float, ...]:
+    return both_ways(row, constants.compute_model())
+
+
+def measured_seconds(row: dict[str, Any], _: Calibration) -> tuple[float, ...]:
+    return float(row["forward_seconds"]), float(row["backward_seconds"])
+
+
+def measured_peak(row: dict[str, Any], _: Calibration) -> tuple[float, ...]:
+    return (float(row["peak_bytes"]),)
+
+
+def by_roofline(found: Sequence[dict[str, Any]], parts: Parts, *, start: Calibration = START) -> Errors:
+    """(2)"""
+    pairs: list[tuple[float, float]] = []
+    for dtype in sorted({row["dtype"] for row in found}):
+        mine = [row for row in found if row["dtype"] == dtype]
+        names = WORK_CONSTANTS + FLOORS if start.forward_floor else WORK_CONSTANTS
+        pairs += left_out(mine, names, roofline_seconds, measured_seconds, parts=parts, start=start)
+    columns = np.array(pairs)
+    return errors(columns[:, 1], columns[:, 0])
 
 
 def kept_bytes(row: dict[str, Any]) -> float:
     return layer_of(row)[1].activation_bytes * float(row["micro_batch"]) / float(row["tensor_width"])
 
 
-def peak_bytes(row: dict[str, Any], constants: Calibration) -> float:
+def peak_bytes(row: dict[str, Any], constants: Calibration) -> tuple[float, ...]:
     chain, layer = layer_of(row)
     weights = 2 * layer.parameters * chain.dtype.bytes / row["tensor_width"]
-    return constants.process_bytes + float(row["layers"]) * (weights + constants.activation_factor * kept_bytes(row))
+    held = float(row["layers"]) * (weights + constants.activation_factor * kept_bytes(row))
+    return (constants.process_bytes + held,)
 
 
 def judged() -> Iterator[Judged]:
@@ -189,17 +234,17 @@ def judged() -> Iterator[Judged]:
     yield Judged(what="seconds, the device alone", how=how, found=by_profile(alone, alone))
     yield Judged(what="seconds as they come, device busy", how=how, found=by_profile(blocks(), busy))
     yield Judged(what="seconds as they come, all", how=how, found=by_profile(blocks(), blocks()))
-    how = "(2) the roofline, fitted on the other models"
-    for what, found, truth in (
-        ("seconds, the device alone", blocks(), device_alone),
-        ("seconds as they come, device busy", busy, as_they_come),
-        ("seconds as they come, all", blocks(), as_they_come),
+    for what, found, start in (
+        ("seconds, the device alone", alone, ALONE),
+        ("seconds as they come, device busy", busy, START),
+        ("seconds as they come, all", blocks(), START),
     ):
-        pairs = np.array(list(left_out(found, TIME_CONSTANTS, roofline_seconds, truth)))
-        yield Judged(what=what, how=how, found=errors(pairs[:, 1], pairs[:, 0]))
+        for how, parts in (("the other models", by_models), ("every second shape", by_halves)):
+            errors_found = by_roofline(found, parts, start=start)
+            yield Judged(what=what, how=f"(2) the roofline, fitted on {how}", found=errors_found)
     kept = np.array([(kept_bytes(row), row["kept_bytes"]) for row in blocks()])
     yield Judged(what="bytes kept", how="(3) nothing fitted", found=errors(kept[:, 0], kept[:, 1]))
-    pairs = np.array(list(left_out(blocks(), MEMORY_CONSTANTS, peak_bytes, lambda row: float(row["peak_bytes"]))))
+    pairs = np.array(list(left_out(blocks(), MEMORY_CONSTANTS, peak_bytes, measured_peak)))
     how = "(4) two constants fitted on the other models"
     yield Judged(what="peak bytes of four blocks", how=how, found=errors(pairs[:, 1], pairs[:, 0]))
 
@@ -208,9 +253,9 @@ def by_model() -> Iterator[list[str]]:
     """Model, hidden width, blocks measured, and median errors: (1) device alone, (1) as they come, (3), (4)."""
     for model in dict.fromkeys(row["model"] for row in blocks()):
         others = [row for row in blocks() if row["model"] != model]
-        constants = _fitted(others, MEMORY_CONSTANTS, peak_bytes, lambda row: float(row["peak_bytes"]))
+        constants = _fitted(others, MEMORY_CONSTANTS, peak_bytes, measured_peak)
         mine = [row for row in blocks() if row["model"] == model]
-        peaks = [abs(peak_bytes(row, constants) / row["peak_bytes"] - 1) for row in mine]
+        peaks = [abs(peak_bytes(row, constants)[0] / row["peak_bytes"] - 1) for row in mine]
         kept = [abs(kept_bytes(row) / row["kept_bytes"] - 1) for row in mine]
         alone = [with_device_seconds(row) for row in mine]
         between = len({row["micro_batch"] for row in mine}) > 2
@@ -236,9 +281,22 @@ def ship(files: Sequence[Path]) -> None:
         write_profile(profile_of(model, mine, measured), PROFILES / f"h200-{model}.json")
 
 
+def ship_constants() -> None:
+    """A calibration per dtype, fitted on every block as it comes."""
+    CALIBRATIONS.mkdir(exist_ok=True)
+    for dtype in sorted({row["dtype"] for row in blocks()}):
+        mine, names = [row for row in blocks() if row["dtype"] == dtype], WORK_CONSTANTS + FLOORS
+        found = _fitted(mine, names, roofline_seconds, measured_seconds)
+        kept = replace(Calibration(), **{name: float(f"{getattr(found, name):.3g}") for name in names})
+        source = f"{len(mine)} blocks in {dtype} on an NVIDIA H200, benchmarks/results/{RAW.stem}.md"
+        text = dumps_calibration(kept, fitted=names, source=source)
+        (CALIBRATIONS / f"h200-{dtype}.json").write_text(text, encoding="utf-8")
+
+
 def main(arguments: Sequence[str]) -> int:
     if arguments:
         ship([Path(argument) for argument in arguments])
+        ship_constants()
     for line in judged():
         print(f"{line.what}: {line.how}: {', '.join(error_cells(line.found))}", flush=True)
     return 0

@@ -257,3 +257,15 @@ def test_a_dtype_that_a_device_does_not_have_is_named() -> None:
     with pytest.raises(InputError) as caught:
         layer_seconds(MODEL, replace(TOY, dtype=Dtype.FP8), BLOCK, ONE)
     assert str(caught.value) == 'dtype: found "fp8", expected a dtype that plain has (bf16)'
+
+
+def test_whole_outputs_and_seconds_beside_the_work_are_added_where_they_are_stated() -> None:
+    """1 MB of output over 0.8 TB/s, three times in a forward and six in a backward, whatever the share."""
+    more = replace(WITHOUT_FLOOR, gathered=3.0, forward_start=1e-5, backward_start=2e-5)
+    for share in (0.25, 0.75):
+        plain, added = (seconds(BLOCK, model=model, samples=4, share=share, width=2) for model in (WITHOUT_FLOOR, more))
+        whole = 4 * 1e6 / 0.8e12
+        assert added == pytest.approx((plain[0] + 3 * whole + 1e-5, plain[1] + 6 * whole + 2e-5))
+    alone = seconds(BLOCK, model=more, samples=4)
+    assert alone == pytest.approx(tuple(a + b for a, b in zip(seconds(BLOCK, samples=4), (1e-5, 2e-5), strict=True)))
+    assert seconds(EMBEDDING, model=more, samples=4) == seconds(EMBEDDING, samples=4)

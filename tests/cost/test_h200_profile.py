@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from argosy.cost.calibration_file import calibration_names, read_calibration
 from argosy.dtype import Dtype
 from argosy.errors import InputError
 from argosy.workload.load import load_model, preset_names
@@ -42,7 +43,7 @@ def test_kept_bytes_are_those_of_the_chain() -> None:
 
 
 def test_peaks_are_within_five_percent_on_models_not_fitted_on() -> None:
-    pairs = h200.left_out(h200.blocks(), h200.MEMORY_CONSTANTS, h200.peak_bytes, lambda row: float(row["peak_bytes"]))
+    pairs = h200.left_out(h200.blocks(), h200.MEMORY_CONSTANTS, h200.peak_bytes, h200.measured_peak)
     off = [abs(guess / truth - 1) for truth, guess in pairs]
     assert np.median(off) < 0.05
 
@@ -51,3 +52,21 @@ def test_seconds_are_those_of_a_device_of_this_speed() -> None:
     found = read_profile("h200-llama-2-7b").forward_seconds("block", 2, 1, Dtype.BF16)
     layer = load_model("llama-2-7b", sequence_length=4096).layers[1]
     assert 0.3 < 2 * layer.forward_flop / found / 989.5e12 < 1
+
+
+def test_the_roofline_is_within_five_percent_on_shapes_not_fitted_on() -> None:
+    assert h200.by_roofline(h200.blocks(above_floor=True), h200.by_halves).median < 0.05
+
+
+@pytest.mark.parametrize("name", calibration_names())
+def test_shipped_constants_are_those_of_the_rows(name: str) -> None:
+    """Read by name; off by no more than the note says of constants that never saw the row."""
+    model = read_calibration(name).compute_model()
+    mine = [row for row in h200.blocks(above_floor=True) if row["dtype"] == name.removeprefix("h200-")]
+    off = [abs(h200.predicted_seconds(row, model) / h200.as_they_come(row) - 1) for row in mine]
+    assert np.median(off) < 0.06 and len(off) > 40
+
+
+def test_constants_that_do_not_exist_are_refused_by_name() -> None:
+    with pytest.raises(InputError, match=r'found "h200-bf15", expected a file, or one of .*did you mean "h200-bf16"'):
+        read_calibration("h200-bf15")

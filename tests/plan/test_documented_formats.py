@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import argosy
 from argosy.calibrate import file as runs_file
 from argosy.cluster import schema as cluster_file
 from argosy.cluster.file import build_cluster, cluster_from_content, with_changes
@@ -161,3 +162,11 @@ def test_the_trace_of_the_documentation_loads(tmp_path: Path) -> None:
     (csv,) = blocks(CLUSTERS, "csv")
     (tmp_path / "night.csv").write_text(csv, encoding="utf-8")
     assert read_trace(tmp_path / "night.csv").latency is not None
+
+
+def test_every_command_that_prints_json_has_its_row() -> None:
+    table = FORMATS.partition("## What `--json` prints")[2].partition("\n## ")[0]
+    cli = Path(argosy.__file__).parent / "cli"
+    commands = {name for file in cli.glob("*.py") for name in re.findall(r'print_json\("([^"]+)"', file.read_text())}
+    assert len(commands) > 25
+    assert [name for name in sorted(commands) if f"`{name}`" not in table] == []

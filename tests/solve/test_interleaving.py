@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from argosy.cluster.file import load_cluster
-from argosy.errors import NothingFitsError
+from argosy.errors import InfeasibleError
 from argosy.plan.check import check_plan
 from argosy.planner import SCHEDULES, Settings, find_plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
@@ -43,5 +43,5 @@ def test_among_others_the_fastest_wins() -> None:
 
 def test_what_cannot_be_interleaved_is_refused() -> None:
     chain = load_model("gpt2", sequence_length=512, dtype="fp16")
-    with pytest.raises(NothingFitsError, match="interleaved"):
+    with pytest.raises(InfeasibleError, match=r"no interleaved variant .* works: one stage \(\d"):
         find_plan(chain, load_cluster("two-cards"), global_batch=1, settings=replace(Settings(), schedules=WOVEN))

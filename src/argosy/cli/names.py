@@ -1,4 +1,4 @@
-"""Names that the tab key completes: of models, clusters, plans and profiles that come with Argosy, and files."""
+"""Names that the tab key completes: what comes with Argosy, and files."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ def profiles(incomplete: str) -> list[str]:
     from argosy.workload.profile_file import profile_names
 
     return _beginning(incomplete, profile_names())
+
+
+def calibrations(incomplete: str) -> list[str]:
+    from argosy.cost.calibration_file import calibration_names
+
+    return _beginning(incomplete, calibration_names())
 
 
 def _beginning(incomplete: str, names: list[str]) -> list[str]:

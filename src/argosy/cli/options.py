@@ -50,7 +50,10 @@ Profiles = Annotated[
 CalibrationFile = Annotated[
     str | None,
     typer.Option(
-        "--calibration", metavar="FILE", help="Constants of the cost model, as argosy calibrate -o writes them."
+        "--calibration",
+        metavar="FILE",
+        help="Constants of the cost model, as argosy calibrate -o writes them, or h200-bf16, h200-fp32.",
+        autocompletion=names.calibrations,
     ),
 ]
 ScheduleName = Annotated[

@@ -3,8 +3,8 @@
 ``argosy calibrate`` fits them to measured runs (``calibrate.fit``); everything else of the cost model comes from
 datasheets and the model's shape. What a calibration changes:
 
-    (1)  the share of a device's peak that matrix products reach, how often kept bytes cross its memory bus, and the
-         least seconds of a layer (``cost.compute``)
+    (1)  the share of a device's peak that matrix products reach, how often kept bytes and, where tensors are split,
+         whole outputs cross its memory bus, seconds beside the work of a layer and its least seconds (``cost.compute``)
     (2)  the share of a link's stated bandwidth that reaches the program, every link of a cluster being as much slower,
          what a message takes beside its bytes, and what of a link sums of gradients reach
     (3)  whether a transfer between stages keeps both its ends waiting (``sim.blocking``)
@@ -41,6 +41,11 @@ class Calibration:
     forward_floor: float = _DEFAULT.forward_floor
     """Seconds of a layer at least."""
     backward_floor: float = _DEFAULT.backward_floor
+    gathered: float = _DEFAULT.gathered
+    """How often a layer's whole output crosses the memory bus in a forward where tensors are split."""
+    forward_start: float = _DEFAULT.forward_start
+    """Seconds beside the work of a layer."""
+    backward_start: float = _DEFAULT.backward_start
     bandwidth: float = 1.0
     """Share of a link's stated bandwidth."""
     latency: float = 0.0
@@ -62,6 +67,9 @@ class Calibration:
             passes=self.passes,
             forward_floor=self.forward_floor,
             backward_floor=self.backward_floor,
+            gathered=self.gathered,
+            forward_start=self.forward_start,
+            backward_start=self.backward_start,
             profiles=profiles,
             reduction=self.reduction,
             blocking=self.blocking,

@@ -11,14 +11,16 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict
+from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from argosy.cost.calibration import Calibration
-from argosy.document import Schema, read_json, validate
-from argosy.errors import Mismatch
+from argosy.document import Schema, parse_json, read_json, validate
+from argosy.errors import Mismatch, bad_input, closest
 from argosy.workload.fields import Amount
 
 VERSION = 1
@@ -46,6 +48,9 @@ class _Constants(Schema):
     passes: Positive = Calibration.passes
     forward_floor: Amount = Calibration.forward_floor
     backward_floor: Amount = Calibration.backward_floor
+    gathered: Amount = Calibration.gathered
+    forward_start: Amount = Calibration.forward_start
+    backward_start: Amount = Calibration.backward_start
     bandwidth: PartOfOne = Calibration.bandwidth
     latency: Amount = Calibration.latency
     reduction: PartOfOne = Calibration.reduction
@@ -63,8 +68,26 @@ class _File(Schema):
 
 
 def read_calibration(path: Path | str) -> Calibration:
-    content = validate(read_json(path), _File)
-    return Calibration(**content.constants.model_dump())
+    """A file, or constants that come with Argosy, by their name."""
+    names = calibration_names()
+    if str(path) in names:
+        file = f"{path}.json"
+        document = parse_json((_folder() / file).read_text(encoding="utf-8"), file=file)
+    elif not Path(path).exists() and "/" not in str(path) and not Path(path).suffix:
+        expected = f"a file, or one of the calibrations {', '.join(names)}"
+        raise bad_input(expected, str(path), where="--calibration", suggestion=closest(str(path), names))
+    else:
+        document = read_json(path)
+    return Calibration(**validate(document, _File).constants.model_dump())
+
+
+def calibration_names() -> list[str]:
+    """Those that come with Argosy."""
+    return sorted(file.name.removesuffix(".json") for file in _folder().iterdir())
+
+
+def _folder() -> Traversable:
+    return resources.files("argosy") / "data" / "calibrations"
 
 
 def calibration_to_dict(calibration: Calibration) -> dict[str, Any]:

@@ -18,6 +18,9 @@ MEANINGS = {
     "passes": "of kept bytes over the memory bus",
     "forward_floor": "least seconds of a layer",
     "backward_floor": "least seconds of a layer",
+    "gathered": "of whole outputs, where tensors are split",
+    "forward_start": "seconds beside a layer's work",
+    "backward_start": "seconds beside a layer's work",
     "bandwidth": "share of a link's bandwidth",
     "latency": "more for every message",
     "reduction": "share of it for sums of gradients",
@@ -31,7 +34,7 @@ MEANINGS = {
 def shown_constant(calibration: Calibration, name: str) -> str:
     """The value with its unit."""
     value = getattr(calibration, name)
-    if name in ("forward_floor", "backward_floor", "latency"):
+    if name == "latency" or name.endswith(("_floor", "_start")):
         return TIME.format(value, digits=3)
     if name == "process_bytes":
         return SIZE.format(value, digits=3)

@@ -8,18 +8,20 @@ on worker w of S. The exact engine plays the whole plan and says what it holds i
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
-from argosy.errors import NothingFitsError
+from argosy.errors import InfeasibleError
 from argosy.plan.plan import LeftOut, Plan, Predicted, Stage
 from argosy.schedule import ScheduleSpec
 from argosy.sim.choose import with_collectives
 from argosy.sim.compile import compile_plan
 from argosy.sim.exact import simulate_exact
 from argosy.space.option import USABLE
+from argosy.units import counted
 from argosy.workload.chain import Chain
 
 _MOST_TASKS = 20_000
@@ -41,11 +43,12 @@ def with_interleaved(
     assert plain.predicted is not None and plain.certificate is not None
     free = plain.certificate.free_bound_seconds
     assert free is not None
-    variants = [one for plan in good for spec in specs for one in _variants(plan, spec)]
+    plans = list(good)
+    variants = [_variant(plan, spec) for plan in plans for spec in specs if _obstacle(plan, spec) is None]
     played = ((_seconds(one, chain, cluster, model), number) for number, one in enumerate(variants))
     seconds, number = min(played, default=(math.inf, 0))
     if must_be and seconds == math.inf:
-        raise NothingFitsError(f"no interleaved variant of the best plans of {chain.name} fits on {cluster!r}")
+        raise InfeasibleError(_why_none(plans, specs, chain, cluster))
     if not must_be and plain.predicted.iteration_seconds <= seconds:
         return plain
     bound = min(free, seconds)
@@ -78,12 +81,31 @@ def _left_out(plain: Plan, variant: Plan, cluster: Cluster) -> Iterator[LeftOut]
             yield known.get(device.name, LeftOut(device=device.name, reason=reason))
 
 
-def _variants(plan: Plan, spec: ScheduleSpec) -> Iterator[Plan]:
+def _obstacle(plan: Plan, spec: ScheduleSpec) -> str | None:
+    """Why a plan has no variant of so many chunks; None where it has one, which may still not fit."""
     workers = len(plan.stages)
-    is_small = len(plan.devices) * plan.num_micro_batches * spec.chunks <= _MOST_TASKS
-    fewest = min(stage.end - stage.first for stage in plan.stages)
-    if workers > 1 and is_small and plan.num_micro_batches % workers == 0 and fewest >= spec.chunks:
-        yield replace(plan, schedule=spec, stages=tuple(_pieces(plan.stages, spec.chunks)), collectives=())
+    if workers == 1:
+        return "one stage"
+    if plan.num_micro_batches % workers:
+        count = counted(plan.num_micro_batches, "micro-batch", "micro-batches")
+        return f"{count}, which {workers} stages do not divide"
+    if min(stage.end - stage.first for stage in plan.stages) < spec.chunks:
+        return f"a stage of fewer layers than {spec.chunks} chunks"
+    if len(plan.devices) * plan.num_micro_batches * spec.chunks > _MOST_TASKS:
+        return "too many devices and micro-batches to play"
+    return None
+
+
+def _why_none(plans: Sequence[Plan], specs: Sequence[ScheduleSpec], chain: Chain, cluster: Cluster) -> str:
+    """What stands in the way of each plan that was tried, most common first."""
+    reasons = Counter(_obstacle(plan, spec) or "too little memory" for plan in plans for spec in specs)
+    listed = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common())
+    found = f"no interleaved variant of the {len(plans)} best plans of {chain.name} on {cluster!r} works: {listed}"
+    return f"{found}; --schedule 1f1b beside --schedule interleaved has a plan"
+
+
+def _variant(plan: Plan, spec: ScheduleSpec) -> Plan:
+    return replace(plan, schedule=spec, stages=tuple(_pieces(plan.stages, spec.chunks)), collectives=())
 
 
 def _pieces(stages: Sequence[Stage], chunks: int) -> Iterator[Stage]:
