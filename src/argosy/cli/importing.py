@@ -83,7 +83,7 @@ def _imported(
     if source is Source.SMI:
         return cluster_text(name, [read_nvidia_smi(text, file, host=name, kind=kind, nic=nic)], source=told)
     given = Given(
-        kind=_needed("--kind", kind, "of the devices, such as A100-80GB"),
+        kind=_needed("--kind", kind, "kind of the devices, such as A100-80GB"),
         per_host=per_host,
         intra=intra if per_host == 1 and source is not Source.HOSTFILE else _needed("--intra", intra, "bandwidth"),
         nic=_needed("--nic", nic, "bandwidth"),

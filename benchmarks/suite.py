@@ -1,0 +1,136 @@
+"""Every benchmark there is: those measured here, and those that are commands of their own; where each is written up.
+
+``python -m benchmarks --list`` prints this table; a test holds it against the notes and the modules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks import (
+    compare,
+    dapple,
+    fit_compute,
+    gravity,
+    growth,
+    imports,
+    kept,
+    planning,
+    ratios,
+    reality,
+    replanning,
+    runtime_overhead,
+    scenarios,
+    simulator,
+    spmd,
+)
+from benchmarks.registry import Benchmark
+
+NOTES = "benchmarks/results"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A benchmark of the suite."""
+
+    name: str
+    shows: str
+    note: str
+    """Its dated page in ``NOTES``."""
+    command: str
+    needs: str = ""
+    """Beyond this repository and its extra ``bench``."""
+    benchmark: Benchmark | None = None
+    """None: only the command runs it."""
+
+
+def _here(benchmark: Benchmark, note: str) -> Entry:
+    command = f"python -m benchmarks {benchmark.name}"
+    return Entry(name=benchmark.name, shows=benchmark.shows, note=note, command=command, benchmark=benchmark)
+
+
+SUITE = (
+    _here(ratios.BENCHMARK, "2026-11-15-ratios.md"),
+    _here(simulator.BENCHMARK, "2026-11-15-simulator.md"),
+    _here(growth.BENCHMARK, "2026-11-15-ratios.md"),
+    _here(planning.BENCHMARK, "2026-11-15-planning.md"),
+    _here(imports.BENCHMARK, "2026-11-15-simulator.md"),
+    _here(compare.BENCHMARK, "2026-11-15-compare.md"),
+    _here(dapple.BENCHMARK, "2026-11-15-compare.md"),
+    _here(fit_compute.BENCHMARK, "2026-11-15-h200-layers.md"),
+    _here(reality.BENCHMARK, "2026-11-15-reality.md"),
+    _here(kept.BENCHMARK, "2026-11-15-scenarios.md"),
+    _here(scenarios.BENCHMARK, "2026-11-15-scenarios.md"),
+    _here(replanning.BENCHMARK, "2026-11-15-scenarios.md"),
+    _here(spmd.BENCHMARK, "2026-11-15-spmd.md"),
+    _here(runtime_overhead.BENCHMARK, "2026-11-15-runtime.md"),
+    _here(gravity.BENCHMARK, "2026-11-15-gravity.md"),
+    Entry(
+        name="adaptation",
+        shows="policies against traces, in the simulator",
+        note="2026-11-15-adaptation.md",
+        command="python -m benchmarks.adaptation",
+    ),
+    Entry(
+        name="h200",
+        shows="the cost model against layers that were measured on an H200",
+        note="2026-11-15-h200-profile.md",
+        command="python -m benchmarks.h200",
+    ),
+    Entry(
+        name="lab",
+        shows="plans on real processes over shaped links, predicted and measured",
+        note="2026-11-15-lab.md",
+        command="python -m benchmarks.lab",
+        needs="root",
+    ),
+    Entry(
+        name="chaos",
+        shows="elastic runs under seeded misfortunes",
+        note="2026-11-15-chaos.md",
+        command="pytest -m exhaustive tests/runtime/test_chaos.py",
+    ),
+    Entry(
+        name="gpu-lab",
+        shows="found plans and plain ones on a GPU that is shared unequally",
+        note="2026-11-15-h200-plans.md",
+        command="python benchmarks/gpu_lab.py",
+        needs="a GPU with MPS",
+    ),
+    Entry(
+        name="gpu-runtime",
+        shows="the runtime on a GPU against one process",
+        note="2026-11-15-h200-plans.md",
+        command="python benchmarks/gpu_runtime.py",
+        needs="a GPU",
+    ),
+    Entry(
+        name="gpu-spmd",
+        shows="shared programs on a GPU",
+        note="2026-11-15-spmd.md",
+        command="python benchmarks/gpu_spmd.py",
+        needs="a GPU",
+    ),
+    Entry(
+        name="gpu-gravity",
+        shows="gravity on a GPU",
+        note="2026-11-15-gravity.md",
+        command="python benchmarks/gpu_gravity.py",
+        needs="a GPU",
+    ),
+    Entry(
+        name="gpu-profile",
+        shows="layers of real models: seconds and bytes",
+        note="2026-11-15-h200-profile.md",
+        command="python benchmarks/gpu_profile.py --output profile.json",
+        needs="a GPU",
+    ),
+    Entry(
+        name="gpu-layers",
+        shows="transformer blocks by width, sequence and micro-batch",
+        note="2026-11-15-h200-layers.md",
+        command="python benchmarks/gpu_layers.py",
+        needs="a GPU",
+    ),
+)
+ENTRIES = {entry.name: entry for entry in SUITE}
