@@ -4,9 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 JOBS ?= auto
+COUNT ?= 100000
+SECONDS ?= 600
+PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format bench docs clean
+.PHONY: help demo test test-all fuzz check format bench docs clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## ?/\t/' | expand -t 12
@@ -19,6 +22,10 @@ test: $(VENV)/.test   ## the test suite
 
 test-all: $(VENV)/.test   ## the test suite with the exhaustive matrices
 	$(BIN)/python -m pytest -n $(JOBS)
+
+fuzz: $(VENV)/.test   ## changed inputs for every reader and command: make fuzz COUNT=100000 SECONDS=600 PROCESSES=2
+	$(BIN)/python tests/fuzz --count $(COUNT) --seconds $(SECONDS) --jobs $(PROCESSES)
+	$(BIN)/python -m pytest -n $(PROCESSES) tests/fuzz
 
 check: $(VENV)/.check $(VENV)/.test   ## ruff and strict mypy
 	$(BIN)/ruff check .

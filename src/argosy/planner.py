@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from argosy.cluster.lasting import at_time_zero
+from argosy.cluster.lasting import at_time_zero, within_reach
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError, NothingFitsError, bad_input
@@ -80,6 +80,7 @@ def find_plan(
     if not 1 <= global_batch <= _MOST_SAMPLES:
         raise bad_input(f"a global batch of 1 to {_MOST_SAMPLES:,}", global_batch, where="global_batch")
     settings, model = settings or Settings(), model or ComputeModel()
+    cluster = within_reach(cluster)  # what a link that is down cuts off counts as lost
     if model.blocking:  # other schedules could lock up
         settings = replace(settings, schedules=(ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),))
     woven = tuple(one for one in settings.schedules if one.kind is ScheduleKind.INTERLEAVED)

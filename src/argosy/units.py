@@ -147,6 +147,21 @@ class Quantity:
         return f"did you mean {choice}?"
 
 
+def finite(value: object) -> float | None:
+    """A number of a document as a float; None for anything else, and for a whole number that no float holds.
+
+    >>> finite(3), finite(True), finite(10**400), finite(math.inf)
+    (3.0, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
 def _respelt(unit: str) -> Iterator[str]:
     """Everything that a wrongly spelt unit may stand for, whether or not it is a unit.
 

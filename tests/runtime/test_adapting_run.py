@@ -105,8 +105,9 @@ def test_what_cannot_adapt_is_refused_before_anything_starts(tmp_path: Path) -> 
 
 def test_a_line_that_no_run_wrote_is_named(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
-    path.write_text('{"event": "outcome", "step": 3}\n{"event": "decision", "step": 4}\n')
-    with pytest.raises(InputError, match=r"decisions\.jsonl:2: found a decision without what"):
+    outcome = '{"event": "outcome", "step": 3, "measured_before": 1.5, "measured_after": 1.0}'
+    path.write_text(outcome + '\n{"event": "decision", "step": 4}\n')
+    with pytest.raises(InputError, match=r"decisions\.jsonl:2: what: expected a value: this field is required"):
         read_decisions(path)
 
 

@@ -10,15 +10,18 @@ Megatron-LM before 2023.
 from __future__ import annotations
 
 import csv
+import io
+import math
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 from argosy.calibrate.run import Degrees, MeasuredRun, Measurements, even_plan
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
-from argosy.document import Document
+from argosy.document import Document, read_text
 from argosy.dtype import Dtype
-from argosy.errors import InputError, Problem
+from argosy.errors import InputError, Problem, show
 from argosy.plan.plan import Recompute
 from argosy.workload.chain import Chain
 from argosy.workload.huggingface import read_config
@@ -38,6 +41,7 @@ COLUMNS = (
     "iteration time (ms)",
 )
 _VOCABULARY = 50_257
+_LARGEST = 10**9
 _NODE = {
     "name": "a100-node",
     "nodes": [
@@ -52,31 +56,43 @@ _NODE = {
 
 def is_vtrain(path: Path | str) -> bool:
     """Whether a file is a CSV with vTrain's columns."""
-    path = Path(path)
-    if path.suffix != ".csv":
+    if Path(path).suffix != ".csv":
         return False
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        return tuple(next(csv.reader(file), ())) == COLUMNS
+    return tuple(next(_rows(path), ())) == COLUMNS
 
 
 def read_vtrain(path: Path | str) -> Measurements:
     """Every row as a run on the same node."""
     cluster = build_cluster(Document("vtrain", _NODE, {}), folder=Path())
-    with Path(path).open(encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.reader(file))
+    rows = list(_rows(path))
     if not rows or tuple(rows[0]) != COLUMNS:
         raise InputError([Problem(file=str(path), line=1, expected=f"the columns {', '.join(COLUMNS)}")])
     runs = tuple(_run(path, line, row, cluster) for line, row in enumerate(rows[1:], start=2) if row)
     return Measurements(source="vTrain, 8 x A100", runs=runs)
 
 
+def _rows(path: Path | str) -> Iterator[list[str]]:
+    rows = csv.reader(io.StringIO(read_text(path), newline=""))
+    while True:
+        try:
+            yield next(rows)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise InputError(
+                [Problem(file=str(path), line=rows.line_num, found=str(error), expected="a row of a CSV file")]
+            ) from None
+
+
 def _run(path: Path | str, line: int, row: list[str], cluster: Cluster) -> MeasuredRun:
     try:
         _, batch, micro, hidden, heads, layers, tokens, tensor, data, pipeline = (int(text) for text in row[:-1])
         seconds = float(row[-1]) / 1e3
+        if not 0 < seconds < math.inf or any(not 0 < int(text) <= _LARGEST for text in row[:-1]):
+            raise ValueError
     except ValueError:
-        expected = "ten whole numbers and the milliseconds of an iteration"
-        raise InputError([Problem(file=str(path), line=line, found=",".join(row), expected=expected)]) from None
+        expected = "ten whole numbers above 0 and the milliseconds of an iteration"
+        raise InputError([Problem(file=str(path), line=line, found=show(",".join(row)), expected=expected)]) from None
     degrees = Degrees(
         tensor=tensor,
         data=data,

@@ -179,7 +179,7 @@ def compared(
     from argosy.baselines import Job, NoPlan
     from argosy.choose.scenario import Robust, objective
     from argosy.cli.terminal import progress
-    from argosy.cluster.lasting import at_time_zero
+    from argosy.cluster.lasting import at_time_zero, within_reach
     from argosy.explain.contest import contest
     from argosy.report.contest import OURS, rows_of
     from argosy.sim.choose import with_collectives
@@ -188,7 +188,7 @@ def compared(
     if ours is None:
         with progress(f"planning {chain.name} for {cluster!r}", quiet=quiet):
             ours = _ours(chain, cluster, global_batch, model, level, changes)
-    job = Job(chain=chain, cluster=at_time_zero(cluster), global_batch=global_batch, model=model)
+    job = Job(chain=chain, cluster=within_reach(at_time_zero(cluster)), global_batch=global_batch, model=model)
     plans, refused = [(OURS, ours)], []
     for name in names:
         with progress(f"planning with {name}", quiet=quiet):

@@ -43,6 +43,7 @@ def probe(
     """
     from argosy.cli.terminal import check_folder, print_json, progress, write_file
     from argosy.cluster.probe_notes import ProbeNotes, read_notes
+    from argosy.document import read_text
     from argosy.errors import bad_input
 
     if (run is None) != (plan is None):
@@ -52,15 +53,15 @@ def probe(
         return
     if resume and (output is None or lab is not None):
         raise bad_input("-o with the file of the probe that was cut, and no --lab", where="--resume")
-    kept = None if output is None else output.with_name(output.name + ".partial.json")
     if output is not None:
         check_folder(output)
+    kept = None if output is None else output.with_name(output.name + ".partial.json")
     if lab is not None:
         with progress("measuring devices and links", quiet=quiet):
             text: str | None = _in_lab(lab, name, seconds)
         notes = ProbeNotes()
     else:
-        earlier = kept.read_text(encoding="utf-8") if resume and kept is not None and kept.exists() else ""
+        earlier = read_text(kept) if resume and kept is not None and kept.exists() else ""
         notes = read_notes(earlier, kept)
         text = _here(name, notes, seconds, quiet=quiet)
     if text is None:  # another rank writes the file

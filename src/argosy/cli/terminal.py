@@ -53,7 +53,9 @@ def progress(message: str, *, quiet: bool) -> Iterator[None]:
 
 
 def check_folder(path: Path) -> None:
-    """An ``InputError`` where the folder of an output does not exist: worth knowing before a long search."""
+    """An ``InputError`` where an output cannot be written for want of a folder: worth knowing before a long search."""
+    if path.is_dir():
+        raise InputError([Problem(file=str(path), expected="the name of a file to write", found="a folder")])
     if not path.parent.exists():
         raise InputError([Problem(file=str(path), expected=f"an existing folder {path.parent} to write into")])
 

@@ -9,10 +9,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
 
 from argosy.cluster.probed import ProbedDevice, ProbedHost, ProbedLink
-from argosy.dtype import Dtype
+from argosy.document import Schema
 
 VERSION = 1
 
@@ -54,24 +56,25 @@ class ProbeNotes:
             self.devices, self.links, self.hosts = [], [], []
 
 
+class _File(Schema):
+    version: Literal[1]
+    devices: tuple[ProbedDevice, ...]
+    links: tuple[ProbedLink, ...]
+    hosts: tuple[ProbedHost, ...]
+
+
 def read_notes(text: str, path: Path | None = None) -> ProbeNotes:
-    """Notes from their text; nothing from an empty or an unknown one."""
+    """Notes from their text; nothing from one that is empty, broken or of another version: then all is measured."""
     try:
-        content: dict[str, Any] = json.loads(text)
-    except json.JSONDecodeError:
+        content = _File.model_validate_json(text)
+    except ValidationError:
         return ProbeNotes(path=path)
-    if content.get("version") != VERSION:
-        return ProbeNotes(path=path)
-    return ProbeNotes(
-        path=path,
-        devices=[device_of(one) for one in content["devices"]],
-        links=[ProbedLink(**one) for one in content["links"]],
-        hosts=[ProbedHost(**one) for one in content["hosts"]],
-    )
+    return ProbeNotes(path=path, devices=list(content.devices), links=list(content.links), hosts=list(content.hosts))
 
 
-def device_of(read: dict[str, Any]) -> ProbedDevice:
-    """Back from JSON, which knows no tuples."""
-    flops = tuple((Dtype(dtype), rate) for dtype, rate in read.pop("flops"))
-    by_size = tuple((Dtype(dtype), size, rate) for dtype, size, rate in read.pop("by_size"))
-    return ProbedDevice(**read, flops=flops, by_size=by_size)
+def device_of(text: str) -> ProbedDevice:
+    """Back from the JSON of its fields."""
+    return _DEVICE.validate_json(text)
+
+
+_DEVICE = TypeAdapter(ProbedDevice)

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 from argosy.document import Schema
 from argosy.dtype import Dtype
 from argosy.errors import Mismatch
-from argosy.units import COMPUTE, RATE, SIZE, TIME, Quantity
+from argosy.units import COMPUTE, RATE, SIZE, TIME, Quantity, finite
 
 _LARGEST = 1e21
 """Bytes, bytes/s or FLOP/s; products of what is below stay finite."""
@@ -43,9 +43,10 @@ def _whole(least: int, most: float, expected: str) -> BeforeValidator:
 
 def _number(accepts: Callable[[float], bool], expected: str) -> BeforeValidator:
     def read(value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not accepts(value):
+        number = finite(value)
+        if number is None or not accepts(number):
             raise Mismatch(value, expected)
-        return float(value)
+        return number
 
     return BeforeValidator(read)
 
@@ -80,7 +81,7 @@ Name = Annotated[str, BeforeValidator(_name)]
 Count = Annotated[int, _whole(1, _MOST, f"a whole number from 1 to {_MOST}")]
 Seed = Annotated[int, _whole(0, math.inf, "a whole number, at least 0")]
 Efficiency = Annotated[float, _number(lambda value: 0 < value <= 1.5, "a number above 0, at most 1.5")]
-Price = Annotated[float, _number(lambda value: 0 <= value < math.inf, "a finite number, at least 0")]
+Price = Annotated[float, _number(lambda value: value >= 0, "a finite number, at least 0")]
 
 
 class KindSchema(Schema):

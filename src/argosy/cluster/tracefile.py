@@ -101,7 +101,10 @@ def _rows(path: Path | str, *, separator: str | None) -> list[Row]:
     rows = []
     for line, text in enumerate(read_text(path).removeprefix("\ufeff").splitlines(), start=1):
         if text.strip() and not text.lstrip().startswith("#"):
-            cells = text.split() if separator is None else next(csv.reader([text], delimiter=separator))
+            try:
+                cells = text.split() if separator is None else next(csv.reader([text], delimiter=separator))
+            except csv.Error as error:
+                raise InputError([Problem(file=str(path), line=line, found=str(error), expected="cells")]) from None
             rows.append((line, [cell.strip() for cell in cells]))
     return rows
 
@@ -109,7 +112,7 @@ def _rows(path: Path | str, *, separator: str | None) -> list[Row]:
 def _columns(path: Path | str, header: Row) -> Columns:
     line, cells = header
     found = ",".join(cells)
-    if found not in _HEADERS:
+    if found not in _HEADERS or len(cells) != found.count(",") + 1:
         raise InputError(
             [
                 Problem(

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -21,21 +20,24 @@ from pydantic import BeforeValidator, Field
 from argosy.cost.calibration import Calibration
 from argosy.document import Schema, parse_json, read_json, validate
 from argosy.errors import Mismatch, bad_input, closest
+from argosy.units import finite
 from argosy.workload.fields import Amount
 
 VERSION = 1
 
 
 def _above_zero(value: object) -> object:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    number = finite(value)
+    if number is None or number <= 0:
         raise Mismatch(value, "a finite number above 0")
-    return float(value)
+    return number
 
 
 def _share(value: object) -> object:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+    share = finite(value)
+    if share is None or not 0 < share <= 1:
         raise Mismatch(value, "a share above 0, at most 1")
-    return float(value)
+    return share
 
 
 Positive = Annotated[float, BeforeValidator(_above_zero)]

@@ -22,6 +22,8 @@ from argosy.errors import bad_input
 GRAVITY = 43.0187
 """G in Mpc/h (km/s)^2 / (1e10 Msun/h); CODATA 2010, as GADGET-4 has it."""
 
+_LARGEST = 1e3
+"""Densities, Hubble rates and amplitudes beyond are slips."""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
@@ -41,8 +43,8 @@ class Cosmology:
     def __post_init__(self) -> None:
         for name in ("matter", "hubble", "sigma8"):
             value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise bad_input("a positive number", value, where=name)
+            if not 0 < value <= _LARGEST:
+                raise bad_input(f"a number above 0, at most {_LARGEST:g}", value, where=name)
         if not 0 <= self.baryons < self.matter:
             raise bad_input("at least 0 and less than the matter density", self.baryons, where="baryons")
 

@@ -11,14 +11,24 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
+from argosy.document import Schema, read_json, validate
 from argosy.errors import InputError, Problem
-from argosy.nbody.particles import Names, Particles
-from argosy.nbody.snapshot import reading, writing
+from argosy.nbody.particles import Names, Particles, check_finite
+from argosy.nbody.snapshot import read_array, read_names, reading, writing
+from argosy.workload.fields import Count, Natural
 
 _MARK = "restart.json"
+
+
+class _Mark(Schema):
+    version: Literal[1]
+    step: Natural
+    processes: Count
+    folder: str
 
 
 def write_restart(
@@ -47,11 +57,8 @@ def last_restart(folder: Path) -> tuple[int, int] | None:
     mark = folder / _MARK
     if not mark.exists():
         return None
-    try:
-        content = json.loads(mark.read_text(encoding="utf-8"))
-        return int(content["step"]), int(content["processes"])
-    except (ValueError, KeyError) as error:
-        raise InputError([Problem(file=str(mark), expected="a restart mark", found=str(error))]) from None
+    content = validate(read_json(mark), _Mark)
+    return content.step, content.processes
 
 
 def read_restart(folder: Path, rank: int, processes: int) -> Particles:
@@ -61,8 +68,7 @@ def read_restart(folder: Path, rank: int, processes: int) -> Particles:
         raise InputError([Problem(file=str(folder / _MARK), expected="a restart mark")])
     step, wrote = state
     place = folder / f"step-{step:06d}"
-    mine = [rank] if wrote == processes else [part for part in range(wrote) if part % processes == rank]
-    parts = [_read_part(place / f"{part:04d}.hdf5") for part in mine]
+    parts = [_read_part(place / f"{part:04d}.hdf5") for part in range(rank, wrote, processes)]
     nothing = Particles(positions=np.empty((0, 3)), momenta=np.empty((0, 3)), ids=np.empty(0, np.int64))
     parts = parts or [nothing]
     ids: Names = np.concatenate([part.ids for part in parts])
@@ -75,6 +81,8 @@ def read_restart(folder: Path, rank: int, processes: int) -> Particles:
 
 def _read_part(path: Path) -> Particles:
     with reading(path) as file:
-        names = ("positions", "momenta", "ids")
-        positions, momenta, ids = (np.asarray(file[name]) for name in names)
-    return Particles(positions=positions, momenta=momenta, ids=ids)
+        ids = read_names(path, file, "ids")
+        positions, momenta = (read_array(path, file, name, rows=len(ids)) for name in ("positions", "momenta"))
+    particles = Particles(positions=positions, momenta=momenta, ids=ids)
+    check_finite(particles, str(path))
+    return particles

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,15 @@ import numpy as np
 
 from argosy.errors import InputError, Problem
 from argosy.nbody.cosmology import Cosmology
-from argosy.nbody.particles import Box, Particles, check_finite, wrapped
+from argosy.nbody.particles import Box, Floats, Names, Particles, check_finite, wrapped
 
 _CM_PER_MPC, _CM_PER_KPC, _GRAMS, _CM_PER_KM = 3.085678e24, 3.085678e21, 1.989e43, 1e5
 _KPC = 1000.0
 """Per Mpc: files are in kpc/h, which readers take for granted; inside it is Mpc/h."""
+_LATEST = 1e3
+"""Expansion factors beyond are a slip."""
+_MOST_PACKED = 2000
+"""Bytes of an array per byte of its file: the best that HDF5's compression does is about 1000."""
 
 
 def write_snapshot(path: Path, box: Box, *, overwrite: bool = False) -> None:
@@ -94,31 +98,32 @@ def read_snapshot(path: Path, *, rank: int = 0, processes: int = 1) -> Box:
     Of several processes each reads its own part.
     """
     with reading(path) as file:
-        header = file["Header"].attrs
-        if int(header["NumFilesPerSnapshot"]) != 1:
-            expected = "a snapshot in one file"
-            raise InputError([Problem(file=str(path), expected=expected, found=str(header["NumFilesPerSnapshot"]))])
-        unit = (
-            float(dict(file["Parameters"].attrs).get("UnitLength_in_cm", _CM_PER_MPC)) if "Parameters" in file else 0.0
-        )
-        size, a = float(header["BoxSize"]), float(header["Time"])
+        header, extra = dict(file["Header"].attrs), dict(file["Parameters"].attrs) if "Parameters" in file else {}
+        files = _number(path, header, "NumFilesPerSnapshot")
+        if files != 1:
+            raise InputError([Problem(file=str(path), expected="a snapshot in one file", found=f"{files:g}")])
+        size, a = _number(path, header, "BoxSize"), _number(path, header, "Time")
         # Without a unit in the file, GADGET's habit decides: boxes in kpc/h are thousands of units wide.
-        per_mpc = round(_CM_PER_MPC / unit, 9) if unit else (_KPC if size > 5000 else 1.0)
-        group = file["PartType1"]
-        count = len(group["ParticleIDs"])
+        unit = _number(path, extra, "UnitLength_in_cm", _CM_PER_MPC) if extra else 0.0
+        per_mpc = round(_CM_PER_MPC / unit, 9) if unit > 0 else (_KPC if size > 5000 else 1.0)
+        if not (size > 0 and 0 < a <= _LATEST and per_mpc > 0 and unit >= 0):
+            found = f"BoxSize {size:g}, Time {a:g}, UnitLength_in_cm {unit:g}"
+            expected = f"a size and a unit above 0, an expansion factor from 0 to {_LATEST:g}"
+            raise InputError([Problem(file=str(path), path="Header", found=found, expected=expected)])
+        count = num_rows(path, file, "PartType1/ParticleIDs")
         part = slice(count * rank // processes, count * (rank + 1) // processes)
-        positions = np.asarray(group["Coordinates"][part], np.float64) / per_mpc
-        momenta = np.asarray(group["Velocities"][part], np.float64) * a**1.5
-        ids = np.asarray(group["ParticleIDs"][part], np.int64)
-        extra = dict(file["Parameters"].attrs) if "Parameters" in file else {}
-        cosmology = Cosmology(
-            matter=float(header.get("Omega0", extra.get("Omega0", 0.308))),
-            vacuum=float(header.get("OmegaLambda", extra.get("OmegaLambda", 0.692))),
-            hubble=float(header.get("HubbleParam", extra.get("HubbleParam", 0.678))),
-            baryons=float(header.get("OmegaBaryon", 0.0)),
-            sigma8=float(extra.get("Sigma8", 0.83)),
-            index=float(extra.get("PrimordialIndex", 0.96)),
-        )
+        positions = read_array(path, file, "PartType1/Coordinates", rows=count, part=part) / per_mpc
+        momenta = read_array(path, file, "PartType1/Velocities", rows=count, part=part) * a**1.5
+        ids = read_names(path, file, "PartType1/ParticleIDs", part=part)
+    both = {**extra, **header}
+    cosmology = Cosmology(
+        matter=_number(path, both, "Omega0", 0.308),
+        vacuum=_number(path, both, "OmegaLambda", 0.692),
+        hubble=_number(path, both, "HubbleParam", 0.678),
+        baryons=_number(path, header, "OmegaBaryon", 0.0),
+        sigma8=_number(path, extra, "Sigma8", 0.83),
+        index=_number(path, extra, "PrimordialIndex", 0.96),
+    )
     particles = Particles(positions=positions, momenta=momenta, ids=ids)
     check_finite(particles, str(path))
     size /= per_mpc
@@ -135,7 +140,7 @@ def read_snapshot(path: Path, *, rank: int = 0, processes: int = 1) -> Box:
 def num_particles(path: Path) -> int:
     """How many a snapshot has."""
     with reading(path) as file:
-        return len(file["PartType1/ParticleIDs"])
+        return num_rows(path, file, "PartType1/ParticleIDs")
 
 
 @contextlib.contextmanager
@@ -146,8 +151,43 @@ def reading(path: Path) -> Iterator[Any]:
             yield file
     except FileNotFoundError:
         raise InputError([Problem(file=str(path), expected="a file that exists")]) from None
-    except KeyError as error:
-        found = str(error.args[0]) if error.args else "an entry that is missing"
+    except (KeyError, OSError, RuntimeError, TypeError, UnicodeError, ValueError) as error:  # as h5py says "broken"
+        found = str(error.args[0]) if error.args else type(error).__name__
         raise InputError([Problem(file=str(path), expected="a complete GADGET HDF5 file", found=found)]) from None
-    except OSError as error:
-        raise InputError([Problem(file=str(path), expected="a complete GADGET HDF5 file", found=str(error))]) from None
+
+
+def num_rows(path: Path, file: Any, name: str) -> int:
+    """Of an array that holds at least something for what it promises: a small file may promise a petabyte."""
+    array = file[name]
+    if not isinstance(array, h5py.Dataset) or not array.shape or array.nbytes > _MOST_PACKED * path.stat().st_size:
+        raise _other(path, name, array, "an array of rows, no longer than this file can hold")
+    return int(array.shape[0])
+
+
+def read_array(path: Path, file: Any, name: str, *, rows: int, part: slice = slice(None)) -> Floats:
+    """Three numbers per row, of a part of the rows."""
+    found, array = num_rows(path, file, name), file[name]
+    if found != rows or array.shape != (rows, 3) or array.dtype.kind not in "iuf":
+        raise _other(path, name, array, f"{rows} x 3 numbers")
+    return np.asarray(array[part], np.float64)
+
+
+def read_names(path: Path, file: Any, name: str, *, part: slice = slice(None)) -> Names:
+    """A whole number per row, of a part of the rows."""
+    rows, array = num_rows(path, file, name), file[name]
+    if array.shape != (rows,) or array.dtype.kind not in "iu":
+        raise _other(path, name, array, "a whole number per row")
+    return np.asarray(array[part]).astype(np.int64)
+
+
+def _other(path: Path, name: str, array: Any, expected: str) -> InputError:
+    found = f"{array.shape} of {array.dtype}" if isinstance(array, h5py.Dataset) else "no array"
+    return InputError([Problem(file=str(path), path=name, found=found, expected=expected)])
+
+
+def _number(path: Path, attributes: Mapping[str, Any], name: str, missing: float | None = None) -> float:
+    """A finite number of a header."""
+    value = np.asarray(attributes.get(name, missing) if missing is not None else attributes[name])
+    if value.size != 1 or value.dtype.kind not in "iuf" or not np.isfinite(value).all():
+        raise InputError([Problem(file=str(path), path=name, found=str(value)[:40], expected="a finite number")])
+    return float(value.reshape(())[()])

@@ -5,16 +5,19 @@ A line is a decision with the numbers behind it, or what was measured some steps
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from argosy.errors import InputError, Problem
+from pydantic import ConfigDict, Field
+
+from argosy.document import Schema, parse_json, read_text, validate
+from argosy.errors import InputError
 from argosy.units import RATE, SIZE, TIME
 
-_NEEDED = ("step", "what", "schedule", "stages", "predicted_before", "predicted_after", "why")
+Amount = Annotated[float, Field(ge=0)]
+"""Seconds, bytes, bytes/s or a share; what is never expected to end takes infinitely long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,30 +32,61 @@ class Told:
     why: str
 
 
+class _Entry(Schema):
+    """What is told of an entry; runs may write more."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class _Stage(_Entry):
+    layers: Annotated[list[int], Field(min_length=2, max_length=2)]
+    samples: dict[str, int]
+
+
+class _Schedule(_Entry):
+    kind: str
+    k: int = 1
+
+
+class _Decision(_Entry):
+    step: int
+    what: str
+    schedule: _Schedule
+    stages: list[_Stage]
+    predicted_before: Amount
+    predicted_after: Amount
+    predicted_moving: Amount = 0.0
+    why: str
+    moved_bytes: Amount | None = None
+    moved_seconds: Amount | None = None
+    bandwidths: dict[str, Amount] = Field(default_factory=dict)
+    speeds: dict[str, Amount] = Field(default_factory=dict)
+
+
+class _Outcome(_Entry):
+    step: int
+    measured_before: Amount
+    measured_after: Amount
+
+
+_KINDS: Mapping[str, type[_Entry]] = {"decision": _Decision, "outcome": _Outcome}
+
+
 def read_decisions(path: Path | str) -> list[dict[str, Any]]:
     """Every line of the file; an ``InputError`` that names the line where one is not what a run writes."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError([Problem(file=str(path), found=error.strerror, expected="a run's decisions.jsonl")]) from None
-    return [_event(line, str(path), number) for number, line in enumerate(text.splitlines(), 1)]
+    return [_event(line, str(path), number) for number, line in enumerate(read_text(path).splitlines(), 1)]
 
 
 def _event(line: str, file: str, number: int) -> dict[str, Any]:
-    def refuse(found: str, expected: str) -> InputError:
-        return InputError([Problem(file=file, line=number, found=found, expected=expected)])
-
     try:
-        event = json.loads(line)
-    except ValueError:
-        raise refuse(f'"{line[:40]}"', "a line of JSON") from None
-    kind = event.get("event") if isinstance(event, dict) else None
-    if kind not in ("decision", "outcome"):
-        raise refuse(f"event {kind!r}", '"event": "decision" or "outcome"')
-    missing = [name for name in (_NEEDED if kind == "decision" else ("step",)) if name not in event]
-    if missing:
-        raise refuse(f"a {kind} without {missing[0]}", f"{', '.join(_NEEDED)}")
-    return dict(event)
+        document = parse_json(line, file=file)
+        kind = document.data.get("event")
+        if not isinstance(kind, str) or kind not in _KINDS:
+            raise document.error(("event",), '"decision" or "outcome"', kind)
+        validate(document, _KINDS[kind])
+    except InputError as error:
+        raise InputError([replace(problem, line=number) for problem in error.problems]) from None
+    return document.data
 
 
 def tell_decisions(events: list[dict[str, Any]]) -> list[Told]:
@@ -82,7 +116,7 @@ def _time(seconds: float) -> str:
 def _what(event: Mapping[str, Any]) -> str:
     """``full: kfkb (k=2); layers 5 | 3 | 4``."""
     schedule = event["schedule"]
-    k = f" (k={schedule['k']})" if schedule["kind"] == "kfkb" else ""
+    k = f" (k={schedule.get('k', 1)})" if schedule["kind"] == "kfkb" else ""
     parts = [f"{event['what']}: {schedule['kind']}{k}"]
     if event["what"] == "full":
         parts.append("layers " + " | ".join(str(s["layers"][1] - s["layers"][0]) for s in event["stages"]))
@@ -92,9 +126,9 @@ def _what(event: Mapping[str, Any]) -> str:
 
 
 def _moved(event: Mapping[str, Any]) -> str:
-    if "moved_bytes" not in event:
+    if event.get("moved_bytes") is None:
         return "-"
-    took, predicted = _time(event["moved_seconds"]), _time(event.get("predicted_moving", 0.0))
+    took, predicted = _time(event.get("moved_seconds") or 0.0), _time(event.get("predicted_moving", 0.0))
     return f"{SIZE.format(event['moved_bytes'], digits=3)} in {took} (predicted {predicted})"
 
 

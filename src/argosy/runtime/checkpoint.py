@@ -11,15 +11,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     MetadataIndex,
@@ -27,11 +25,13 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
-from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
-from argosy.errors import InputError, Problem
+from argosy.document import Schema, read_json, validate
+from argosy.errors import InputError, Problem, show
+from argosy.runtime.reading import entries, load_tensors, read_weights
 from argosy.runtime.saved import checkpoints
+from argosy.workload.fields import Natural
 
 if TYPE_CHECKING:
     from argosy.runtime.trainer import Held, Trainer
@@ -152,34 +152,34 @@ def _like(held: Held, value: Tensor) -> Tensor:
 def load(trainer: Trainer, path: Path) -> None:
     """Continue from a checkpoint that any plan for the same model has written."""
     about = _about(path)
-    entries = _entries(path)
+    found = entries(path)
     wanted: dict[str, Tensor] = {f"model.{name}": buffer for name, buffer in trainer.buffers.items()}
     states: list[tuple[Held, str, Tensor]] = []
     for held in trainer.held():
-        _check_entry(path, entries, held)
+        _check_entry(path, found, held)
         wanted[f"model.{held.name}"] = Rows.of(held.parameter.data, held.begin, held.shape)
-        for what, entry in _state_entries(entries, held.name).items():
+        for what, entry in _state_entries(found, held.name).items():
             same = tuple(entry.size) == held.shape
             shape = held.parameter.shape if same else entry.size
             device = trainer.device if same else "cpu"
             value = torch.empty(shape, dtype=entry.properties.dtype, device=device)
             states.append((held, what, value))
             wanted[f"optimizer.{held.name}.{what}"] = Rows.of(value, held.begin, held.shape) if same else value
-    load_distributed(wanted, checkpoint_id=path)
+    load_tensors(wanted, path)
     for held, what, value in states:
         assert trainer.optimizer is not None
         trainer.optimizer.state[held.parameter][what] = value
     trainer.gradients.after_update()
-    trainer.steps, trainer.scale.value = about["steps"], about["scale"]
+    trainer.steps, trainer.scale.value = about.steps, about.scale
 
 
 def load_weights(trainer: Trainer, source: Path) -> None:
     """Begin with given weights: a checkpoint's, or a state dict's (``torch.save`` or safetensors)."""
     if source.is_dir():
         wanted = {f"model.{h.name}": Rows.of(h.parameter.data, h.begin, h.shape) for h in trainer.held()}
-        load_distributed(dict(wanted), checkpoint_id=source)
+        load_tensors(wanted, source)
     else:
-        values = _read_file(source)
+        values = read_weights(source)
         for held in trainer.held():
             names = [name for name in (held.name, *trainer.aliases.get(held.name, ())) if name in values]
             if not names or tuple(values[names[0]].shape) != held.shape:
@@ -192,41 +192,30 @@ def load_weights(trainer: Trainer, source: Path) -> None:
     trainer.gradients.after_update()
 
 
-def _read_file(source: Path) -> Mapping[str, Tensor]:
-    """Mapped and not read, so that a rank touches only what it holds."""
-    if source.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        return load_file(source)
-    values: Mapping[str, Tensor] = torch.load(source, map_location="cpu", mmap=True, weights_only=True)
-    return values
-
-
 def read_state_dict(path: Path | str) -> dict[str, Tensor]:
     """The model's weights as one process knows them, from a checkpoint of any plan; needs no process group."""
     path = Path(path)
-    entries = {name: entry for name, entry in _entries(path).items() if name.startswith("model.")}
-    state = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items()}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        load_distributed(state, checkpoint_id=path, no_dist=True)
+    found = {name: entry for name, entry in entries(path).items() if name.startswith("model.")}
+    about = _about(path)
+    state = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in found.items()}
+    load_tensors(state, path, alone=True)
     result = {name.removeprefix("model."): value for name, value in state.items()}
-    for name, others in _about(path)["aliases"].items():
+    for name, others in about.aliases.items():
+        if name not in result:
+            raise InputError([Problem(file=str(path / _ABOUT), path="aliases", found=show(name), expected="a weight")])
         result |= dict.fromkeys(others, result[name])
     return result
 
 
-def _entries(path: Path) -> dict[str, TensorStorageMetadata]:
-    metadata = FileSystemReader(path).read_metadata().state_dict_metadata
-    return {name: entry for name, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)}
+class _About(Schema):
+    version: Literal[1]
+    steps: Natural
+    scale: float
+    aliases: dict[str, list[str]]
 
 
-def _about(path: Path) -> dict[str, Any]:
-    try:
-        about: dict[str, Any] = json.loads((path / _ABOUT).read_text())
-    except OSError as error:
-        raise InputError([Problem(file=str(path), found=error.strerror, expected="a checkpoint's folder")]) from None
-    return about
+def _about(path: Path) -> _About:
+    return validate(read_json(path / _ABOUT), _About)
 
 
 def _state_entries(entries: Mapping[str, TensorStorageMetadata], name: str) -> dict[str, TensorStorageMetadata]:

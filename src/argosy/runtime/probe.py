@@ -244,7 +244,7 @@ def probe_all(notes: ProbeNotes, *, seconds: float = 0.3, report: Report = lambd
         report(f"{dist.get_world_size()} devices, all at once")
         dist.barrier()
         mine = probe_device(seconds=seconds, rank=dist.get_rank())
-        notes.devices = [device_of(json.loads(text)) for text in gather_texts(json.dumps(asdict(mine)), where)]
+        notes.devices = [device_of(text) for text in gather_texts(json.dumps(asdict(mine)), where)]
         notes.save()
     for link in probe_links(notes, seconds=seconds, report=report):
         notes.links.append(link)

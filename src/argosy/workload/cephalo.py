@@ -34,6 +34,7 @@ from pathlib import Path
 from argosy.document import Document, Schema, read_json, validate
 from argosy.dtype import Dtype
 from argosy.errors import InputError, Problem
+from argosy.units import finite
 from argosy.workload.chain import Chain, Layer
 from argosy.workload.fields import Count, Natural
 from argosy.workload.profile import Profile, ProfileRow
@@ -170,11 +171,12 @@ def _entry_times(entry: object) -> Times | None:
         times = dict(enumerate(zip(lists[2], lists[3], strict=True), start=1))
     else:
         return None
-    return times if times and min(map(min, times.values())) >= 0 else None
+    milliseconds = [value for pair in times.values() for value in pair]
+    return times if milliseconds and all(0 <= value < math.inf for value in milliseconds) else None
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return finite(value) is not None
 
 
 def _measured(document: Document) -> str:

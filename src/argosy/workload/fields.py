@@ -9,6 +9,7 @@ from pydantic import BeforeValidator
 
 from argosy.dtype import Dtype
 from argosy.errors import Mismatch
+from argosy.units import finite
 from argosy.workload.settings import parse_dtype, parse_optimizer
 
 
@@ -24,15 +25,17 @@ def _whole(smallest: int, largest: float = math.inf) -> BeforeValidator:
 
 
 def _share(value: object) -> object:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+    share = finite(value)
+    if share is None or not 0 <= share < 1:
         raise Mismatch(value, "a share of at least 0 and below 1")
-    return float(value)
+    return share
 
 
 def _amount(value: object) -> object:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+    amount = finite(value)
+    if amount is None or amount < 0:
         raise Mismatch(value, "a finite number, at least 0")
-    return float(value)
+    return amount
 
 
 def _text(value: object) -> object:
@@ -45,8 +48,8 @@ Count = Annotated[int, _whole(1, 10**9)]
 """A whole number, at least 1; a billion is a slip, and would keep the checks of shapes busy."""
 Depth = Annotated[int, _whole(1, 10_000)]
 """A number of blocks."""
-Natural = Annotated[int, _whole(0)]
-"""A whole number, at least 0."""
+Natural = Annotated[int, _whole(0, 10**18)]
+"""A whole number, at least 0, that sums of many of stay floats."""
 Share = Annotated[float, BeforeValidator(_share)]
 """A dropout rate."""
 Amount = Annotated[float, BeforeValidator(_amount)]

@@ -44,6 +44,7 @@ from pydantic import ConfigDict
 from argosy.document import Document, Schema, read_json, validate
 from argosy.dtype import Dtype
 from argosy.errors import InputError, Problem, bad_input, closest, show
+from argosy.units import finite
 from argosy.workload.chain import Chain, Layer
 from argosy.workload.fields import Amount, Count, Natural
 from argosy.workload.profile import Profile, ProfileRow
@@ -352,7 +353,8 @@ def _number(text: str) -> int | None:
 
 
 def _is_amount(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+    amount = finite(value)
+    return amount is not None and amount >= 0
 
 
 def _refuse(problems: list[Problem]) -> None:

@@ -7,6 +7,8 @@ Neither says what the devices are or how fast the links: the user does.
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,7 +44,7 @@ def read_hostfile(text: str, file: str, given: Given) -> list[FoundNode]:
         if not content:
             continue
         match = re.fullmatch(
-            r"([^\s:=]+)(?::(\d+)|\s+(?:slots|max_slots|gpus)\s*=\s*(\d+))?(?:\s+\w+\s*=\s*\w+)*", content
+            r"([^\s:=]+)(?::([0-9]{1,9})|\s+(?:slots|max_slots|gpus)\s*=\s*([0-9]{1,9}))?(?:\s+\w+\s*=\s*\w+)*", content
         )
         if match is None:
             expected = 'a host, "host slots=8" or "host:8"'
@@ -68,27 +70,34 @@ def expand_hosts(text: str) -> list[str]:
     >>> expand_hosts("gpu[01-03,7],login")
     ['gpu01', 'gpu02', 'gpu03', 'gpu7', 'login']
     """
-    parts = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text.strip())
-    hosts = [host for part in parts for host in _expanded(part.strip())]
-    if len(hosts) > _MOST_HOSTS:
-        raise InputError([Problem(found=f"{len(hosts)} hosts", expected=f"at most {_MOST_HOSTS}")])
+    hosts: list[str] = []
+    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text.strip()):
+        hosts += _expanded(part.strip(), room=_MOST_HOSTS - len(hosts))
     return hosts
 
 
-def _expanded(part: str) -> Iterator[str]:
-    match = re.match(r"([^\[]*)\[([^\]]*)\](.*)$", part)
+def _expanded(part: str, *, room: int) -> Iterator[str]:
+    """The hosts of ``gpu[01-04,7]rack[1-2]``; refused before they are written out where there is no room for them."""
+    pieces = re.split(r"\[([^\]]*)\]", part)
+    ranges = [[_range(one, part) for one in inside.split(",")] for inside in pieces[1::2]]
+    count = math.prod(sum(max(0, last - first + 1) for first, last, _ in choices) for choices in ranges)
+    if count > room:
+        raise InputError([Problem(found=f'"{part[:40]}"', expected=f"at most {_MOST_HOSTS} hosts in all")])
+    numbers = [
+        [f"{number:0{digits}d}" for first, last, digits in choices for number in range(first, last + 1)]
+        for choices in ranges
+    ]
+    for chosen in itertools.product(*numbers):
+        yield "".join(itertools.chain.from_iterable(itertools.zip_longest(pieces[::2], chosen, fillvalue="")))
+
+
+def _range(text: str, part: str) -> tuple[int, int, int]:
+    """First and last number, and how many digits they are written with."""
+    match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", text.strip())
     if match is None:
-        yield part
-        return
-    head, inside, tail = match.groups()
-    for piece in inside.split(","):
-        first, dash, last = piece.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            expected = 'numbers and ranges in brackets, such as "gpu[01-04,7]"'
-            raise InputError([Problem(found=f'"{part}"', expected=expected)])
-        for number in range(int(first), int(last or first) + 1):
-            for rest in _expanded(tail):
-                yield f"{head}{number:0{len(first)}d}{rest}"
+        expected = 'numbers and ranges in brackets, such as "gpu[01-04,7]"'
+        raise InputError([Problem(found=f'"{part[:40]}"', expected=expected)])
+    return int(match[1]), int(match[2] or match[1]), len(match[1])
 
 
 def read_hostlist(text: str, given: Given) -> list[FoundNode]:

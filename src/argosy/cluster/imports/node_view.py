@@ -21,6 +21,7 @@ from argosy.errors import InputError, Problem
 
 _NVLINK = {60: 20e9, 70: 25e9, 75: 25e9, 80: 25e9, 86: 14e9, 90: 25e9, 100: 50e9}
 _USUAL_KIND = {60: "P100", 70: "V100-16GB", 75: "T4", 80: "A100-40GB", 86: "RTX-A6000", 89: "L40S", 90: "H100-80GB"}
+_WHOLE = "a whole number, at least 0"
 _PCIE_GUESS = 25e9
 """Bytes/s where the file does not say: PCIe 4.0 with 16 lanes, less its overhead."""
 
@@ -39,16 +40,16 @@ def read_nccl(text: str, file: str, *, host: str, kind: str | None, nic: float |
         raise InputError(
             [Problem(file=file, found=f"<{root.tag}> with {len(cards)} gpu", expected="<system> with gpus")]
         )
-    capabilities = [int(card.get("sm", "0")) for card in cards]
+    capabilities = [_whole(card, "sm", file) for card in cards]
     kinds = [kind or _USUAL_KIND.get(capability) for capability in capabilities]
     if None in kinds:
         unknown = capabilities[kinds.index(None)]
         expected = "a compute capability that is known, or --kind"
         raise InputError([Problem(file=file, path="gpu.sm", found=str(unknown), expected=expected)])
-    links = [sum(int(link.get("count", "1")) for link in card.iter("nvlink")) for card in cards]
+    links = [sum(_whole(link, "count", file, 1) for link in card.iter("nvlink")) for card in cards]
     media = [FoundMedium(name="nvlink", bandwidth=min(links) * _NVLINK.get(capabilities[0], 25e9), latency=3e-6,
                          note=f"{min(links)} links")] if min(links) else []  # fmt: skip
-    media.append(FoundMedium(name="pcie", bandwidth=_pcie(root), latency=5e-6))
+    media.append(FoundMedium(name="pcie", bandwidth=_pcie(root, file), latency=5e-6))
     told = "" if root.find(".//gpu") is not None else "the file does not tell whether there is NVLink"
     guessed = (
         told if kind else f"kinds guessed from compute capability {', '.join(map(str, sorted(set(capabilities))))}"
@@ -57,21 +58,29 @@ def read_nccl(text: str, file: str, *, host: str, kind: str | None, nic: float |
         hosts=(host,),
         devices=tuple(Counter(name for name in kinds if name).items()),
         intra=tuple(media) if len(cards) > 1 else (),
-        nic=_nics([float(net.get("speed", "0")) * 1e6 / 8 for net in root.iter("net")]) or ((nic, 1) if nic else None),
+        nic=_nics([_whole(net, "speed", file) * 1e6 / 8 for net in root.iter("net")]) or ((nic, 1) if nic else None),
         note=guessed,
     )
 
 
-def _pcie(root: ElementTree.Element) -> float:
+def _whole(element: ElementTree.Element, name: str, file: str, missing: int = 0) -> int:
+    """An attribute that counts something, or tells Mbit/s."""
+    text = element.get(name, "")
+    if text and re.fullmatch(r"[0-9]{1,9}", text) is None:
+        raise InputError([Problem(file=file, path=f"{element.tag}.{name}", found=f'"{text[:40]}"', expected=_WHOLE)])
+    return int(text or missing)
+
+
+def _pcie(root: ElementTree.Element, file: str) -> float:
     """(1) of the narrowest slot that a card sits in."""
     rates = []
     for slot in root.iter("pci"):
         if slot.find("gpu") is None and not slot.get("class", "").startswith("0x03"):
             continue
-        speed = re.match(r"([\d.]+)\s*GT/s", slot.get("link_speed", ""))
-        width = int(slot.get("link_width", "0") or 0)
-        if speed and width:
-            transfers = float(speed[1])
+        speed = re.match(r"([0-9]{1,6}(?:\.[0-9]{1,9})?)\s*GT/s", slot.get("link_speed", ""))
+        width = _whole(slot, "link_width", file)
+        transfers = float(speed[1]) if speed else 0.0
+        if transfers and width:
             rates.append(transfers * 1e9 * width / 8 * (128 / 130 if transfers >= 8 else 0.8))
     return min(rates, default=_PCIE_GUESS)
 
@@ -99,7 +108,7 @@ def read_nvidia_smi(text: str, file: str, *, host: str, kind: str | None, nic: f
         expected = "nvidia-smi -L of the same node with kinds of the catalogue, or --kind"
         raise InputError([Problem(file=file, found=found, expected=expected)])
     pairs = [cell for row in cells.values() for cell in row if cell not in ("X", "N/A")]
-    counts = [int(cell[2:]) for cell in pairs if re.fullmatch(r"NV\d+", cell)]
+    counts = [int(cell[2:]) for cell in pairs if re.fullmatch(r"NV[0-9]{1,9}", cell)]
     media = []
     if counts and len(counts) == len(pairs):
         media.append(
