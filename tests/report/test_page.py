@@ -19,8 +19,9 @@ from argosy.cluster.topology import Cluster
 from argosy.explain import explain_plan, planned_stack
 from argosy.explain.memory import planned_memory
 from argosy.plan.file import dumps_plan, load_plan, loads_plan
-from argosy.plan.plan import LeftOut, Plan, Search
-from argosy.report.page import Picture, report_page
+from argosy.plan.plan import LeftOut, Plan, RunnerUp, Search
+from argosy.report.decisions import Told
+from argosy.report.page import Picture, ScenarioTimes, report_page
 from argosy.report.page.curve import search_curve, spark_line
 from argosy.report.page.tracks import KINDS, TICKS, timeline_tracks
 from argosy.sim.simulate import simulate
@@ -107,7 +108,16 @@ def test_text_from_files_cannot_become_markup(plan: Plan, cluster: Cluster, time
     evil = "</script><script>alert(1)</script><img onerror=x>"
     device = plan.stages[0].devices[0]
     marked = replace(plan, left_out=(LeftOut(device=device, reason=evil),), model=replace(plan.model, name=evil))
-    page = report_page(marked, cluster, [Picture(label=evil, timeline=timeline)], rivals=[(evil, 1.0, evil)])
+    told = Told(step=3, what=evil, predicted=evil, measured=evil, moved=evil, why=evil)
+    page = report_page(
+        replace(marked, runner_ups=(RunnerUp(description=evil, iteration_seconds=1.0, reason=evil),)),
+        cluster,
+        [Picture(label=evil, timeline=replace(timeline, stalled=evil))],
+        rivals=[(evil, 1.0, evil), (evil, None, evil)],
+        decided=[told],
+        scenarios=[ScenarioTimes(name=evil, seconds=(1.0, 2.0))],
+    )
+    assert page.count("&lt;script&gt;") > 10
     assert evil not in page
     assert "<img" not in page
     assert page.count("<script") == 2

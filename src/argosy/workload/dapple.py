@@ -36,6 +36,9 @@ _NODE = re.compile(r"(\S+) -- (.*) -- (\w+=.*)")
 _EDGE = re.compile(r"\s+(\S+) -- (\S+)\s*")
 _BATCH = re.compile(r"(.*?)-pbs-(\d+)")
 
+_LARGEST = 1e18
+"""Bytes or milliseconds; what is above is no number that somebody measured."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Node:
@@ -150,7 +153,8 @@ def _amount(text: str) -> float | None:
     numbers = [part.strip() for part in parts]
     if not all(re.fullmatch(r"\d+(\.\d*)?([eE][+-]?\d+)?", number) for number in numbers):
         return None
-    return sum(float(number) for number in numbers)
+    amount = sum(float(number) for number in numbers)
+    return amount if amount <= _LARGEST else None
 
 
 def _topological(nodes: dict[str, _Node], edges: list[tuple[str, str]], file: str) -> list[_Node]:

@@ -263,7 +263,7 @@ class Agent:
         line = Line(reader, writer)
         try:
             hello = await line.receive(patience=self.job.lost_after)
-            if not hmac.compare_digest(str(hello.get("token")), self.token):
+            if not hmac.compare_digest(str(hello.get("token")).encode(), self.token.encode()):
                 return
             match hello["kind"]:
                 case "join" if self.leader is not None:

@@ -141,6 +141,7 @@ class Claims:
     def _draft(self, path: Path, content: Any) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        draft.touch(mode=0o600)  # the token is for those who run the job
         draft.write_text(json.dumps(content, sort_keys=True))
         return draft
 

@@ -48,11 +48,16 @@ class Line:
         try:
             async with asyncio.timeout(patience):
                 data = await self.reader.readline()
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, ValueError) as error:  # the last for a line without end
             raise LostError(str(error) or f"nothing heard for {patience:g} s") from None
         if not data.endswith(b"\n"):
             raise LostError("the connection was closed")
-        message: Message = json.loads(data)
+        try:
+            message = json.loads(data)
+        except (ValueError, RecursionError):
+            message = None
+        if not isinstance(message, dict):
+            raise LostError("a line that is no message")
         return message
 
     async def receive_block(self, size: int) -> bytes:

@@ -1,0 +1,112 @@
+"""Checkpoints and weights that somebody else made: what would run code is refused, and nothing runs."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from argosy.errors import InputError
+from argosy.runtime.checkpoint import read_state_dict
+from argosy.runtime.reading import load_tensors, read_weights
+
+
+class Touch:
+    """Makes a file when it is un-pickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def written(folder: Path) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        save({"model.weight": torch.ones(3, 2)}, checkpoint_id=folder, no_dist=True)
+    (folder / "argosy.json").write_text(json.dumps({"version": 1, "steps": 3, "scale": 1.0, "aliases": {}}))
+    return folder
+
+
+def changed(folder: Path, change: Callable[[Metadata], None]) -> Path:
+    """A checkpoint with another table of contents."""
+    metadata = FileSystemReader(written(folder)).read_metadata()
+    change(metadata)
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    return folder
+
+
+def test_a_checkpoint_is_read(tmp_path: Path) -> None:
+    assert torch.equal(read_state_dict(written(tmp_path / "good"))["weight"], torch.ones(3, 2))
+
+
+def test_a_table_of_contents_cannot_run_code(tmp_path: Path) -> None:
+    """The same folder makes torch's own reader run it."""
+    victim = tmp_path / "made"
+    folder = changed(tmp_path / "bad", lambda metadata: setattr(metadata, "planner_data", Touch(victim)))
+    with pytest.raises(InputError, match=r"the name posix\.mkdir, expected a table of tensors"):
+        read_state_dict(folder)
+    assert not victim.exists()
+    FileSystemReader(folder).read_metadata()
+    assert victim.exists()
+
+
+def test_an_entry_that_is_no_tensor_cannot_run_code(tmp_path: Path) -> None:
+    victim = tmp_path / "made"
+
+    def hide(metadata: Metadata) -> None:
+        """What is wanted as a tensor, said to be bytes, which torch un-pickles."""
+        stream = io.BytesIO()
+        torch.save(Touch(victim), stream)
+        (index, info), *_ = metadata.storage_data.items()
+        (tmp_path / "bad" / info.relative_path).write_bytes(stream.getvalue())
+        info.offset, info.length = 0, len(stream.getvalue())
+        metadata.state_dict_metadata["model.weight"] = BytesStorageMetadata()
+        metadata.storage_data = {type(index)("model.weight"): info}
+
+    folder = changed(tmp_path / "bad", hide)
+    with pytest.raises(InputError, match=r"no tensor for model\.weight"):
+        load_tensors({"model.weight": torch.empty(3, 2)}, folder, alone=True)
+    assert not victim.exists()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        load({"model.weight": torch.empty(3, 2)}, checkpoint_id=folder, no_dist=True)
+    assert victim.exists()
+
+
+def test_entries_stay_in_the_folder_and_no_larger_than_it(tmp_path: Path) -> None:
+    def outside(metadata: Metadata) -> None:
+        for info in metadata.storage_data.values():
+            info.relative_path = "../other"
+
+    def endless(metadata: Metadata) -> None:
+        metadata.state_dict_metadata["model.weight"].size = torch.Size([2**40, 2**10])
+
+    with pytest.raises(InputError, match="outside the folder"):
+        read_state_dict(changed(tmp_path / "outside", outside))
+    with pytest.raises(InputError, match=r"an impossible size of model\.weight"):
+        read_state_dict(changed(tmp_path / "endless", endless))
+
+
+def test_weights_cannot_run_code(tmp_path: Path) -> None:
+    victim = tmp_path / "made"
+    torch.save({"weight": Touch(victim)}, tmp_path / "weights.pt")
+    with pytest.raises(InputError, match="expected weights as torch"):
+        read_weights(tmp_path / "weights.pt")
+    assert not victim.exists()
+    torch.save([1, 2], tmp_path / "list.pt")
+    with pytest.raises(InputError, match="found a list, expected a table of tensors"):
+        read_weights(tmp_path / "list.pt")
