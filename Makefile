@@ -9,7 +9,7 @@ SECONDS ?= 600
 PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz check format bench docs clean
+.PHONY: help demo test test-all fuzz coverage check format bench docs clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## ?/\t/' | expand -t 12
@@ -26,6 +26,12 @@ test-all: $(VENV)/.test   ## the test suite with the exhaustive matrices
 fuzz: $(VENV)/.test   ## changed inputs for every reader and command: make fuzz COUNT=100000 SECONDS=600 PROCESSES=2
 	$(BIN)/python tests/fuzz --count $(COUNT) --seconds $(SECONDS) --jobs $(PROCESSES)
 	$(BIN)/python -m pytest -n $(PROCESSES) tests/fuzz
+
+coverage: $(VENV)/.coverage   ## the test suite, and which lines no test reaches (build/coverage/index.html)
+	@mkdir -p build/coverage && $(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n $(JOBS) -m "not exhaustive"
+	@$(BIN)/coverage combine -q && $(BIN)/coverage html -q -d build/coverage
+	$(BIN)/coverage report --skip-covered --sort=cover
 
 check: $(VENV)/.check $(VENV)/.test   ## ruff and strict mypy
 	$(BIN)/ruff check .
@@ -55,7 +61,7 @@ $(VENV)/.core: $(VENV)/bin/python pyproject.toml
 	$(PIP) -e .
 	@touch $@
 
-$(VENV)/.test $(VENV)/.check $(VENV)/.bench $(VENV)/.torch $(VENV)/.docs: $(VENV)/.%: $(VENV)/.core
+$(VENV)/.test $(VENV)/.check $(VENV)/.bench $(VENV)/.torch $(VENV)/.docs $(VENV)/.coverage: $(VENV)/.%: $(VENV)/.core
 	@echo "installing what '$*' needs into $(VENV)"
 	$(PIP) -e '.[$*]'
 	@touch $@
