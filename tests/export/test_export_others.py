@@ -126,8 +126,9 @@ def test_torchrun_itself_reads_the_commands() -> None:
     assert sum(int(call.nproc_per_node) for call in found) == len(devices_by_rank(made))
     assert all(call.training_script == "argosy.runtime.worker" and call.module for call in found)
     assert found[0].training_script_args[:2] == ["plan.json", "train.py:build"]
-    with pytest.raises(InputError, match="tensor width 2"):
-        export_torchrun(plan([13, 26, 30, 34]), plan_file="plan.json", program="train.py:build", steps=7)
+    wide = with_stage(plan([13, 26, 30, 34]), 1, expert=2)
+    with pytest.raises(InputError, match="expert parallelism 2"):
+        export_torchrun(wide, plan_file="plan.json", program="train.py:build", steps=7)
 
 
 def run_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> Result:

@@ -8,7 +8,7 @@ import pytest
 
 from argosy.plan.file import load_plan
 from argosy.plan.plan import Plan, Recompute, Replica
-from argosy.plan.runnable import unsupported
+from argosy.plan.runnable import fixed, unsupported
 from argosy.schedule import ScheduleKind, ScheduleSpec
 
 
@@ -32,14 +32,23 @@ def test_settings_that_run(plain: Plan, runs: dict[str, object]) -> None:
     assert unsupported(replace(plain, stages=tuple(replace(stage, **runs) for stage in plain.stages))) == ()  # type: ignore[arg-type]
 
 
+def test_groups_run_and_are_not_moved(plain: Plan) -> None:
+    groups = tuple(Replica(devices=(f"a0.{at}", f"a0.{at + 1}"), samples=4, ratios=(0.7, 0.3)) for at in (0, 2))
+    plan = replace(plain, stages=(plain.stages[0], replace(plain.stages[1], replicas=groups, zero=3)))
+    assert unsupported(plan) == ()
+    assert fixed(plain) == ()
+    assert fixed(plan) == ("Stage 1 asks for tensor width 2, and only stages of width 1 can be moved.",)
+
+
 @pytest.mark.parametrize(
     ("asks", "sentence"),
     [
         ({"context": 2}, "Stage 1 asks for context parallelism 2, and the runtime executes only 1."),
         ({"expert": 4}, "Stage 1 asks for expert parallelism 4, and the runtime executes only 1."),
         (
-            {"replicas": (Replica(devices=("a0.0", "a0.1"), samples=4),)},
-            "Stage 1 asks for tensor width 2, and the runtime executes only 1.",
+            {"replicas": (Replica(devices=("a0.0", "a0.1"), samples=4), Replica(devices=("a0.2",), samples=4))},
+            "Stage 1 asks for tensor-parallel groups of unequal width or ratios, and the runtime executes only all of "
+            "one width and ratios.",
         ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

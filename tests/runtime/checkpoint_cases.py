@@ -12,10 +12,12 @@ import torch.distributed as dist
 from training_cases import Case, built, plan_of
 
 from argosy.runtime import checkpoint
+from argosy.runtime.boxes import rows
 from argosy.runtime.saving import Saver
 from argosy.runtime.trainer import Trainer, parallelize
 
-Parts = dict[str, tuple[int, np.ndarray]]
+Parts = dict[str, tuple[tuple[int, ...], list[tuple[tuple[int, ...], np.ndarray]]]]
+"""By name: the shape of the whole, and for every box that is held its first element and its values."""
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
@@ -29,11 +31,13 @@ def trainer_for(case: Case) -> tuple[Trainer, Any]:
 
 
 def parts(trainer: Trainer) -> Parts:
-    """Everything a rank holds: (first row, values) by name."""
+    """Everything a rank holds."""
     found = {}
     for name, value in trainer.state_dict().items():
-        first = getattr(value, "first", 0)
-        found[name] = (first, value.as_subclass(torch.Tensor).detach().clone().numpy())
+        plain = value.as_subclass(torch.Tensor).detach().clone()
+        boxes = value.boxes if isinstance(value, checkpoint.Rows) else rows(0, plain.shape)
+        held = [(box.whole, box.of(plain).numpy()) for box in boxes]
+        found[name] = (tuple(value.size()), held)
     return found
 
 

@@ -132,8 +132,10 @@ def travel(journey: Journey) -> tuple[list[float], list[tuple[Held, Held, Moved]
                 trainer.set_shares(stage, samples)
         losses.append(trainer.step(batch_of(journey, step)))
     result = Outcome(losses)
-    for name, parameter, begin, _ in trainer.held():
-        result.weights.setdefault(name, []).append((begin, parameter.detach().clone().numpy()))
+    for held in trainer.held():
+        for box in held.boxes:
+            weight = box.of(held.parameter.detach()).clone()
+            result.weights.setdefault(held.name, []).append((box.whole, weight.numpy()))
     return losses, moves, result, trainer.steps
 
 
@@ -181,7 +183,7 @@ def alone(journey: Journey) -> Outcome:
         losses.append(total)
     result = Outcome(losses)
     for name, parameter in model.named_parameters():
-        result.weights[name] = [(0, parameter.detach().numpy())]
+        result.weights[name] = [((), parameter.detach().numpy())]
     return result
 
 

@@ -228,6 +228,53 @@ def t5(samples: int, *, tied: bool = False) -> Built:
     return T5(tied=tied), translation_loss, {"source": tokens(), "target": tokens(), "wanted": tokens()}
 
 
+class Routed(nn.Module):
+    """Every sample goes through the expert of its kind; an expert without samples does nothing at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(3)])
+
+    def forward(self, carry: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        x, kinds = carry
+        result = x.clone()
+        for kind, expert in enumerate(self.experts):
+            if (kinds == kind).any():
+                result[kinds == kind] = x[kinds == kind] + torch.tanh(expert(x[kinds == kind]))
+        return result, kinds
+
+
+class Kinds(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, WIDTH)
+
+    def forward(self, x: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor]:
+        return self.first(x), kinds
+
+
+class Guess(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = nn.Linear(WIDTH, 5)
+
+    def forward(self, carry: tuple[Tensor, Tensor]) -> Tensor:
+        return self.output(carry[0])
+
+
+def routed_loss(model: Any, batch: Any) -> Tensor:
+    x, kinds, classes = batch
+    return F.cross_entropy(model(x, kinds), classes)
+
+
+def routed(samples: int, *, tied: bool = False) -> Built:
+    """Six layers; of neighbouring samples one goes to the first expert and one to the second, none to the third."""
+    del tied
+    model = nn.Sequential(Kinds(), *(Routed() for _ in range(4)), Guess())
+    batch = (torch.randn(samples, 3), torch.arange(samples) % 2, torch.randint(5, (samples,)))
+    return model, routed_loss, batch
+
+
 def labelled_loss(model: Any, batch: Any) -> Tensor:
     """As Hugging Face's models compute it themselves."""
     loss: Tensor = model(**batch).loss
@@ -281,7 +328,7 @@ def hf_t5(samples: int, *, tied: bool = False) -> Built:
     return T5ForConditionalGeneration(config), labelled_loss, {"input_ids": source, "labels": target}
 
 
-MODELS = {"gpt": gpt, "vit": vit, "cnn": cnn, "t5": t5}
+MODELS = {"gpt": gpt, "vit": vit, "cnn": cnn, "t5": t5, "routed": routed}
 DROPPING: dict[str, Callable[..., Built]] = {"hf-gpt2-dropping": functools.partial(hf_gpt2, drop=0.2)}
 HUGGING_FACE: dict[str, Callable[..., Built]] = {
     "hf-gpt2": hf_gpt2,

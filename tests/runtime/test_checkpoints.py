@@ -23,18 +23,22 @@ OTHERS = [
     Case(shares=((4,),), tied=True),
     Case(shares=((2, 2), (4,), (3, 1)), zero=1, tied=True, kind=ScheduleKind.KFKB, k=2),
     Case(shares=((1, 1, 2), (1, 3)), zero=2, tied=True),
+    Case(shares=((2, 2), (4,)), zero=1, tied=True, ratios=((0.7, 0.3), (1.0,))),
 ]
 
 
 def whole(parts: list[Parts]) -> dict[str, np.ndarray]:
-    """Every entry, put together from the rows that ranks hold; where several hold a row they must agree."""
-    rows: dict[str, dict[int, np.ndarray]] = {}
+    """Every entry, put together from what ranks hold; where several hold an element they must agree."""
+    found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for held in parts:
-        for name, (first, values) in held.items():
-            for at, row in enumerate(values if values.ndim else values[None]):
-                known = rows.setdefault(name, {}).setdefault(first + at, row)
-                assert np.array_equal(known, row), name
-    return {name: np.stack([found[at] for at in sorted(found)]) for name, found in rows.items()}
+        for name, (shape, boxes) in held.items():
+            values, known = found.setdefault(name, (np.zeros(shape), np.zeros(shape, dtype=bool)))
+            for first, part in boxes:
+                box = tuple(slice(begin, begin + size) for begin, size in zip(first, part.shape, strict=True))
+                assert np.array_equal(values[box][known[box]], part[known[box]]), name
+                values[box], known[box] = part, True
+    assert all(known.all() for _, known in found.values())
+    return {name: values for name, (values, _) in found.items()}
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +58,19 @@ def test_another_plan_goes_on_from_the_same_bits(ranks: RankPool, written: Writt
     assert loaded.keys() == saved.keys()
     assert all(np.array_equal(loaded[name], saved[name]) for name in saved)
     assert results[0][1] == pytest.approx(losses, rel=1e-9)
+
+
+def test_what_a_group_shares_is_saved_as_anything_else(ranks: RankPool, written: Written, tmp_path: Path) -> None:
+    case = OTHERS[-1]
+    results = ranks(case.num_ranks, save_after, case, str(tmp_path), 1)
+    saved = whole([parts for parts, _ in results])
+    loaded = ranks(WRITTEN.num_ranks, load_and_go_on, WRITTEN, str(tmp_path / "step-00000001"))
+    assert all(np.array_equal(saved[name], value) for name, value in whole([parts for parts, _ in loaded]).items())
+    assert loaded[0][1] == pytest.approx(results[0][1], rel=1e-9)
+    begun = ranks(case.num_ranks, begin_with, case, str(tmp_path / "step-00000001"))
+    assert begun[0][1] == pytest.approx(results[0][1][:1], rel=1e-9)
+    state = read_state_dict(tmp_path / "step-00000001")
+    assert all(np.array_equal(state[n.removeprefix("model.")], v) for n, v in saved.items() if n.startswith("model."))
 
 
 def test_one_device_reads_an_ordinary_state_dict(ranks: RankPool, written: Written, tmp_path: Path) -> None:

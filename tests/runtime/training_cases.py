@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,20 @@ from argosy.runtime.trainer import Trainer, parallelize
 from argosy.schedule import ScheduleKind, ScheduleSpec
 
 RATE = 0.1
+CLUSTER = json.dumps(
+    {
+        "name": "local",
+        "nodes": [
+            {
+                "name": "n",
+                "devices": [{"kind": "V100-32GB", "count": 8}],
+                "intra": [{"medium": "nvlink", "bandwidth": "150 GB/s", "latency": "3 us"}],
+                "nic": {"bandwidth": "25 Gbit/s", "latency": "20 us"},
+            }
+        ],
+    }
+)
+"""Where tensor-parallel groups are planned for."""
 SMALL_CLIP = 0.05
 
 
@@ -62,11 +77,16 @@ class Case:
     """Devices of a node."""
     work: tuple[float, ...] = ()
     """Shares of the work of stages made of operations; where empty, stages are as the runtime makes them."""
+    ratios: tuple[tuple[float, ...], ...] = ()
+    """Per stage, how the devices of each replica's tensor-parallel group share its work; where empty, all are alone."""
+
+    def width(self, stage: int) -> int:
+        return len(self.ratios[stage]) if self.ratios else 1
 
     @property
     def num_ranks(self) -> int:
         stages = self.shares[: len(self.shares) // self.chunks]
-        return sum(map(len, stages))
+        return sum(len(samples) * self.width(stage) for stage, samples in enumerate(stages))
 
     @property
     def chunks(self) -> int:
@@ -78,6 +98,9 @@ class Case:
         extras += [f"zero{self.zero}"] if self.zero else []
         extras += [name for name in ("clip", "tied", "single") if getattr(self, name)]
         extras += ["operations"] if self.work else []
+        extras += (
+            ["|".join(":".join(f"{ratio:g}" for ratio in ratios) for ratios in self.ratios)] if self.ratios else []
+        )
         extras += [f"{self.algorithm}{self.per_node}"] if self.algorithm is not Algorithm.RING else []
         return "-".join([self.model, f"{self.kind}{self.k}", shares, f"m{self.num_micro_batches}", *extras])
 
@@ -87,9 +110,9 @@ class Outcome:
     """What training gave: losses by step; gradients of the last step and weights after it, by name."""
 
     losses: list[float]
-    gradients: dict[str, list[tuple[int, np.ndarray]]] = field(default_factory=dict)
-    weights: dict[str, list[tuple[int, np.ndarray]]] = field(default_factory=dict)
-    """(First row, rows), one entry for each holder."""
+    gradients: dict[str, list[tuple[tuple[int, ...], np.ndarray]]] = field(default_factory=dict)
+    weights: dict[str, list[tuple[tuple[int, ...], np.ndarray]]] = field(default_factory=dict)
+    """(First element in every dim, elements), for each holder one entry or several."""
 
 
 def plan_of(case: Case) -> Plan:
@@ -98,13 +121,13 @@ def plan_of(case: Case) -> Plan:
     names: list[list[str]] = []
     for index, samples in enumerate(case.shares):
         used = sum(map(len, names[:workers]))
-        places = [divmod(used + at, case.per_node) for at in range(len(samples))]
+        places = [divmod(used + at, case.per_node) for at in range(len(samples) * case.width(index))]
         names.append(names[index - workers] if index >= workers else [f"n{node}.{at}" for node, at in places])
     layers = NUM_LAYERS.get(case.model, 6)
     cuts = [round(index * layers / len(case.shares)) for index in range(len(case.shares) + 1)]
     return Plan(
         model=ModelRef(name=case.model, sequence_length=1, dtype=Dtype.FP32),
-        cluster=ClusterRef(name="local", hash="", content="{}"),
+        cluster=ClusterRef(name="local", hash="", content=CLUSTER if case.ratios else "{}"),
         global_batch=size * case.num_micro_batches,
         micro_batch_size=size,
         num_micro_batches=case.num_micro_batches,
@@ -113,19 +136,24 @@ def plan_of(case: Case) -> Plan:
             Stage(
                 first=cuts[index],
                 end=cuts[index + 1],
-                replicas=tuple(
-                    Replica(devices=(name,), samples=count) for name, count in zip(names[index], samples, strict=True)
-                ),
+                replicas=tuple(_replicas(case, index, names[index])),
                 recompute=case.recompute,
                 zero=case.zero,
             )
-            for index, samples in enumerate(case.shares)
+            for index in range(len(case.shares))
         ),
         collectives=tuple(
             CollectiveChoice(collective=Collective.WEIGHTS, stage=index, algorithm=case.algorithm)
             for index in range(len(case.shares))
         ),
     )
+
+
+def _replicas(case: Case, stage: int, names: list[str]) -> Iterator[Replica]:
+    width = case.width(stage)
+    for at, samples in enumerate(case.shares[stage]):
+        devices = tuple(names[at * width : (at + 1) * width])
+        yield Replica(devices=devices, samples=samples, ratios=case.ratios[stage] if width > 1 else ())
 
 
 def built(case: Case) -> Any:
@@ -175,11 +203,13 @@ def cut_of(case: Case) -> tuple[int, ...] | None:
 
 def outcome_of(trainer: Trainer, losses: list[float]) -> Outcome:
     result = Outcome(losses)
-    for name, parameter, begin, _ in trainer.held():
-        seen = trainer.optimizer.seen.get(id(parameter))  # type: ignore[union-attr]
-        if seen is not None:
-            result.gradients.setdefault(name, []).append((begin, seen.numpy()))
-        result.weights.setdefault(name, []).append((begin, parameter.detach().clone().numpy()))
+    for held in trainer.held():
+        seen = trainer.optimizer.seen.get(id(held.parameter))  # type: ignore[union-attr]
+        for box in held.boxes:
+            if seen is not None:
+                result.gradients.setdefault(held.name, []).append((box.whole, box.of(seen).numpy()))
+            weight = box.of(held.parameter.detach()).clone()
+            result.weights.setdefault(held.name, []).append((box.whole, weight.numpy()))
     return result
 
 
@@ -204,8 +234,8 @@ def train_alone(case: Case) -> Outcome:
     result = Outcome(losses)
     for name, parameter in model.named_parameters():
         if id(parameter) in optimizer.seen:
-            result.gradients[name] = [(0, optimizer.seen[id(parameter)].numpy())]
-        result.weights[name] = [(0, parameter.detach().numpy())]
+            result.gradients[name] = [((), optimizer.seen[id(parameter)].numpy())]
+        result.weights[name] = [((), parameter.detach().numpy())]
     return result
 
 
@@ -247,16 +277,15 @@ def differences(case: Case, outcomes: list[Outcome]) -> list[str]:
 
 def _part_problems(what: str, whole: np.ndarray, parts: list[Any], tolerance: float) -> list[str]:
     problems = []
-    rows = whole.reshape(1) if whole.ndim == 0 else whole
-    covered = np.zeros(len(rows), dtype=bool)
-    for begin, part in parts:
-        part = part.reshape(-1, *rows.shape[1:]) if rows.ndim else part
-        covered[begin : begin + len(part)] = True
-        worst = np.abs(part - rows[begin : begin + len(part)]).max(initial=0.0)
-        if not worst <= tolerance * max(1.0, np.abs(rows).max(initial=0.0)):
+    covered = np.zeros(whole.shape, dtype=bool)
+    for first, part in parts:
+        box = tuple(slice(begin, begin + size) for begin, size in zip(first, part.shape, strict=True))
+        covered[box] = True
+        worst = np.abs(part - whole[box]).max(initial=0.0)
+        if not worst <= tolerance * max(1.0, np.abs(whole).max(initial=0.0)):
             problems.append(f"{what}: off by {worst:.3g}")
     if not covered.all():
-        problems.append(f"{what}: {int((~covered).sum())} rows that no rank holds")
+        problems.append(f"{what}: {int((~covered).sum())} elements that no rank holds")
     return problems
 
 

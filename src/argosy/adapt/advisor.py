@@ -99,7 +99,7 @@ class Mind:
         devices = tuple(
             replace(d, speed=Trace.constant(1.0)) if abs(d.speed.at(0) - 1) < _NEAR else d for d in believed.devices
         )
-        settings = Settings(level=self.brief.level, runnable=True)
+        settings = Settings(level=self.brief.level, runnable=True, max_width=1)
         brief = self.brief
         return find_plan(
             brief.chain,

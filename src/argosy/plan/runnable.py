@@ -2,7 +2,8 @@
 
 A row is a feature of a stage, what a stage asks for, and the values that run. Whatever has no row runs for any value:
 numbers of stages and replicas, shares of samples, numbers and sizes of micro-batches, k and depths of schedules, the
-algorithms of ``collectives``. A policy runs where its schedules have the same stages per worker.
+algorithms of ``collectives``, widths and ratios of tensor-parallel groups. A policy runs where its schedules have the
+same stages per worker.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ class Feature:
         return self.asked(stage) in self.runs
 
 
-def _width(stage: Stage) -> int:
-    return max(replica.width for replica in stage.replicas)
+def _groups(stage: Stage) -> str:
+    """Whether the replicas of a stage are shared alike by their devices."""
+    return ALIKE if len({replica.shares for replica in stage.replicas}) == 1 else "of unequal width or ratios"
 
 
-TENSOR_WIDTH = Feature(name="tensor width", asked=_width, runs=(1,))
+ALIKE = "all of one width and ratios"
+GROUPS = Feature(name="tensor-parallel groups", asked=_groups, runs=(ALIKE,))
 CONTEXT = Feature(name="context parallelism", asked=lambda stage: stage.context, runs=(1,))
 EXPERT = Feature(name="expert parallelism", asked=lambda stage: stage.expert, runs=(1,))
 ZERO = Feature(name="ZeRO", asked=lambda stage: stage.zero, runs=(0, 1, 2, 3))
@@ -43,7 +46,7 @@ RECOMPUTE = Feature(
     name="recomputation", asked=lambda stage: str(stage.recompute), runs=tuple(str(value) for value in Recompute)
 )
 
-FEATURES = (TENSOR_WIDTH, CONTEXT, EXPERT, ZERO, RECOMPUTE)
+FEATURES = (GROUPS, CONTEXT, EXPERT, ZERO, RECOMPUTE)
 SCHEDULE_KINDS = frozenset(ScheduleKind)
 """Kinds of schedule that run, each with any k, depth and number of chunks."""
 
@@ -51,6 +54,15 @@ SCHEDULE_KINDS = frozenset(ScheduleKind)
 def unsupported(plan: Plan) -> tuple[str, ...]:
     """A sentence for everything in a plan that the runtime does not execute; empty where it runs as it is."""
     return tuple(_sentences(plan))
+
+
+def fixed(plan: Plan) -> tuple[str, ...]:
+    """A sentence for everything in a plan that cannot be handed on to other devices while it runs."""
+    return tuple(
+        f"Stage {index} asks for tensor width {stage.replicas[0].width}, and only stages of width 1 can be moved."
+        for index, stage in enumerate(plan.stages)
+        if stage.replicas[0].width > 1
+    )
 
 
 def _sentences(plan: Plan) -> Iterator[str]:

@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_distribut
 
 from argosy.document import Schema, read_json, validate
 from argosy.errors import InputError, Problem, show
+from argosy.runtime.boxes import Box
 from argosy.runtime.reading import entries, load_tensors, read_weights
 from argosy.runtime.saved import checkpoints
 from argosy.workload.fields import Natural
@@ -40,19 +41,24 @@ _ABOUT = "argosy.json"
 
 
 class Rows(torch.Tensor):
-    """Some rows of a weight, as torch.distributed.checkpoint wants to know them."""
+    """Some rows of a weight, or boxes of it, as torch.distributed.checkpoint wants to know them."""
 
-    first: int
+    boxes: tuple[Box, ...]
     whole: torch.Size
+
+    @property
+    def first(self) -> int:
+        """The first row."""
+        return self.boxes[0].whole[0] if self.boxes and self.whole else 0
 
     def on_host(self) -> Rows:
         """A copy that training does not change any more."""
-        return Rows.of(self.as_subclass(torch.Tensor).to("cpu", copy=True), self.first, tuple(self.whole))
+        return Rows.of(self.as_subclass(torch.Tensor).to("cpu", copy=True), self.boxes, tuple(self.whole))
 
     @staticmethod
-    def of(tensor: Tensor, first: int, whole: tuple[int, ...]) -> Rows:
+    def of(tensor: Tensor, boxes: tuple[Box, ...], whole: tuple[int, ...]) -> Rows:
         rows: Rows = torch.Tensor._make_subclass(Rows, tensor.detach())
-        rows.first, rows.whole = first, torch.Size(whole)
+        rows.boxes, rows.whole = boxes, torch.Size(whole)
         return rows
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -61,26 +67,28 @@ class Rows(torch.Tensor):
         """Of the whole weight: what is compared with the checkpoint."""
         return self.whole if dim is None else self.whole[dim]
 
-    def _chunk(self) -> ChunkStorageMetadata:
-        offsets = torch.Size([self.first, *[0] * (len(self.whole) - 1)] if self.whole else [])
-        return ChunkStorageMetadata(offsets=offsets, sizes=torch.Size(self.shape))
-
-    def _is_empty(self) -> bool:
-        return bool(self.whole) and self.shape[0] == 0
+    def _filled(self) -> list[Box]:
+        return [box for box in self.boxes if all(box.sizes)]
 
     def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
-        if self._is_empty():
-            return []
-        chunk = self._chunk()
         properties = TensorProperties.create_from_tensor(self.as_subclass(torch.Tensor))
-        data = TensorWriteData(chunk=chunk, properties=properties, size=self.whole)
-        return [WriteItem(index=MetadataIndex(name, chunk.offsets), type=WriteItemType.SHARD, tensor_data=data)]
+        items = []
+        for box in self._filled():
+            data = TensorWriteData(chunk=_chunk(box), properties=properties, size=self.whole)
+            index = MetadataIndex(name, torch.Size(box.whole))
+            items.append(WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=data))
+        return items
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        return [] if self._is_empty() else [self._chunk()]
+        return [_chunk(box) for box in self._filled()]
 
-    def __get_tensor_shard__(self, _: MetadataIndex) -> Tensor:
-        return self.as_subclass(torch.Tensor)
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        box = next(box for box in self.boxes if index.offset is None or torch.Size(box.whole) == index.offset)
+        return box.of(self.as_subclass(torch.Tensor))
+
+
+def _chunk(box: Box) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(offsets=torch.Size(box.whole), sizes=torch.Size(box.sizes))
 
 
 def save(trainer: Trainer, folder: Path) -> Path:
@@ -132,7 +140,7 @@ def trainer_state(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
     for name, buffer in trainer.buffers.items():
         yield f"model.{name}", buffer
     for held in trainer.held():
-        yield f"model.{held.name}", Rows.of(held.parameter, held.begin, held.shape)
+        yield f"model.{held.name}", Rows.of(held.parameter, held.boxes, held.shape)
         for what, value in _optimizer_state(trainer, held).items():
             yield f"optimizer.{held.name}.{what}", _like(held, value)
 
@@ -146,7 +154,7 @@ def _optimizer_state(trainer: Trainer, held: Held) -> Mapping[str, Tensor]:
 
 def _like(held: Held, value: Tensor) -> Tensor:
     """State of the weight's own shape is divided as the weight is; anything else, such as a count, is not."""
-    return Rows.of(value, held.begin, held.shape) if value.shape == held.parameter.shape else value
+    return Rows.of(value, held.boxes, held.shape) if value.shape == held.parameter.shape else value
 
 
 def load(trainer: Trainer, path: Path) -> None:
@@ -157,14 +165,14 @@ def load(trainer: Trainer, path: Path) -> None:
     states: list[tuple[Held, str, Tensor]] = []
     for held in trainer.held():
         _check_entry(path, found, held)
-        wanted[f"model.{held.name}"] = Rows.of(held.parameter.data, held.begin, held.shape)
+        wanted[f"model.{held.name}"] = Rows.of(held.parameter.data, held.boxes, held.shape)
         for what, entry in _state_entries(found, held.name).items():
             same = tuple(entry.size) == held.shape
             shape = held.parameter.shape if same else entry.size
             device = trainer.device if same else "cpu"
             value = torch.empty(shape, dtype=entry.properties.dtype, device=device)
             states.append((held, what, value))
-            wanted[f"optimizer.{held.name}.{what}"] = Rows.of(value, held.begin, held.shape) if same else value
+            wanted[f"optimizer.{held.name}.{what}"] = Rows.of(value, held.boxes, held.shape) if same else value
     load_tensors(wanted, path)
     for held, what, value in states:
         assert trainer.optimizer is not None
@@ -176,7 +184,7 @@ def load(trainer: Trainer, path: Path) -> None:
 def load_weights(trainer: Trainer, source: Path) -> None:
     """Begin with given weights: a checkpoint's, or a state dict's (``torch.save`` or safetensors)."""
     if source.is_dir():
-        wanted = {f"model.{h.name}": Rows.of(h.parameter.data, h.begin, h.shape) for h in trainer.held()}
+        wanted = {f"model.{h.name}": Rows.of(h.parameter.data, h.boxes, h.shape) for h in trainer.held()}
         load_tensors(wanted, source)
     else:
         values = read_weights(source)
@@ -186,9 +194,8 @@ def load_weights(trainer: Trainer, source: Path) -> None:
                 found = f"shape {tuple(values[names[0]].shape)}" if names else "no such entry"
                 problem = Problem(file=str(source), path=held.name, found=found, expected=f"shape {held.shape}")
                 raise InputError([problem])
-            rows = values[names[0]]
-            own = rows[held.begin : held.begin + held.parameter.shape[0]] if held.shape else rows
-            held.parameter.data.copy_(own)
+            for box in held.boxes:
+                box.of(held.parameter.data).copy_(box.out_of(values[names[0]]))
     trainer.gradients.after_update()
 
 

@@ -129,10 +129,10 @@ class Executor:
 
     def _is_informed(self) -> bool:
         """Whether all forms are known, so that receives can be posted ahead; they are after the first step."""
+        last = len(self.plan.stages) - 1
         return all(
-            (stage.input_form is not None or not stage.upstream)
-            and (stage.output_form is not None or not stage.downstream)
-            for stage in self.stages.values()
+            (stage.input_form is not None or index == 0) and (stage.output_form is not None or index == last)
+            for index, stage in self.stages.items()
         )
 
     def _act(self, action: Action, batch: Any) -> None:
@@ -188,6 +188,8 @@ class Executor:
             found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise InputError([Problem(path="loss_fn", found=found, expected="a scalar tensor, the mean over samples")])
         weighted = loss * (stage.seat.samples / self.plan.global_batch)
+        if stage.seat.member:  # the first of a group has the loss and its gradient, the others add nothing to them
+            return weighted * 0.0
         self.losses[index] += weighted.detach()
         return weighted * self.loss_scale if self.loss_scale != 1.0 else weighted
 
@@ -257,18 +259,26 @@ class Executor:
         self.transport.limit_gradients()
 
     def _post(self, stage: Hosted, index: int, *, gradient: bool) -> None:
-        """Post the receives of a micro-batch: one buffer per tensor, filled by every peer that has a part of it."""
+        """Post the receives of a micro-batch: one buffer per tensor, filled by every peer that has a part of it; of
+        gradients, one for every turn of peers."""
         links = stage.downstream if gradient else stage.upstream
-        buffers: list[Tensor] = []
+        turns = sorted({link.turn for link in links}) if gradient else []
+        each = [[link for link in links if link.turn == turn] for turn in turns] or [list(links)]
+        layers: list[list[Tensor]] = []
         works = []
         with in_contact(self._peers(f"posting receives of micro-batch {index}", links)):
-            for position, form in enumerate(self._forms(stage, gradient=gradient)):
-                buffer = self.transport.buffer((stage.seat.samples, *form.shape), form.dtype)
-                buffers.append(buffer)
-                tag = self._tag(stage.seat.stage, index, position, gradient=gradient)
-                for link in links:
-                    works.append(self.transport.post(buffer[link.begin : link.end], link.peer, tag, gradient=gradient))
-        stage.arriving[gradient, index] = Arrival(buffers, works, self.transport.device)
+            for peers in each:
+                layers.append([])
+                for position, form in enumerate(self._forms(stage, gradient=gradient)):
+                    buffer = self.transport.buffer((stage.seat.samples, *form.shape), form.dtype)
+                    if sum(link.end - link.begin for link in peers) < stage.seat.samples:
+                        buffer.zero_()
+                    layers[-1].append(buffer)
+                    tag = self._tag(stage.seat.stage, index, position, gradient=gradient)
+                    for link in peers:
+                        part = buffer[link.begin : link.end]
+                        works.append(self.transport.post(part, link.peer, tag, gradient=gradient))
+        stage.arriving[gradient, index] = Arrival(layers, works, self.transport.device)
 
     def _forms(self, stage: Hosted, *, gradient: bool) -> tuple[TensorForm, ...]:
         if gradient:

@@ -44,7 +44,8 @@ class Gradients:
     def reduce(self) -> None:
         """(1)."""
         for shards in self.shards:
-            shards.scatter_gradients()
+            if shards.level == 1:  # the others leave after every backward
+                shards.scatter_gradients()
         for way, _, weights in self.shared:
             if way is not None:
                 _sum(way, [weight.parameter for weight in weights if weight.parameter.requires_grad])

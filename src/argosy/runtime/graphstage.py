@@ -25,7 +25,7 @@ from argosy.runtime.stage import LayerGate, deferring, recomputed
 from argosy.workload.graph import Argument, Node, Ref, Role
 
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_MASK = "argosy.bernoulli.default"
+MASK = "argosy.bernoulli.default"
 
 
 class GraphStage:
@@ -39,8 +39,8 @@ class GraphStage:
         self.recompute, self.device, self.seed = recompute, device, seed
         self.gate: LayerGate | None = None
         self.deferral: Deferral | None = None
-        self.owners = {value: _owner(model, cut.graph.values[value].name) for value in self.part.weights}
-        self.buffers = {value: _owner(model, cut.graph.values[value].name) for value in self.part.buffers}
+        self.owners = {value: owner(model, cut.graph.values[value].name) for value in self.part.weights}
+        self.buffers = {value: owner(model, cut.graph.values[value].name) for value in self.part.buffers}
         self.constants = tensor_constants(cut.graph, device)
         self.masked = dict(self._masked())
         """By the number of a mask, where the samples of what it masks are."""
@@ -61,7 +61,7 @@ class GraphStage:
     def _masked(self) -> Iterator[tuple[int, Place | None]]:
         for index in self.part.operations:
             node = self.cut.graph.nodes[index]
-            if node.op == _MASK:
+            if node.op == MASK:
                 place, value = node.arguments[2], node.outputs[0]
                 assert isinstance(place, int)
                 assert value is not None
@@ -98,31 +98,49 @@ class GraphStage:
             held |= {value: leaves[self.cut.graph.values[value].name] for value in self.part.inputs}
         return held
 
-    def call(self, node: Node, held: dict[int, Any], moment: Moment) -> Any:
-        """One operation; products with weights as what they were written as, so that their gradients can wait."""
-        weight = self._weight(node.arguments[-1])
-        if node.op == "aten.mm.default" and weight is not None:
-            return F.linear(self._fill(node.arguments[0], held), held[weight])
-        if node.op == "aten.addmm.default" and weight is not None and not node.keywords:
-            bias, x = (self._fill(part, held) for part in node.arguments[:2])
-            return F.linear(x, held[weight], bias)
-        args = [self._fill(part, held) for part in node.arguments]
-        if node.op == "aten.convolution.default" and not args[6]:
-            x, kernel, bias, stride, padding, dilation, _, _, groups = args
-            return _CONVOLUTIONS[len(stride)](x, kernel, bias, stride, padding, dilation, groups)
-        if node.op == _MASK:
-            like, keep, place = args
-            key = mask_key(self.seed, moment.step, place)
-            positions = _positions(like, self.masked[place], moment)
-            return random_mask(positions, keep, key=key, dtype=like.dtype)
-        return function(node.op)(*args, **{key: self._fill(part, held) for key, part in node.keywords})
+    def compute(self, held: dict[int, Any], moment: Moment) -> None:
+        """Every operation of the stage; what they make joins what is held."""
+        nodes = self.cut.forward.nodes(moment.samples)
+        for index in self.part.operations:
+            node = nodes[index]
+            made = self._call(node, held, moment)
+            parts = made if isinstance(made, (tuple, list)) else (made,)
+            held.update({v: p for v, p in zip(node.outputs, parts, strict=True) if v is not None})
 
-    def _weight(self, argument: Argument) -> int | None:
+    def _call(self, node: Node, held: dict[int, Any], moment: Moment) -> Any:
+        args = [self._fill(part, held) for part in node.arguments]
+        if node.op == MASK:
+            return self.mask(args, moment)
+        weight = self.weight(node.arguments[-1] if node.arguments else None)
+        keywords = {key: self._fill(part, held) for key, part in node.keywords}
+        return apply(node.op, args, keywords, None if weight is None else held[weight])
+
+    def mask(self, args: list[Any], moment: Moment, take: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """A random mask like its first argument; ``take`` gives this device's part of positions, where it is cut."""
+        like, keep, place = args
+        positions = _positions(like, self.masked[place], moment)
+        key = mask_key(self.seed, moment.step, place)
+        return random_mask(positions if take is None else take(positions), keep, key=key, dtype=like.dtype)
+
+    def weight(self, argument: Argument) -> int | None:
         """The weight whose transpose an argument is."""
         return self.plain.get(argument.value) if isinstance(argument, Ref) else None
 
     def _fill(self, argument: Argument, held: dict[int, Any]) -> Any:
         return filled(argument, held.__getitem__, self.device)
+
+
+def apply(op: str, args: list[Any], keywords: dict[str, Any], weight: Tensor | None) -> Any:
+    """One operation; products with weights as what they were written as, so that their gradients can wait. ``weight``
+    is the one whose transpose the last argument is."""
+    if op == "aten.mm.default" and weight is not None:
+        return F.linear(args[0], weight)
+    if op == "aten.addmm.default" and weight is not None and not keywords:
+        return F.linear(args[1], weight, args[0])
+    if op == "aten.convolution.default" and not args[6]:
+        x, kernel, bias, stride, padding, dilation, _, _, groups = args
+        return _CONVOLUTIONS[len(stride)](x, kernel, bias, stride, padding, dilation, groups)
+    return function(op)(*args, **keywords)
 
 
 class _Once:
@@ -136,11 +154,7 @@ class _Once:
     def __call__(self, received: dict[int, Tensor]) -> list[Tensor]:
         stage, part = self.stage, self.stage.part
         held = {**stage.given(self.batch), **self.found, **received}
-        nodes = stage.cut.forward.nodes(self.moment.samples)
-        for index in part.operations:
-            made = stage.call(nodes[index], held, self.moment)
-            parts = made if isinstance(made, (tuple, list)) else (made,)
-            held.update({v: p for v, p in zip(nodes[index].outputs, parts, strict=True) if v is not None})
+        stage.compute(held, self.moment)
         if not self.has_run:
             self.has_run = True
             for buffer, after in part.updates:
@@ -150,7 +164,7 @@ class _Once:
         return [held[loss]] if stage.is_last and loss is not None else [held[value] for value in part.sends]
 
 
-def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+def owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     path, _, last = name.rpartition(".")
     return model.get_submodule(path), last
 

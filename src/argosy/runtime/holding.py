@@ -13,34 +13,62 @@ from torch import Tensor, nn
 
 from argosy.errors import InputError, Problem
 from argosy.plan.plan import Plan
+from argosy.runtime.boxes import Box
 from argosy.runtime.collectives import split_by
 from argosy.runtime.gradients import Gradients
 from argosy.runtime.initialise import Recording
-from argosy.runtime.parameters import Weight, ranks_holding
+from argosy.runtime.parameters import Weight, holders, ranks_holding
+from argosy.runtime.ranks import members_of
 from argosy.runtime.sharding import ShardSet, WeightGate
 from argosy.runtime.stage import StageProgram
 from argosy.runtime.summing import Groups, groups_needed, way_of
+from argosy.space.sharding import local_shape
 
 Proportions = Callable[[int], Sequence[float]]
 """How ZeRO divides the rows of a stage's weights among its replicas."""
+Kept = tuple[tuple[Box, ...], Callable[[Tensor], Tensor]]
+"""Where the part of a weight lies that a rank keeps, and what takes it out of the whole."""
 _Holders = tuple[tuple[int, ...], tuple[int, ...]]
 """The ranks that hold some weights, and the stages that use them."""
 
 
 def keep_own(
-    weights: Sequence[Weight], stages: Sequence[int], device: torch.device, recording: Recording | None
+    weights: Sequence[Weight],
+    stages: Sequence[int],
+    device: torch.device,
+    recording: Recording | None,
+    share: Callable[[Weight, Tensor], None],
+    part: Callable[[Weight], Kept | None],
 ) -> tuple[Weight, ...]:
-    """Bring the weights of ``stages`` to the device, one at a time, and let all others go; those kept."""
+    """Bring the weights of ``stages`` to the device, one at a time, and let all others go; those kept.
+
+    ``share`` gives a weight the values that its other holders begin with, where they are not recorded; ``part`` says
+    where the part lies that this rank keeps of a weight, and takes it, where that is not all of it.
+    """
     kept = []
     for weight in weights:
         mine = not set(stages).isdisjoint(weight.stages)
         data = _real(weight.parameter.detach(), weight.name, recording) if mine else weight.parameter.detach()
-        parameter = nn.Parameter(data.to(device if mine else "meta"), requires_grad=weight.parameter.requires_grad)
+        data = data.to(device if mine else "meta")
+        boxes = None
+        if mine and recording is None:
+            share(weight, data)
+        if mine and (own := part(weight)) is not None:
+            boxes, take = own
+            data = take(data).clone()
+        parameter = nn.Parameter(data, requires_grad=weight.parameter.requires_grad)
         for module, name in weight.places:
             module._parameters[name] = parameter
         if mine:
-            kept.append(replace(weight, parameter=parameter))
+            whole = None if boxes is None else tuple(weight.parameter.shape)
+            kept.append(replace(weight, parameter=parameter, boxes=boxes, whole=whole))
     return tuple(kept)
+
+
+def whole(weight: Weight) -> Kept | None:
+    """Every rank keeps all of its weights."""
+    del weight
+    return None
 
 
 def keep_buffers(places: Iterable[tuple[nn.Module, str]], device: torch.device, recording: Recording | None) -> None:
@@ -61,12 +89,15 @@ def _real(tensor: Tensor, name: str, recording: Recording | None) -> Tensor:
     return recording.materialise([tensor])[0]
 
 
-def share_initial_values(weights: Sequence[Weight], plan: Plan, roster: Sequence[str], groups: Groups) -> None:
+def initial_values(plan: Plan, roster: Sequence[str], groups: Groups) -> Callable[[Weight, Tensor], None]:
     """Everyone who holds a weight starts from the values of the first who does."""
-    for weight in weights:
+
+    def share(weight: Weight, data: Tensor) -> None:
         ranks = ranks_holding(weight, plan, roster)
         if ranks in groups:
-            dist.broadcast(weight.parameter.data, ranks[0], group=groups[ranks])
+            dist.broadcast(data, ranks[0], group=groups[ranks])
+
+    return share
 
 
 class Keeping(NamedTuple):
@@ -85,26 +116,39 @@ def keeping(
     plan: Plan,
     roster: Sequence[str],
     proportions: Proportions | None,
+    rank: int,
 ) -> Keeping:
-    """By ZeRO in rows, unless it is tied across stages, or from level 2 on shared by layers of one stage. A stage of
-    operations has no ``layers`` and gathers all that it holds at once."""
-    ranks = ranks_holding(weight, plan, roster)
+    """By ZeRO in rows, unless it is tied across stages, or from level 2 on shared by layers of one stage, or whole on
+    every member of a tensor-parallel group. A stage of operations has no ``layers`` and gathers all that it holds at
+    once. ``rank``: whose part of it, where it is cut."""
+    each = holders(weight, plan, roster)
+    ranks = next((found for found in each if rank in found), each[0])
     stage = plan.stages[weight.stages[0]]
     divisible = len(weight.stages) == 1 and len(ranks) > 1 and weight.parameter.dim() > 0 and stage.zero > 0
     if divisible and stage.zero > 1 and layers:
         divisible = sum(_uses(layer, weight) for layer in layers[stage.first : stage.end]) == 1
-    if not divisible:
+    if not divisible or (stage.replicas[0].width > 1 and not weight.cut.is_sharded):
         return Keeping(ranks, 0, ())
     parts = [1.0] * len(ranks) if proportions is None else proportions(weight.stages[0])
-    return Keeping(ranks, stage.zero, tuple(split_by(weight.parameter.shape[0], parts)))
+    ratios = [share for _, share in members_of(plan, stage.replicas[0], roster)]
+    rows = local_shape(weight.shape, weight.cut, ratios, each.index(ranks))[0]
+    return Keeping(ranks, stage.zero, tuple(split_by(rows, parts)))
 
 
-def groups_of(
-    weights: Sequence[Weight], keepings: Mapping[str, Keeping], plan: Plan, roster: Sequence[str]
-) -> list[tuple[int, ...]]:
-    """Every set of ranks that sums something."""
-    found = (groups_needed(keepings[weight.name].ranks, weight.stages, plan, roster) for weight in weights)
-    return [ranks for needed in found for ranks in needed]
+def groups_of(weights: Sequence[Weight], plan: Plan, roster: Sequence[str]) -> list[tuple[int, ...]]:
+    """Every set of ranks that shares or sums something."""
+    found = [seats_in_group(plan, stage, roster) for stage in range(len(plan.stages))]
+    sets = [ranks for groups in found for ranks in groups]
+    for weight in weights:
+        sets.append(ranks_holding(weight, plan, roster))
+        for ranks in holders(weight, plan, roster):
+            sets += groups_needed(ranks, weight.stages, plan, roster)
+    return sets
+
+
+def seats_in_group(plan: Plan, stage: int, roster: Sequence[str]) -> list[tuple[int, ...]]:
+    """The ranks of each tensor-parallel group of a stage."""
+    return [tuple(rank for rank, _ in members_of(plan, r, roster)) for r in plan.stages[stage].replicas]
 
 
 class Division:

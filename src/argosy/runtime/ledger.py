@@ -65,9 +65,10 @@ def peak_bytes(plan: Plan, chain: Chain) -> dict[str, float]:
     for worker, row in enumerate(ahead.rows):
         hosted = [index for index in range(len(plan.stages)) if schedule.worker_of(index) == worker]
         for at, replica in enumerate(plan.stages[hosted[0]].replicas):
-            name = replica.devices[0]
-            ledger = _Ledger(plan, chain, {index: plan.stages[index].replicas[at].samples for index in hosted}, proofs)
-            peaks[name] = max(peaks.get(name, 0.0), ledger.replay(row))
+            samples = {index: plan.stages[index].replicas[at].samples for index in hosted}
+            for name, share in zip(replica.devices, replica.shares, strict=True):
+                ledger = _Ledger(plan, chain, samples, proofs, share)
+                peaks[name] = max(peaks.get(name, 0.0), ledger.replay(row))
     return peaks
 
 
@@ -80,7 +81,9 @@ class _Ledger:
         chain: Chain,
         samples: Mapping[int, int],
         proofs: Mapping[tuple[int, int], tuple[int, ...]],
+        share: float,
     ) -> None:
+        """``share``: of the work of a tensor-parallel group."""
         stages = plan.stages
         self.proofs = proofs
         self.given = {i: n * chain.layers[stages[i].first - 1].output_bytes if i else 0.0 for i, n in samples.items()}
@@ -88,12 +91,12 @@ class _Ledger:
         self.handed = {
             i: n * chain.layers[stages[i].end - 1].output_bytes if i < last else 0.0 for i, n in samples.items()
         }
-        self.kept = {i: activation_bytes(chain, stages[i], n, 1.0) for i, n in samples.items()}
+        self.kept = {i: activation_bytes(chain, stages[i], n, share) for i, n in samples.items()}
         self.passing = {
-            i: recomputed_bytes(chain, stages[i], n, 1.0) + working_bytes(chain, stages[i], n, 1.0)
+            i: recomputed_bytes(chain, stages[i], n, share) + working_bytes(chain, stages[i], n, share)
             for i, n in samples.items()
         }
-        states = {i: state_bytes(chain, stages[i], 1.0) for i in samples}
+        states = {i: state_bytes(chain, stages[i], share) for i in samples}
         self.state = sum(state.total for state in states.values())
         summed = [states[i].gradients for i in samples if stages[i].num_holders > 1 and stages[i].zero < 1]
         self.copies = min(sum(summed), MOST_BUCKETS * BUCKET_BYTES)  # (4)

@@ -85,20 +85,20 @@ class LocalCall:
         return function(self.node.op)
 
     @cached_property
-    def _rows(self) -> tuple[int, int]:
+    def rows(self) -> tuple[int, int]:
         """First row and number of rows that this device holds."""
         state = self.row.inputs[0] if self.node.op == "aten.embedding.default" else self.row.outputs[0]
         counts = unit_counts(state.units, self.ratios)
         return sum(counts[: self.rank]), counts[self.rank]
 
     def _lookup(self, weight: Tensor, ids: Tensor, *_: Any) -> Tensor:
-        first, count = self._rows
+        first, count = self.rows
         own = (ids >= first) & (ids < first + count)
         found = torch.nn.functional.embedding((ids - first).clamp(0, count - 1), weight)
         return found * own.unsqueeze(-1)
 
     def _lookup_backward(self, grad: Tensor, ids: Tensor, _: int, padding: int, by_frequency: bool) -> Tensor:
-        first, count = self._rows
+        first, count = self.rows
         own = (ids >= first) & (ids < first + count) & (ids != padding)
         wanted = (ids - first).clamp(0, count - 1)
         return torch.ops.aten.embedding_dense_backward.default(  # type: ignore[no-any-return]

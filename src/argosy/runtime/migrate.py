@@ -36,7 +36,7 @@ from argosy.runtime.ranks import seats_of
 from argosy.runtime.recipe import Recipe, autocast_for
 from argosy.runtime.rows import Interval, Piece, moves_between, waves
 from argosy.runtime.summing import Groups
-from argosy.runtime.world import check_supported, gather_texts, open_groups
+from argosy.runtime.world import check_movable, check_supported, gather_texts, open_groups
 
 if TYPE_CHECKING:
     from argosy.runtime.trainer import Trainer
@@ -72,8 +72,10 @@ def migrate(trainer: Trainer, plan: Plan) -> Moved:
     making = _checked(trainer, plan)
     recipe = making.recipe
     weights = weights_of(recipe.model, recipe.layers, plan)
-    keepings = {weight.name: keeping(weight, recipe.layers, plan, recipe.roster, None) for weight in weights}
-    groups = open_groups(groups_of(weights, keepings, plan, recipe.roster), making.groups)
+    keepings = {
+        weight.name: keeping(weight, recipe.layers, plan, recipe.roster, None, trainer.rank) for weight in weights
+    }
+    groups = open_groups(groups_of(weights, plan, recipe.roster), making.groups)
     old = _held(trainer, making, weights)
     about = _shared_description(trainer, weights, old)
     pieces = list(_pieces(weights, making.keepings, keepings, about.tensors))
@@ -127,6 +129,7 @@ def _checked(trainer: Trainer, plan: Plan) -> Making:
     if problems:
         raise InputError(problems)
     check_supported(plan)
+    check_movable(plan)
     check_mixing(making.recipe.layers, plan)
     return making
 

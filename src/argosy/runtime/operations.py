@@ -1,26 +1,45 @@
 """A model as operations: what ``parallelize`` needs of one that is not cut into layers.
 
-A cut that is given decides: the stage of every operation, as ``solve.stagecut.cut_graph`` has it. Without one, the
-model is cut here, in proportion to the numbers of layers that the plan gives its stages.
+A cut that is given decides: the stage of every operation, as ``solve.stagecut.cut_graph`` has it. Without one, a model
+with layers is cut where they end, which is how stages of layers get to be shared by tensor-parallel groups:
+
+    (1)  an operation that runs in a module of layer l is in the stage of layer l
+    (2)  any other goes with what it reads; none comes before what it reads
+
+and one without layers in proportion to the numbers of layers that the plan gives its stages.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from argosy.cluster.file import cluster_from_content
+from argosy.cost.group import device_group
+from argosy.errors import RunError
 from argosy.plan.plan import Plan
+from argosy.runtime.boxes import boxes_of
+from argosy.runtime.exchange import Exchange
 from argosy.runtime.graphcut import GraphCut, aligned
-from argosy.runtime.graphstage import GraphStage, graph_weights
+from argosy.runtime.graphstage import GraphStage, graph_weights, owner
+from argosy.runtime.holding import Kept, seats_in_group
+from argosy.runtime.parameters import Weight
+from argosy.runtime.ranks import members_of, seats_of
 from argosy.runtime.recipe import autocast_for
+from argosy.runtime.shards import take
 from argosy.runtime.stage import LossFunction
+from argosy.runtime.summing import Groups
+from argosy.runtime.tensorstage import Sharing, TensorStage
 from argosy.runtime.world import gather_texts
 from argosy.solve.stagecut import cut_graph
+from argosy.space.sharding import REPLICATED, Segments, State
 from argosy.workload.capture.forward import Forward, capture_forward
 from argosy.workload.capture.trace import DETACH
 
@@ -37,29 +56,117 @@ class GraphSource:
         batch: Any,
         plan: Plan,
         device: torch.device,
-        seed: int,
+        roster: Sequence[str],
         *,
+        seed: int,
         cut: Sequence[int] | None,
+        layers: Sequence[nn.Module] = (),
     ) -> None:
-        self.model, self.plan, self.device, self.seed = model, plan, device, seed
+        self.model, self.plan, self.device, self.roster, self.seed = model, plan, device, roster, seed
         forward = plain = capture_forward(model, loss_fn, batch, device=device, name=plan.model.name)
         autocast = autocast_for(plan, model.parameters())
         if autocast is not None:
             forward = capture_forward(model, loss_fn, batch, device=device, autocast=autocast, name=plan.model.name)
-        stages = aligned(forward, cut if cut is not None else agreed_cut(plain, plan, device), plain)
+        if cut is None and layers:
+            stages = by_layers(forward, model, layers, plan)
+        else:
+            stages = aligned(forward, cut if cut is not None else agreed_cut(plain, plan, device), plain)
         self.cut = GraphCut(forward, stages, len(plan.stages))
         self.cut.check_divided([len(stage.replicas) for stage in plan.stages])
-        self.weights = graph_weights(model, self.cut)
+        weights = graph_weights(model, self.cut)
+        self.shared = self._shared({weight.name for weight in weights if len(weight.stages) > 1})
+        """Per stage of tensor-parallel groups, how they share it."""
+        self.weights = tuple(replace(weight, cut=self._stored(weight)) for weight in weights)
+
+    def _shared(self, tied: set[str]) -> dict[int, Sharing]:
+        values = self.cut.graph.values
+        whole = frozenset(value for part in self.cut.parts for value in part.weights if values[value].name in tied)
+        found = {}
+        for index, stage in enumerate(self.plan.stages):
+            if stage.replicas[0].width > 1:
+                members = members_of(self.plan, stage.replicas[0], self.roster)
+                names = [self.roster[rank] for rank, _ in members]
+                cluster = cluster_from_content(self.plan.cluster.content)
+                found[index] = Sharing(
+                    self.cut,
+                    index,
+                    device_group(cluster, names, self.plan.model.dtype),
+                    tuple(share for _, share in members),
+                    max(replica.samples for replica in stage.replicas),
+                    whole,
+                )
+        return found
+
+    def check_agreed(self) -> None:
+        """A ``RunError`` where ranks, each by itself, find that groups share stages differently. Every rank calls this."""
+        programs = []
+        for index, sharing in self.shared.items():
+            for samples in sorted({replica.samples for replica in self.plan.stages[index].replicas}):
+                programs.append(str([sharing.stored, [str(row) for row in sharing.program(samples).rows]]))
+        digest = hashlib.sha256("\n".join(programs).encode()).hexdigest()
+        others = gather_texts(digest, self.device)
+        if len(set(others)) > 1:
+            odd = next(rank for rank, other in enumerate(others) if other != others[0])
+            raise RunError(f"ranks 0 and {odd} found different programs for the same stages; are their packages alike?")
+
+    def _stored(self, weight: Weight) -> State:
+        """How groups share a weight."""
+        sharing = self.shared.get(weight.stages[0])
+        if sharing is None or len(weight.stages) > 1:
+            return REPLICATED
+        values = self.cut.graph.values
+        return next((state for value, state in sharing.stored.items() if values[value].name == weight.name), REPLICATED)
+
+    def part(self, rank: int) -> Callable[[Weight], Kept | None]:
+        """Which part of a weight a rank keeps."""
+        seats = [seat for stage in seats_of(self.plan, self.roster) for seat in stage if seat.rank == rank]
+        member = {seat.stage: seat.member for seat in seats}
+
+        def part(weight: Weight) -> Kept | None:
+            if not weight.cut.is_sharded:
+                return None
+            stage = weight.stages[0]
+            ratios = self.shared[stage].ratios
+            boxes = boxes_of(weight.shape, weight.cut, ratios, member[stage])
+            return boxes, lambda whole: take(whole, weight.cut, ratios, member[stage])
+
+        return part
 
     def buffers(self, mine: Sequence[int]) -> Places:
-        return [place for index in mine for place in self._program(index).buffers.values()]
+        names = [self.cut.graph.values[value].name for index in mine for value in self.cut.parts[index].buffers]
+        return [owner(self.model, name) for name in names]
 
-    def programs(self, mine: Sequence[int]) -> dict[int, GraphStage]:
-        return {index: self._program(index) for index in mine}
+    def programs(self, rank: int, mine: Sequence[int], groups: Groups) -> dict[int, GraphStage]:
+        return {index: self._program(index, rank, groups) for index in mine}
 
-    def _program(self, index: int) -> GraphStage:
+    def _program(self, index: int, rank: int, groups: Groups) -> GraphStage:
         recompute = self.plan.stages[index].recompute
-        return GraphStage(self.cut, index, self.model, recompute=recompute, device=self.device, seed=self.seed)
+        if index not in self.shared:
+            return GraphStage(self.cut, index, self.model, recompute=recompute, device=self.device, seed=self.seed)
+        sharing = self.shared[index]
+        ranks = next(ranks for ranks in seats_in_group(self.plan, index, self.roster) if rank in ranks)
+        exchange = Exchange(Segments((sharing.ratios,)), groups[ranks])
+        return TensorStage(sharing, exchange, self.model, recompute=recompute, device=self.device, seed=self.seed)
+
+
+def by_layers(forward: Forward, model: nn.Module, layers: Sequence[nn.Module], plan: Plan) -> tuple[int, ...]:
+    """(1), (2)."""
+    names = {id(module): name for name, module in model.named_modules()}
+    stage_of: dict[str, int] = {}
+    for index, stage in enumerate(plan.stages):
+        for layer in layers[stage.first : stage.end]:
+            for module in layer.modules():
+                if names.get(id(module)):
+                    stage_of.setdefault(names[id(module)], index)
+    found: list[int] = []
+    for node in forward.graph.nodes:
+        makers = [forward.graph.producer[value] for value in node.inputs if value in forward.graph.producer]
+        before = max((found[maker] for maker in makers), default=0)
+        path = node.module
+        while path and path not in stage_of:
+            path = path.rpartition(".")[0]
+        found.append(max(before, stage_of.get(path, 0)))
+    return tuple(found)
 
 
 def agreed_cut(forward: Forward, plan: Plan, device: torch.device) -> tuple[int, ...]:

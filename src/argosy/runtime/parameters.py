@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from argosy.plan.plan import Plan
+from argosy.runtime.boxes import Box
 from argosy.runtime.ranks import seats_of
+from argosy.space.sharding import REPLICATED, State
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +25,16 @@ class Weight:
     """The modules that hold it, and the name it has there."""
     aliases: tuple[str, ...] = ()
     """Its other names in the model."""
+    cut: State = REPLICATED
+    """How the members of a tensor-parallel group share it."""
+    whole: tuple[int, ...] | None = None
+    """The shape of all of it, where ``parameter`` is a part."""
+    boxes: tuple[Box, ...] | None = None
+    """Where that part lies; all of it where None."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.parameter.shape) if self.whole is None else self.whole
 
 
 def weights_of(model: nn.Module, layers: Sequence[nn.Module], plan: Plan) -> tuple[Weight, ...]:
@@ -96,5 +108,17 @@ def _held(layer: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
 
 
 def ranks_holding(weight: Weight, plan: Plan, roster: Sequence[str]) -> tuple[int, ...]:
+    """Those that hold a weight or some of it."""
     seats = seats_of(plan, roster)
     return tuple(sorted({seat.rank for stage in weight.stages for seat in seats[stage]}))
+
+
+def holders(weight: Weight, plan: Plan, roster: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Ranks that hold the same of a weight and sum its gradients: all that hold it, or of a weight that groups share
+    the members with the same place in theirs."""
+    if not weight.cut.is_sharded:
+        return (ranks_holding(weight, plan, roster),)
+    seats = seats_of(plan, roster)[weight.stages[0]]
+    return tuple(
+        tuple(sorted(seat.rank for seat in seats if seat.member == member)) for member in range(seats[0].width)
+    )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from argosy.plan.plan import Plan
+from argosy.plan.plan import Plan, Replica
 from argosy.schedule import ScheduleKind
 
 
@@ -32,6 +32,10 @@ class Seat:
     rank: int
     begin: int
     end: int
+    member: int = 0
+    """Its place in the replica's tensor-parallel group, by rank."""
+    width: int = 1
+    """Of that group."""
 
     @property
     def samples(self) -> int:
@@ -47,6 +51,8 @@ class Link:
     end: int
     is_first: bool
     """Whether the sender is the first one that the receiver hears from."""
+    turn: int = 0
+    """Gradients of the same samples come back from several members of a wider group, each a part of the sum."""
 
 
 def nodes_of(plan: Plan) -> tuple[Node, ...]:
@@ -68,30 +74,42 @@ def devices_by_rank(plan: Plan) -> tuple[str, ...]:
 
 
 def seats_of(plan: Plan, roster: Sequence[str] | None = None) -> tuple[tuple[Seat, ...], ...]:
-    """Per stage, the seats of its replicas. A replica is one rank; the table of what runs says so before. ``roster``:
-    devices by rank, the plan's own unless given."""
-    rank = {device: index for index, device in enumerate(roster or devices_by_rank(plan))}
+    """Per stage, the seats of its replicas; the members of a tensor-parallel group work on the same samples.
+    ``roster``: devices by rank, the plan's own unless given."""
     stages = []
     for index, stage in enumerate(plan.stages):
         ends = list(accumulate(replica.samples for replica in stage.replicas))
-        stages.append(
-            tuple(
-                Seat(stage=index, replica=at, rank=rank[replica.devices[0]], begin=end - replica.samples, end=end)
-                for at, (replica, end) in enumerate(zip(stage.replicas, ends, strict=True))
-            )
-        )
+        seats = []
+        for at, (replica, end) in enumerate(zip(stage.replicas, ends, strict=True)):
+            members = [rank for rank, _ in members_of(plan, replica, roster)]
+            for member, rank in enumerate(members):
+                begin = end - replica.samples
+                seat = Seat(stage=index, replica=at, rank=rank, begin=begin, end=end, member=member, width=len(members))
+                seats.append(seat)
+        stages.append(tuple(seats))
     return tuple(stages)
 
 
+def members_of(plan: Plan, replica: Replica, roster: Sequence[str] | None = None) -> tuple[tuple[int, float], ...]:
+    """The ranks of a replica's tensor-parallel group, in their order, with the share of the work that each does."""
+    rank = {device: index for index, device in enumerate(roster or devices_by_rank(plan))}
+    return tuple(sorted(zip((rank[device] for device in replica.devices), replica.shares, strict=True)))
+
+
 def links_between(seat: Seat, others: tuple[Seat, ...], *, sending: bool) -> tuple[Link, ...]:
-    """The peers among ``others`` that hold some of a seat's samples, in the order of samples."""
+    """The peers among ``others``, seats of a neighbouring stage, that hold some of a seat's samples, in the order of
+    samples. Every member of the later stage's group has one peer in the earlier one's, in turns."""
     links = []
     for other in others:
+        earlier, later = (seat, other) if seat.stage < other.stage else (other, seat)
         begin, end = max(seat.begin, other.begin), min(seat.end, other.end)
-        if begin < end:
+        turn, member = divmod(later.member, earlier.width)
+        if begin < end and member == earlier.member:
             receiver = other if sending else seat
             first = begin == receiver.begin
-            links.append(Link(peer=other.rank, begin=begin - seat.begin, end=end - seat.begin, is_first=first))
+            links.append(
+                Link(peer=other.rank, begin=begin - seat.begin, end=end - seat.begin, is_first=first, turn=turn)
+            )
     return tuple(links)
 
 

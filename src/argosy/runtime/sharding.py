@@ -7,6 +7,9 @@ keeps, then all that member 1 keeps, ...
     (1)  level 1: the sum of the gradients is scattered once per step; after the update the rows are gathered
     (2)  level 2: it is scattered after every layer's backward, so that whole gradients never add up
     (3)  level 3: weights are gathered before a layer's forward and backward and let go after
+    (4)  whether a member has a gradient of a weight may differ between members (an expert that none of its samples
+         went to), so nobody decides by its own: all scatter as often, from the last layer to the first, and how many
+         members have one travels along; where none has, an optimizer finds none
 
 Updates must be element by element (SGD, Adam and their kin): an optimizer sees rows as parameters of their own.
 """
@@ -74,30 +77,32 @@ class ShardSet:
                     shard.own.data = shard.own.detach().clone()
             self.release()
 
-    def _pack(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Whole tensors as one vector, member by member."""
-        pieces = [
-            _rows(tensor)[offsets(shard.sizes)[at] : offsets(shard.sizes)[at] + shard.sizes[at]].reshape(-1)
-            for at in range(len(self.sizes))
-            for shard, tensor in zip(self.shards, tensors, strict=True)
-        ]
+    def _pack(self, tensors: Sequence[Tensor], known: Tensor) -> Tensor:
+        """Whole tensors as one vector, member by member, each part with which of them are ``known`` here."""
+        pieces = []
+        for at in range(len(self.sizes)):
+            for shard, tensor in zip(self.shards, tensors, strict=True):
+                begin = offsets(shard.sizes)[at]
+                pieces.append(_rows(tensor)[begin : begin + shard.sizes[at]].reshape(-1))
+            pieces.append(known)
         return torch.cat(pieces)
 
     def scatter_gradients(self) -> None:
-        """Add the members' gradients up, each member its own rows; whole gradients are let go."""
+        """(4): add the members' gradients up, each member its own rows; whole gradients are let go."""
         parameters = [shard.weight.parameter for shard in self.shards]
-        if not self.shards or all(parameter.grad is None for parameter in parameters):
-            return
         whole = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        known = whole[0].new_tensor([float(p.grad is not None) for p in parameters])
         begin = time.perf_counter()
         with in_contact("while gradients were scattered over the replicas of a stage"):
-            part = self.way.scatter(self._pack(whole), self.sizes)
+            part = self.way.scatter(self._pack(whole, known), [size + len(known) for size in self.sizes])
         self.seconds += time.perf_counter() - begin
+        counts = part[-len(known) :].tolist()
         at = 0
-        for shard, parameter in zip(self.shards, parameters, strict=True):
+        for shard, parameter, count in zip(self.shards, parameters, counts, strict=True):
             rows = part[at : at + shard.own.numel()].view_as(shard.own)
             at += shard.own.numel()
-            shard.own.grad = rows.clone() if shard.own.grad is None else shard.own.grad + rows
+            if count:
+                shard.own.grad = rows.clone() if shard.own.grad is None else shard.own.grad + rows
             parameter.grad = None
 
     @torch.no_grad()
@@ -110,8 +115,6 @@ class ShardSet:
             for shard in self.shards:
                 data = shard.weight.parameter.data
                 data.untyped_storage().resize_(data.numel() * data.element_size())
-        if not self.shards:
-            return
         own = torch.cat([shard.own.detach().reshape(-1) for shard in self.shards])
         begin = time.perf_counter()
         with in_contact("while weights were gathered from the replicas of a stage"):
@@ -135,19 +138,21 @@ class ShardSet:
 
 
 class WeightGate:
-    """(2), (3): what happens around the layers of a stage."""
+    """(2) to (4): what happens around the layers of a stage."""
 
     def __init__(self, sets: Sequence[ShardSet | None]) -> None:
         self.sets = sets
         """By layer of the stage."""
         self.scatters = True
         """Whether gradients leave after each layer's backward; not while weight gradients are put off."""
+        self.left = len(sets)
+        """Layers whose gradients have not left in this backward: those before this one."""
 
     def run(self, index: int, layer: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
         shards = self.sets[index]
         if shards is None:
             return layer(*arguments, **keywords)
-        arguments, keywords = _after_backward(self, shards, (arguments, keywords))
+        arguments, keywords = _after_backward(self, index, (arguments, keywords))
         shards.gather() if shards.level == 3 else None
         result = layer(*arguments, **keywords)
         shards.release()
@@ -155,24 +160,35 @@ class WeightGate:
 
     def finish(self) -> None:
         """At the end of a backward: what no layer's input gradient has triggered."""
+        self._scatter(0)
+        self.left = len(self.sets)
         for shards in self.sets:
             if shards is not None:
-                shards.scatter_gradients()
                 shards.release()
 
-    def after(self, shards: ShardSet) -> None:
+    def after(self, index: int) -> None:
+        """A layer has its gradients, and so have all behind it."""
         if self.scatters:
-            shards.scatter_gradients()
+            self._scatter(index)
+        shards = self.sets[index]
+        assert shards is not None
         shards.release()
+
+    def _scatter(self, first: int) -> None:
+        """(4), down to a layer."""
+        for shards in reversed(self.sets[first : self.left]):
+            if shards is not None:
+                shards.scatter_gradients()
+        self.left = min(self.left, first)
 
 
 def _before_backward(shards: ShardSet, result: Any) -> Any:
     return tree_map(lambda leaf: _apply(_Before, shards, leaf), result) if shards.level == 3 else result
 
 
-def _after_backward(gate: WeightGate, shards: ShardSet, arguments: Any) -> Any:
+def _after_backward(gate: WeightGate, index: int, arguments: Any) -> Any:
     """Once all gradients of a layer's inputs are there, its weights have theirs."""
-    waiting = _Countdown(lambda: gate.after(shards))
+    waiting = _Countdown(lambda: gate.after(index))
     return tree_map(lambda leaf: _apply(_After, waiting, leaf), arguments)
 
 

@@ -20,6 +20,7 @@ from torch import nn
 from argosy.errors import InputError, Problem, RunError
 from argosy.plan.plan import Plan
 from argosy.runtime.batch import check_batch
+from argosy.runtime.boxes import Box, rows, rows_of
 from argosy.runtime.checkpoint import load, save, trainer_state
 from argosy.runtime.executor import Executor
 from argosy.runtime.failure import ElsewhereError, in_contact
@@ -28,10 +29,11 @@ from argosy.runtime.holding import (
     Division,
     Proportions,
     groups_of,
+    initial_values,
     keep_buffers,
     keep_own,
     keeping,
-    share_initial_values,
+    whole,
 )
 from argosy.runtime.initialise import Recording
 from argosy.runtime.layers import find_layers, has_layers
@@ -88,8 +90,10 @@ def parallelize(
         layers = find_layers(model)
         _check_layers(layers, plan)
         check_mixing(layers, plan)
-    else:
-        source = GraphSource(model, loss_fn, example_batch, plan, device, seed, cut=cut)
+    if not layers or any(stage.replicas[0].width > 1 for stage in plan.stages):
+        source = GraphSource(model, loss_fn, example_batch, plan, device, roster, seed=seed, cut=cut, layers=layers)
+        source.check_agreed()
+        layers = ()
     recipe = Recipe(
         model=model,
         layers=layers,
@@ -101,16 +105,16 @@ def parallelize(
     )
     mine = recipe.stages_of(plan, rank)
     weights = source.weights if source is not None else weights_of(model, layers, plan)
-    keepings = {weight.name: keeping(weight, layers, plan, roster, shard_proportions) for weight in weights}
-    groups = open_groups(groups_of(weights, keepings, plan, roster), {})
-    kept = keep_own(weights, mine, device, recording)
+    keepings = {weight.name: keeping(weight, layers, plan, roster, shard_proportions, rank) for weight in weights}
+    groups = open_groups(groups_of(weights, plan, roster), {})
+    share = initial_values(plan, roster, groups)
+    part = source.part(rank) if source is not None else whole
+    kept = keep_own(weights, mine, device, recording, share, part)
     places = source.buffers(mine) if source is not None else buffer_places(recipe.layers_of(plan, mine))
     keep_buffers(places, device, recording)
-    if recording is None:
-        share_initial_values(kept, plan, roster, groups)
     autocast = autocast_for(plan, model.parameters())
     programs: Mapping[int, StageProgram] = (
-        source.programs(mine) if source is not None else recipe.programs(plan, rank, autocast)
+        source.programs(rank, mine, groups) if source is not None else recipe.programs(plan, rank, autocast)
     )
     division = Division(kept, keepings, programs, plan, groups, rank, roster)
     scale = LossScale(active=autocast is torch.float16)
@@ -137,9 +141,11 @@ class Held(NamedTuple):
     name: str
     parameter: nn.Parameter
     begin: int
-    """The first row that is held."""
+    """The first row that is held, of all or of what the rank has in its tensor-parallel group."""
     shape: tuple[int, ...]
     """Of the whole weight."""
+    boxes: tuple[Box, ...]
+    """Where it lies in the whole weight."""
 
 
 class Trainer:
@@ -256,10 +262,14 @@ class Trainer:
         """What this rank updates, weight by weight."""
         for _, _, weights in self.gradients.shared:
             for weight in weights:
-                yield Held(weight.name, weight.parameter, 0, tuple(weight.parameter.shape))
+                boxes = rows(0, weight.shape) if weight.boxes is None else weight.boxes
+                yield Held(weight.name, weight.parameter, 0, weight.shape, boxes)
         for shards in self.gradients.shards:
             for shard in shards.shards:
-                yield Held(shard.weight.name, shard.own, shard.begin, tuple(shard.weight.parameter.shape))
+                held = shard.weight.boxes
+                own = tuple(shard.own.shape)
+                boxes = rows(shard.begin, own) if held is None else rows_of(held, shard.begin, shard.end)
+                yield Held(shard.weight.name, shard.own, shard.begin, shard.weight.shape, boxes)
 
     def timeline(self) -> Timeline | None:
         """What happened in the steps since the start or the last move, on rank 0; None on the others. Every rank calls

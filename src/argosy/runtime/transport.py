@@ -32,7 +32,8 @@ class Work(Protocol):
 class Arrival:
     """Tensors on their way here, in buffers of their own."""
 
-    buffers: list[Tensor]
+    layers: list[list[Tensor]]
+    """Buffers per tensor; several lists of them add up."""
     works: list[Work]
     device: torch.device
     posted: float = field(default_factory=time.perf_counter)
@@ -42,9 +43,13 @@ class Arrival:
         """The tensors, on the device that computes."""
         for work in self.works:
             work.wait()
+        buffers, *others = self.layers
+        for layer in others:
+            for total, part in zip(buffers, layer, strict=True):
+                total += part
         if self.device.type == "cpu":
-            return self.buffers
-        return [buffer.to(self.device, non_blocking=True) for buffer in self.buffers]
+            return buffers
+        return [buffer.to(self.device, non_blocking=True) for buffer in buffers]
 
 
 @dataclass

@@ -81,7 +81,7 @@ class Placement:
         self.rows = self._all_rows()
         busiest = _busiest(graph, pinned)
         self._by_samples = busiest if by_samples else frozenset()
-        self._whole = {*_shared_constants(graph), *busiest, graph.loss, *(a for _, a in graph.updates)}
+        self._whole = {*_shared_constants(graph), *busiest, graph.loss, *(a for _, a in graph.updates), *choices.whole}
         self._sent = frozenset(graph.sent)
         self._options: dict[object, tuple[Delivery, ...]] = {}
         self.deliveries = [self._deliveries(value) for value in range(len(graph.values))]
@@ -122,7 +122,8 @@ class Placement:
         """The deliveries of a value; values of one kind share one tuple, so that their tables are shared too."""
         described, cuts = self.graph.values[value], self._cuts(value)
         several = len(self.graph.consumers[value]) > 1
-        bounds = (value in self._whole, value in self._sent, value in self._by_samples)
+        bounds: tuple[object, ...] = (value in self._whole, value in self._sent, value in self._by_samples)
+        bounds = (*bounds, self.choices.stored.get(value), self._is_cut(value))
         key = (
             described.role,
             described.is_floating,
@@ -142,9 +143,17 @@ class Placement:
             return (Delivery((own,)),)
         if value in self._whole:
             options = tuple(option for option in options if REPLICATED in option.states)
+        if value in self.choices.stored:
+            options = tuple(option for option in options if option.stored == self.choices.stored[value])
+        elif self._is_cut(value) and cuts:
+            options = tuple(option for option in options if option.stored != REPLICATED)
         if self.choices.kind is Kind.STORED and len(options) > 1 and options[0].stored is not None:
             options = tuple(option for option in options if option.stored != option.states[0])
         return tuple(option for option in options if len(option.states) == 1) if self.pinned else options
+
+    def _is_cut(self, value: int) -> bool:
+        """Whether a parameter is not to be stored whole, where it can be cut."""
+        return self.choices.kind is Kind.TENSOR and self.choices.is_matrix(value)
 
     def _sample_cut(self, cuts: Sequence[State]) -> State | None:
         inputs = [self.graph.values[value].shape for value in self.graph.with_role(Role.INPUT)]

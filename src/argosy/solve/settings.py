@@ -57,6 +57,8 @@ class Settings:
     """What a stage may choose from; by default all on level 2, and the extremes on level 1."""
     mixed: bool | None = None
     """Whether stages may mix pools; by default on level 2, and where there are few devices."""
+    max_width: int | None = None
+    """Devices of a tensor-parallel group at most; by default as many as a node and the layers allow."""
     max_context: int | None = None
     """Parts of a sequence at most, of whatever length; by default only long ones are cut."""
     max_expert: int | None = None
@@ -85,6 +87,7 @@ def allowed(scope: Scope, settings: Settings) -> Scope:
     return replace(
         scope,
         replicas=settings.replicas,
+        widths=scope.widths if settings.max_width is None else tuple(range(1, settings.max_width + 1)),
         max_context=settings.max_context,
         max_expert=settings.max_expert,
         zero=settings.zero or scope.zero,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from argosy.plan.plan import Recompute
-from argosy.plan.runnable import CONTEXT, EXPERT, RECOMPUTE, TENSOR_WIDTH, ZERO
+from argosy.plan.runnable import ALIKE, CONTEXT, EXPERT, GROUPS, RECOMPUTE, ZERO
 from argosy.space.option import USABLE, Option, Part, Vector, node_widths, share_samples, tensor_widths
 from argosy.space.pool import Pool
 from argosy.space.price import Prices, widest
@@ -31,6 +31,8 @@ class Scope:
     """For stages with several replicas; a single replica has nothing to share."""
     widths: tuple[int, ...] | None = None
     """Tensor-parallel groups of these sizes only; by default of every size that a node and the layers allow."""
+    one_width: bool = False
+    """Whether the tensor-parallel groups of a stage are all of one size."""
     context: tuple[int, ...] | None = None
     """Numbers of parts of a sequence; by default powers of two for long sequences (``wants_parts``), else 1."""
     expert: tuple[int, ...] | None = None
@@ -54,6 +56,7 @@ class Scope:
         recompute = "/".join(self.recompute)
         zero = "/".join(map(str, sorted(self.zero)))
         width = f", tensor width {'/'.join(map(str, self.widths))}" if self.widths is not None else ""
+        width += ", tensor-parallel groups of a stage of one width" if self.one_width else ""
         even = ", equal shares" if self.replicas is not None else ""
         return f"stages of multiples of {units}{kinds}, recompute {recompute}, ZeRO {zero}{width}{even}{self._splits()}"
 
@@ -84,7 +87,7 @@ def only_runnable(scope: Scope) -> Scope:
         scope,
         recompute=tuple(recompute for recompute in scope.recompute if str(recompute) in RECOMPUTE.runs),
         zero=tuple(zero for zero in scope.zero if zero in ZERO.runs),
-        widths=tuple(int(width) for width in TENSOR_WIDTH.runs),
+        one_width=GROUPS.runs == (ALIKE,),
         context=tuple(int(number) for number in CONTEXT.runs),
         expert=tuple(int(number) for number in EXPERT.runs),
     )
@@ -201,6 +204,8 @@ def _groups(
         for pool, number in taken
     ]
     for context, choice in itertools.product(scope.context or (1,), itertools.product(*widths)):
+        if scope.one_width and len(set(choice)) > 1:
+            continue
         groups = [
             (pool, width * context, number // (width * context))
             for (pool, number), width in zip(taken, choice, strict=True)

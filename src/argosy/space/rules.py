@@ -41,6 +41,10 @@ from argosy.workload.graph import Argument, Graph, Node, Ref, Role
 
 Cut = tuple[int, int]
 """(outer, units)."""
+MULTIPLIED = frozenset(
+    f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "convolution", "embedding")
+)
+"""What matrices, kernels and tables of weights are for."""
 BY_ROWS = "by rows"
 """The implementation that looks up only the rows of a table which a device holds."""
 
@@ -53,6 +57,9 @@ class Kind(StrEnum):
     """The first dim of inputs alone, wherever it can be cut: data parallelism."""
     STORED = "stored"
     """Data parallelism, and parameters stored in shards of their first dim: ZeRO."""
+    TENSOR = "tensor"
+    """Matrices and tables of weights, and what follows from their cuts, never samples: tensor parallelism. A weight
+    that can be cut is stored cut."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +151,19 @@ class Label:
 class Choices:
     """The states worth considering per value, and the rows per node, of a graph on a number of devices."""
 
-    def __init__(self, graph: Graph, num_devices: int, *, kind: Kind = Kind.ANY) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        num_devices: int,
+        *,
+        kind: Kind = Kind.ANY,
+        whole: Iterable[int] = (),
+        stored: Mapping[int, State] | None = None,
+    ) -> None:
+        """``whole``: values that are stored or delivered whole, whatever else could be; ``stored``: parameters whose
+        place is given."""
         self.graph, self.num_devices, self.kind = graph, num_devices, kind
+        self.whole, self.stored = frozenset(whole), dict(stored or {})
         self.calls, self.patterns = _shared_calls(graph)
         self.labels = [
             _occurrences(node, call, pattern)
@@ -191,6 +209,8 @@ class Choices:
     def _offer(self, value: int | None, state: State) -> None:
         if value is None or self.num_devices == 1 or state in self.cuts[value] or state.units < self.num_devices:
             return
+        if value in self.whole and self.graph.values[value].role is Role.PARAMETER:
+            return
         if fits(self.graph.values[value].shape, state):
             self.cuts[value][state] = None
             self._todo.update(dict.fromkeys(self._around[value]))
@@ -205,12 +225,14 @@ class Choices:
         self._intern_cuts()
 
     def _seed(self) -> None:
-        if self.kind is not Kind.ANY:
+        if self.kind in (Kind.SAMPLES, Kind.STORED):
             for index in (*self.graph.with_role(Role.INPUT), *self.graph.with_role(Role.RECEIVED)):
                 if self.graph.values[index].shape:
                     self._offer(index, sharded(0, self.graph.values[index].shape[0]))
             return
         for index, value in enumerate(self.graph.values):
+            if self.kind is Kind.TENSOR and not self.is_matrix(index):
+                continue
             if value.role is Role.PARAMETER:
                 dims = range(min(len(value.shape), 3 if len(value.shape) == 3 else 2))
             elif value.role in (Role.INPUT, Role.RECEIVED) and value.shape:
@@ -223,10 +245,26 @@ class Choices:
             if reshapes:
                 self._offer_opened(node, call.inputs[0], call.outputs[0])
 
+    def is_matrix(self, parameter: int) -> bool:
+        """Whether a parameter is a matrix, a kernel or a table that something is multiplied with or looked up in."""
+        value = self.graph.values[parameter]
+        if value.role is not Role.PARAMETER or len(value.shape) < 2:
+            return False
+        todo = [parameter]
+        while todo:
+            for index in self.graph.consumers[todo.pop()]:
+                node = self.graph.nodes[index]
+                if node.op in MULTIPLIED:
+                    return True
+                if len(node.inputs) == 1:
+                    todo += [made for made in node.outputs if made is not None]
+        return False
+
     def _offer_opened(self, node: Node, before: Shape, after: Shape) -> None:
         """The first of the dims into which a reshape opens one: heads out of a width."""
         common = next((d for d, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), None)
-        if common is not None and len(after) > len(before) and node.outputs[0] is not None:
+        samples = self.kind is Kind.TENSOR and common == 0 and self.graph.values[node.inputs[0]].role is Role.RESULT
+        if common is not None and len(after) > len(before) and node.outputs[0] is not None and not samples:
             self._offer(node.outputs[0], sharded(common, after[common]))
 
     def _flow(self) -> None:
@@ -293,7 +331,7 @@ class Choices:
                 found.append(Row(inputs=inputs, outputs=(PARTIAL,) * num_out))
         allowed = [row for row in found if not row.units or row.units in self._work_units]
         split = [row for row in allowed if row.units or PARTIAL in row.inputs]
-        forced = self.kind is not Kind.ANY and any(row.units for row in allowed)
+        forced = self.kind in (Kind.SAMPLES, Kind.STORED) and any(row.units for row in allowed)
         return tuple(split if forced else allowed)
 
     def _sums_are_numbers(self, node: Node, row: Row) -> bool:

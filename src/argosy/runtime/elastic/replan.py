@@ -48,7 +48,7 @@ class Replanner:
         if self.chain is None:
             return regrouped(self.first, devices)
         cluster = without_others(self.cluster, devices)
-        settings = Settings(runnable=True)
+        settings = Settings(runnable=True, max_width=1)
         try:
             return find_plan(self.chain, cluster, global_batch=self.first.global_batch, settings=settings)
         except InfeasibleError:

@@ -1,0 +1,76 @@
+"""Where what a rank holds of a tensor lies in the whole: boxes of consecutive elements in every dim.
+
+Rows are one box. A cut of a dim into (outer, units) with inner elements each (``space.sharding``) is ``outer`` boxes:
+
+    (1)  repeat o of units [a, a + n)  ->  [(o units + a) inner, (o units + a + n) inner) of the whole dim,
+                                           [o n inner, (o + 1) n inner) of the part
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from argosy.space.sharding import State, unit_counts
+
+Shape = tuple[int, ...]
+
+
+class Box(NamedTuple):
+    """Elements that follow one another in every dim."""
+
+    whole: Shape
+    """The first of them in the whole tensor."""
+    local: Shape
+    """The first of them in what is held."""
+    sizes: Shape
+
+    def of(self, part: Tensor) -> Tensor:
+        """The box as a view of what is held."""
+        return _window(part, self.local, self.sizes)
+
+    def out_of(self, whole: Tensor) -> Tensor:
+        """The box as a view of the whole."""
+        return _window(whole, self.whole, self.sizes)
+
+
+def rows(first: int, shape: Sequence[int]) -> tuple[Box, ...]:
+    """A tensor of this shape that begins with a given row of the whole."""
+    sizes = tuple(shape)
+    return (Box((first, *(0,) * (len(sizes) - 1)) if sizes else (), (0,) * len(sizes), sizes),)
+
+
+def boxes_of(shape: Shape, state: State, ratios: Sequence[float], member: int) -> tuple[Box, ...]:
+    """(1): a member's part of a tensor."""
+    if not state.is_sharded:
+        return rows(0, shape)
+    counts = unit_counts(state.units, ratios)
+    inner = shape[state.dim] // (state.outer * state.units)
+    begin, length = sum(counts[:member]) * inner, counts[member] * inner
+    found = []
+    for repeat in range(state.outer):
+        whole, local = [0] * len(shape), [0] * len(shape)
+        whole[state.dim], local[state.dim] = repeat * state.units * inner + begin, repeat * length
+        sizes = (*shape[: state.dim], length, *shape[state.dim + 1 :])
+        found.append(Box(tuple(whole), tuple(local), sizes))
+    return tuple(found)
+
+
+def rows_of(boxes: Sequence[Box], begin: int, end: int) -> tuple[Box, ...]:
+    """What lies in some rows of what is held."""
+    found = []
+    for box in boxes:
+        first, last = max(begin, box.local[0]), min(end, box.local[0] + box.sizes[0])
+        if first < last:
+            skipped = first - box.local[0]
+            whole = (box.whole[0] + skipped, *box.whole[1:])
+            found.append(Box(whole, (first - begin, *box.local[1:]), (last - first, *box.sizes[1:])))
+    return tuple(found)
+
+
+def _window(tensor: Tensor, begin: Shape, sizes: Shape) -> Tensor:
+    for dim, (first, length) in enumerate(zip(begin, sizes, strict=True)):
+        tensor = tensor.narrow(dim, first, length)
+    return tensor

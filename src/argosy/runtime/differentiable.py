@@ -1,0 +1,97 @@
+"""Collectives that torch differentiates, for a forward whose devices share every tensor.
+
+A gradient is in the state that is dual to its tensor's:
+
+    (1)  sharded     sharded alike
+    (2)  whole       a partial sum: what the devices have of it adds up to it
+    (3)  partial     whole
+
+With (1) to (3) the backward of an operation on one device's parts, as torch derives it, is that device's part of the
+backward of the whole operation, for every row of ``space.rules``. Between states, the backward of a collective is
+
+    (4)  all-gather      reduce-scatter          (5)  reduce-scatter  all-gather
+    (6)  all-reduce      all-reduce              (7)  all-to-all      all-to-all, back
+
+and that of a slice fills up with zeros. All devices of a group run the same calls in the same order, in the backward
+too: nothing may drop out of one device's graph because it has no part in a value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from argosy.cost.group import Collective, Way
+from argosy.runtime.collectives import GatherBy
+from argosy.runtime.exchange import GATHERS, Exchange
+from argosy.space.delivery import Conversion
+from argosy.space.sharding import PARTIAL, State
+
+
+def converted(exchange: Exchange, part: Tensor, shape: tuple[int, ...], step: Conversion, way: Way) -> Tensor:
+    """A tensor of a whole shape, from one state to another."""
+    if step.kind is Collective.SLICE:
+        return taken(exchange, part, step.after)
+    if not part.is_floating_point():
+        return exchange.convert(part, shape, step, way)
+    result: Tensor = _Converted.apply(part, exchange, shape, step, way)  # type: ignore[no-untyped-call]
+    if step.kind is Collective.ALL_GATHER:
+        return taken(exchange, result, step.after)
+    return result
+
+
+def taken(exchange: Exchange, whole: Tensor, state: State) -> Tensor:
+    """This device's part of a whole tensor."""
+    if state == PARTIAL:
+        first: Tensor = _OnFirst.apply(whole, exchange.rank == 0)  # type: ignore[no-untyped-call]
+        return first
+    return exchange.take(whole, state)
+
+
+class _Converted(torch.autograd.Function):
+    """(4) to (7)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, part: Tensor, exchange: Exchange, shape: tuple[int, ...], step: Conversion, way: Way
+    ) -> Tensor:
+        ctx.exchange, ctx.shape, ctx.step, ctx.way = exchange, shape, step, way
+        match step.kind:
+            case Collective.ALL_REDUCE:
+                return exchange.all_reduce(part)
+            case Collective.REDUCE_SCATTER:
+                return exchange.reduce_scatter(part, step.after)
+            case Collective.ALL_GATHER:
+                return exchange.all_gather(part, shape, step.before, GATHERS.get(way, GatherBy.ALL_TO_ALL))
+        assert step.kind is Collective.ALL_TO_ALL
+        return exchange.all_to_all(part, shape, step.before, step.after)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        exchange, shape, step = ctx.exchange, ctx.shape, ctx.step
+        gradient = gradients[0]
+        match step.kind:
+            case Collective.ALL_REDUCE:
+                back = exchange.all_reduce(gradient)
+            case Collective.REDUCE_SCATTER:
+                back = exchange.all_gather(gradient, shape, step.after, GATHERS.get(ctx.way, GatherBy.ALL_TO_ALL))
+            case Collective.ALL_GATHER:
+                back = exchange.reduce_scatter(gradient, step.before)
+            case _:
+                back = exchange.all_to_all(gradient, shape, step.after, step.before)
+        return back, None, None, None, None
+
+
+class _OnFirst(torch.autograd.Function):
+    """A whole tensor as a partial sum: the first device has it, the others zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, is_first: bool) -> Tensor:
+        ctx.is_first = is_first
+        return whole.clone() if is_first else torch.zeros_like(whole)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0] if ctx.is_first else torch.zeros_like(gradients[0]), None

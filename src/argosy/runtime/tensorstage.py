@@ -1,0 +1,203 @@
+"""A stage that a tensor-parallel group shares: its operations on parts of tensors, differentiated by torch.
+
+The forward of the stage is a graph of its own, for whose operations ``solve`` chooses rows and deliveries among the
+cuts of weights (``Kind.TENSOR``), at the ratios that the plan gives the group. What the stage receives and hands on is
+whole on every member, so are its buffers, its loss, and the weights that other stages hold too. The choice is made once
+for the places of weights, and anew for every number of samples with these places kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from argosy.cost.group import Collective, DeviceGroup
+from argosy.plan.plan import Recompute
+from argosy.runtime.calls import filled
+from argosy.runtime.differentiable import converted, taken
+from argosy.runtime.exchange import Exchange
+from argosy.runtime.graphcut import GraphCut
+from argosy.runtime.graphstage import MASK, GraphStage, apply
+from argosy.runtime.local import Clock, LocalCall
+from argosy.runtime.moment import Moment
+from argosy.solve.placement import Pricing
+from argosy.solve.spmd import Move, Program, program_at
+from argosy.space.rules import BY_ROWS, Choices, Kind
+from argosy.space.sharding import REPLICATED, State
+from argosy.workload.graph import Graph, Ref, Role
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How the groups of a stage share it."""
+
+    cut: GraphCut
+    index: int
+    group: DeviceGroup
+    """One of the groups; the others are as wide."""
+    ratios: tuple[float, ...]
+    samples: int
+    """Of the micro-batch for which the places of weights are chosen."""
+    whole: frozenset[int]
+    """Weights that every member holds whole."""
+    _programs: dict[int, Program] = field(default_factory=dict, compare=False)
+
+    @cached_property
+    def stored(self) -> dict[int, State]:
+        """Where weights are."""
+        found = self._program(self.samples, {})
+        return {value: found.deliveries[value].stored or REPLICATED for value in self.cut.parts[self.index].weights}
+
+    def program(self, samples: int) -> Program:
+        if samples not in self._programs:
+            self._programs[samples] = self._program(samples, self.stored)
+        return self._programs[samples]
+
+    def _program(self, samples: int, stored: Mapping[int, State]) -> Program:
+        graph = self._graph(samples)
+        whole = {*self.whole, *self.cut.parts[self.index].sends}
+        choices = Choices(graph, len(self.ratios), kind=Kind.TENSOR, whole=whole, stored=stored)
+        return program_at(graph, choices, Pricing(group=self.group), self.ratios, capped=False)
+
+    def _graph(self, samples: int) -> Graph:
+        """The stage's part of the forward, for so many samples; what it does not make itself is given."""
+        forward, part = self.cut.forward, self.cut.parts[self.index]
+        nodes = forward.nodes(samples)
+        own = tuple(nodes[index] for index in part.operations)
+        made = {value for node in own for value in node.outputs}
+        values = tuple(
+            replace(
+                value,
+                shape=forward.shape(number, samples),
+                role=Role.INPUT if value.role is Role.RESULT and number not in made else value.role,
+            )
+            for number, value in enumerate(self.cut.graph.values)
+        )
+        last = self.index == self.cut.num_stages - 1
+        return Graph(
+            name=f"{self.cut.graph.name}, stage {self.index}",
+            values=values,
+            nodes=own,
+            loss=self.cut.graph.loss if last else None,
+            gradients=(),
+            updates=part.updates,
+            constants=self.cut.graph.constants,
+            sent=part.sends,
+        )
+
+
+class TensorStage(GraphStage):
+    """One member's part of a stage."""
+
+    def __init__(
+        self,
+        sharing: Sharing,
+        exchange: Exchange,
+        model: nn.Module,
+        *,
+        recompute: Recompute,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        super().__init__(sharing.cut, sharing.index, model, recompute=recompute, device=device, seed=seed)
+        self.sharing, self.exchange = sharing, exchange
+        self.members: dict[int, _Member] = {}
+        """By number of samples."""
+
+    def compute(self, held: dict[int, Any], moment: Moment) -> None:
+        if moment.samples not in self.members:
+            self.members[moment.samples] = _Member(self, self.sharing.program(moment.samples))
+        self.members[moment.samples].run(held, moment)
+
+
+class _Member:
+    """The calls of one member of a group, for so many samples."""
+
+    def __init__(self, stage: TensorStage, program: Program) -> None:
+        self.stage, self.program, self.exchange = stage, program, stage.exchange
+        self.moves: dict[int, list[Move]] = {}
+        for move in program.moves:
+            if move.step.kind is not Collective.SLICE:
+                self.moves.setdefault(move.value, []).append(move)
+        self.calls = [
+            LocalCall(
+                graph=program.graph,
+                node=node,
+                row=row,
+                ratios=program.ratios,
+                rank=self.exchange.rank,
+                clock=Clock(),
+            )
+            for node, row in zip(program.graph.nodes, program.rows, strict=True)
+        ]
+        part = stage.part
+        loss = [] if program.graph.loss is None else [program.graph.loss]
+        self.results = {*part.sends, *loss, *(after for _, after in part.updates)}
+
+    def run(self, held: dict[int, Any], moment: Moment) -> None:
+        """Every operation; what the stage gives away joins what is held, whole."""
+        have: dict[tuple[int, State], Tensor] = {}
+        for value, tensor in held.items():
+            self._made(have, value, self.stage.sharing.stored.get(value, REPLICATED), tensor)
+        for call in self.calls:
+            made = self._call(call, have, moment)
+            parts = made if isinstance(made, (tuple, list)) else (made,)
+            for made_value, state, part in zip(call.node.outputs, call.row.outputs, parts, strict=True):
+                if made_value is not None:
+                    self._made(have, made_value, state, part)
+        held.update({value: have[value, REPLICATED] for value in self.results if (value, REPLICATED) in have})
+
+    def _made(self, have: dict[tuple[int, State], Tensor], value: int, state: State, tensor: Tensor) -> None:
+        """A value as it was made, and as it is delivered."""
+        have[value, state] = tensor
+        shape = self.program.graph.values[value].shape
+        for move in self.moves.get(value, ()):
+            have[value, move.step.after] = converted(self.exchange, tensor, shape, move.step, move.way)
+
+    def _take(self, have: dict[tuple[int, State], Tensor], value: int, state: State) -> Tensor:
+        if (value, state) not in have:
+            have[value, state] = taken(self.exchange, have[value, REPLICATED], state)
+        return have[value, state]
+
+    def _call(self, call: LocalCall, have: dict[tuple[int, State], Tensor], moment: Moment) -> Any:
+        node, row, device = call.node, call.row, self.stage.device
+        operands = iter([self._take(have, value, state) for value, state in zip(node.inputs, row.inputs, strict=True)])
+        args = [filled(part, lambda _: next(operands), device) for part in call.arguments]
+        keywords = {key: filled(part, lambda _: next(operands), device) for key, part in node.keywords}
+        if node.op == MASK:
+            return self._mask(call, args, moment)
+        if row.local == BY_ROWS:
+            return self._lookup(call, *args)
+        return apply(node.op, args, keywords, self._weight(call, have))
+
+    def _weight(self, call: LocalCall, have: dict[tuple[int, State], Tensor]) -> Tensor | None:
+        """This member's part of the weight whose transpose the last argument is, where that is how it is stored."""
+        last = call.node.arguments[-1] if call.node.arguments else None
+        weight = self.stage.weight(last)
+        if weight is None or not isinstance(last, Ref):
+            return None
+        transposed = self.program.rows[self.program.graph.producer[last.value]]
+        (before,), (after,) = transposed.inputs, transposed.outputs
+        is_direct = after == call.row.inputs[call.node.inputs.index(last.value)]
+        return have.get((weight, before)) if is_direct else None
+
+    def _mask(self, call: LocalCall, args: list[Any], moment: Moment) -> Tensor:
+        """As the whole mask, cut."""
+        like, *others = args
+        shape = self.program.graph.values[call.node.inputs[0]].shape
+        whole = torch.empty(shape, dtype=like.dtype, device=like.device)
+        return self.stage.mask([whole, *others], moment, lambda all_: self.exchange.take(all_, call.row.outputs[0]))
+
+    def _lookup(self, call: LocalCall, table: Tensor, ids: Tensor, padding: int = -1, *_: Any) -> Tensor:
+        """Rows that this member holds, zeros for the others."""
+        first, count = call.rows
+        own = (ids >= first) & (ids < first + count)
+        empty = padding - first if first <= padding < first + count else None
+        found = F.embedding((ids - first).clamp(0, count - 1), table, padding_idx=empty)
+        return found * own.unsqueeze(-1)
