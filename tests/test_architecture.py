@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime",),
     ("adapt",),
     ("choose",),
-    ("explain",),
+    ("explain", "graph_plan"),
     ("planner", "graph_planner", "baselines", "calibrate"),
     ("solve",),
     ("sim",),

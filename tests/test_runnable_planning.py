@@ -24,12 +24,12 @@ def test_runnable_plans_run(cluster: str, level: int) -> None:
 
 
 def test_what_is_left_out_of_the_space_is_no_faster_without_it() -> None:
-    """Exhaustive search of small cases: the restricted optimum is at best as fast, and sometimes slower."""
+    """Exhaustive search of small cases: the best plan that a run can be moved to is at best as fast, sometimes slower."""
     slower = 0
     for seed in range(24):
         case = random_case(seed, Recipe(max_devices=6, max_layers=4))
         free = Settings(level=2, gap=0, units=case.ones, schedules=case.schedules)
-        kept = Settings(level=2, gap=0, units=case.ones, schedules=case.schedules, runnable=True)
+        kept = Settings(level=2, gap=0, units=case.ones, schedules=case.schedules, runnable=True, max_width=1)
         try:
             limited = find_plan(case.chain, case.cluster, global_batch=case.global_batch, settings=kept)
         except InfeasibleError:

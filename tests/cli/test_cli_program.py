@@ -7,6 +7,9 @@ from pathlib import Path
 
 from command_result import Run
 
+from argosy.plan.file import load_plan
+from argosy.plan.runnable import unsupported
+
 PROGRAM = """
 import torch
 from torch import nn
@@ -69,13 +72,26 @@ def test_an_operation_without_a_rule_is_named_in_a_warning(run: Run) -> None:
 def test_a_pipeline_is_printed_with_what_lost_to_it(run: Run) -> None:
     Path("train.py").write_text(PROGRAM + DEEP, encoding="utf-8")
     Path("pair.toml").write_text(PAIR, encoding="utf-8")
-    text = run("plan", "--program", "train.py:deep", "-c", "pair.toml", "--quiet")
+    text = run("plan", "--program", "train.py:deep", "-c", "pair.toml", "--quiet", "-o", "plan.json")
+    check_written_pipeline(run)
+    assert "run it: argosy run plan.json train.py:deep" in text.out
     assert text.code == 0 and "in 2 stages on 4 devices" in text.out and "one program for all devices" in text.out
     found = json.loads(run("plan", "--program", "train.py:deep", "-c", "pair.toml", "--json", "--quiet").out)
     assert found["chosen"] == "pipeline" and found["step_seconds"] == found["pipeline"]["step_seconds"]
     assert len(found["pipeline"]["stages"]) == 2 and found["tried"]
     why = run("explain", "train.py:deep", "--cluster", "pair.toml", "--quiet")
     assert why.code == 0 and "stage 1" in why.out and "pipelines that were looked at" in why.out
+
+
+def check_written_pipeline(run: Run) -> None:
+    """Every operation of the forward has a stage, and what wants layers says that there are none."""
+    plan = load_plan("plan.json")
+    assert plan.cut is not None
+    assert len(plan.stages) == 2 and list(plan.cut) == sorted(plan.cut) and set(plan.cut) == {0, 1}
+    assert plan.global_batch == 2048 and plan.devices == ("a0.0", "a0.1", "b0.0", "b0.1")
+    assert unsupported(plan) == () and plan.predicted is not None
+    refused = run("simulate", "plan.json")
+    assert refused.code == 2 and "a plan for a captured program is carried out by argosy run" in refused.err
 
 
 DEEP = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -30,6 +31,7 @@ from argosy.plan.plan import (
     Predicted,
     RunnerUp,
     Search,
+    Stage,
 )
 from argosy.schedule import ScheduleKind, ScheduleSpec
 
@@ -60,8 +62,10 @@ def full_plans(draw: st.DrawFn) -> Plan:
         stage=stages,
         algorithm=st.sampled_from(Algorithm),
     )
+    plan = draw(plans()).plan
     return replace(
-        draw(plans()).plan,
+        plan,
+        stages=draw(st.sampled_from((plan.stages, tuple(of_operations(plan))))),
         schedule=draw(specs),
         collectives=draw(few_of(choices)),
         policy=draw(few_of(st.builds(PolicyRule, edge=words, below=amounts, schedule=specs))),
@@ -91,6 +95,22 @@ def full_plans(draw: st.DrawFn) -> Plan:
         runner_ups=draw(few_of(st.builds(RunnerUp, description=words, iteration_seconds=amounts, reason=words))),
         left_out=draw(few_of(st.builds(LeftOut, device=words, reason=words))),
     )
+
+
+def of_operations(plan: Plan) -> Iterator[Stage]:
+    """Its stages as if they were made of operations, every one of two runs of them."""
+    count = len(plan.stages)
+    for index, stage in enumerate(plan.stages):
+        yield replace(stage, ops=((index, index + 1), (count + 2 * index, count + 2 * index + 2)))
+
+
+@few
+@given(plans())
+def test_every_operation_has_the_stage_whose_range_it_is_in(case: Problem) -> None:
+    plan = replace(case.plan, stages=tuple(of_operations(case.plan)))
+    stages = range(len(plan.stages))
+    assert plan.cut == (*stages, *(at for at in stages for _ in range(2)))
+    assert case.plan.cut is None
 
 
 def few_of(items: st.SearchStrategy) -> st.SearchStrategy:

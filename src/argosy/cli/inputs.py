@@ -58,6 +58,9 @@ def load_scenario(
 ) -> Scenario:
     """The plan in a document, on its own cluster or another, under other changes or another schedule."""
     plan = plan_from_document(document)
+    if plan.cut is not None:
+        expected = "stages of layers; a plan for a captured program is carried out by argosy run"
+        raise document.error(("stages", 0, "ops"), expected, "stages of operations")
     plan = replace(plan, schedule=_schedule(plan.schedule, schedule, k))
     where = cluster_from_content(plan.cluster.content) if cluster is None else load_cluster(cluster)
     where = with_traces(where, traces) if traces else where

@@ -124,7 +124,7 @@ def plan(
     if program is not None:
         from argosy.cli.program import plan_program
 
-        plan_program(program, cluster, dtype=dtype, level=level, width=width, json=json, quiet=quiet)
+        plan_program(program, cluster, dtype=dtype, level=level, width=width, json=json, quiet=quiet, output=output)
         return
     if model is None or global_batch is None:
         raise bad_input("--model and --global-batch, or --program FILE.py:build", where="argosy plan")

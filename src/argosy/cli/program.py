@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from argosy.cluster.topology import Cluster
     from argosy.dtype import Dtype
     from argosy.graph_planner import GraphPlan
+    from argosy.workload.capture.initial import FakeModel
     from argosy.workload.graph import Graph
 
 DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp32"}
 
 
-def share_program(text: str, cluster: str, *, dtype: str | None, level: int, quiet: bool) -> tuple[GraphPlan, Cluster]:
+class Shared(NamedTuple):
+    """A program, and how a cluster shares it."""
+
+    found: GraphPlan
+    cluster: Cluster
+    dtype: Dtype
+    fake: FakeModel
+    samples: int
+
+
+def share_program(text: str, cluster: str, *, dtype: str | None, level: int, quiet: bool) -> Shared:
     """Capture a program and find the cheapest way to share its step; what no rule knows is warned of."""
     from argosy.cli.terminal import progress
     from argosy.cluster.file import load_cluster
@@ -34,10 +47,25 @@ def share_program(text: str, cluster: str, *, dtype: str | None, level: int, qui
         return graph if count == samples else capture_fake(with_samples(fake, count), name=name)
 
     with progress(f"sharing {len(graph.nodes):,} operations between {len(where.devices)} devices", quiet=quiet):
-        found = find_graph_plan(step, samples, where, _dtype(graph, dtype), level=level)
+        products = _dtype(graph, dtype)
+        found = find_graph_plan(step, samples, where, products, level=level)
     for op in found.unknown:
         sys.stderr.write(f"warning: {without_rule(op)}\n")
-    return found, where
+    return Shared(found, where, products, fake, samples)
+
+
+def write_plan(shared: Shared, output: Path) -> None:
+    """What was found as a plan file; stages that mix samples are not divided by them."""
+    from argosy.cli.terminal import write_file
+    from argosy.graph_plan import as_plan
+    from argosy.plan.file import dumps_plan
+    from argosy.runtime.operations import divides
+
+    found, cluster, dtype, fake, samples = shared
+    plan = as_plan(found, cluster, dtype, samples)
+    if not divides(fake, plan):
+        plan = as_plan(found, cluster, dtype, samples, divided=False)
+    write_file(output, dumps_plan(plan).encode())
 
 
 def _dtype(graph: Graph, named: str | None) -> Dtype:
@@ -54,14 +82,27 @@ def _dtype(graph: Graph, named: str | None) -> Dtype:
 
 
 def plan_program(
-    text: str, cluster: str, *, dtype: str | None, level: int, width: int | None, json: bool, quiet: bool
+    text: str,
+    cluster: str,
+    *,
+    dtype: str | None,
+    level: int,
+    width: int | None,
+    json: bool,
+    quiet: bool,
+    output: Path | None,
 ) -> None:
-    """Print the program or the pipeline of programs that was found."""
-    from argosy.cli.terminal import print_json, stdout_console
+    """Print the program or the pipeline of programs that was found, and write it as a plan where asked to."""
+    from argosy.cli.terminal import check_folder, print_json, stdout_console
     from argosy.report.graph_plan import graph_plan_title, graph_plan_to_dict, pipeline_table
     from argosy.report.program import collective_table, parameter_table, segment_lines, share_table
 
-    found, where = share_program(text, cluster, dtype=dtype, level=level, quiet=quiet)
+    if output is not None:
+        check_folder(output)
+    shared = share_program(text, cluster, dtype=dtype, level=level, quiet=quiet)
+    found, where = shared.found, shared.cluster
+    if output is not None:
+        write_plan(shared, output)
     if json:
         print_json("plan", graph_plan_to_dict(found))
         return
@@ -82,6 +123,8 @@ def plan_program(
         for table in (collective_table(found.program), parameter_table(found.program)):
             console.print()
             console.print(table)
+    if output is not None:
+        console.print(f"\nrun it: argosy run {output} {text}", soft_wrap=True)
     console.print(f"\nwhy: argosy explain {text} --cluster {cluster}", soft_wrap=True)
 
 
@@ -95,7 +138,7 @@ def explain_program(text: str, cluster: str | None, *, width: int | None, json: 
 
     if cluster is None:
         raise bad_input("a cluster file or a bundled name, because a program names none", where="--cluster")
-    found, where = share_program(text, cluster, dtype=None, level=1, quiet=quiet)
+    found, where = share_program(text, cluster, dtype=None, level=1, quiet=quiet)[:2]
     if json:
         print_json("explain", graph_plan_to_dict(found))
         return

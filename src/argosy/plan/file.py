@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,7 +14,7 @@ from pydantic import BeforeValidator, Field
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import canonical
 from argosy.document import Document, Schema, parse_json, read_json, validate
-from argosy.errors import Mismatch, bad_input, closest
+from argosy.errors import InputError, Mismatch, Problem, bad_input, closest
 from argosy.plan.plan import (
     Algorithm,
     Certificate,
@@ -39,6 +41,12 @@ Real = Annotated[float, Field(allow_inf_nan=False)]
 def _range(value: object) -> object:
     if not isinstance(value, list) or len(value) != 2:
         raise Mismatch(value, "the first layer and one past the last, such as [0, 8]")
+    return value
+
+
+def _ops(value: object) -> object:
+    if not isinstance(value, list) or len(value) != 2:
+        raise Mismatch(value, "the first operation and one past the last, such as [0, 40]")
     return value
 
 
@@ -88,6 +96,7 @@ class StageSchema(Schema):
     zero: Literal[0, 1, 2, 3] = 0
     context: Count = 1
     expert: Count = 1
+    ops: list[Annotated[list[Natural], BeforeValidator(_ops)]] = Field(default_factory=list)
 
     def value(self) -> Stage:
         return Stage(
@@ -98,6 +107,7 @@ class StageSchema(Schema):
             zero=self.zero,
             context=self.context,
             expert=self.expert,
+            ops=tuple((first, end) for first, end in self.ops),
         )
 
 
@@ -199,6 +209,9 @@ def loads_plan(text: str, *, file: str = "plan.json") -> Plan:
 def plan_from_document(document: Document) -> Plan:
     """A plan, or one ``InputError`` with everything that is wrong with the file, the cluster in it included."""
     schema = validate(document, PlanSchema)
+    problems = list(_misplaced(schema, document))
+    if problems:
+        raise InputError(problems)
     build_cluster(document.inside("cluster", "content"), folder=Path())
     model, cluster = schema.model, schema.cluster
     return Plan(
@@ -219,6 +232,31 @@ def plan_from_document(document: Document) -> Plan:
         runner_ups=tuple(RunnerUp(**runner_up.model_dump()) for runner_up in schema.runner_ups),
         left_out=tuple(LeftOut(**device.model_dump()) for device in schema.left_out),
     )
+
+
+def _misplaced(schema: PlanSchema, document: Document) -> Iterator[Problem]:
+    """What is wrong with stages of operations: every operation is in one stage, and every stage has some."""
+    if not any(stage.ops for stage in schema.stages):
+        return
+
+    def problem(found: str, expected: str, *location: str | int) -> Problem:
+        return replace(document.problem(("stages", *location), expected), found=found)
+
+    owner: dict[int, int] = {}
+    for index, stage in enumerate(schema.stages):
+        if not stage.ops:
+            yield problem("no ops", "some, because other stages are made of operations", index)
+        for at, (first, end) in enumerate(stage.ops):
+            found, twice = f"[{first}, {end})", next((op for op in range(first, end) if op in owner), None)
+            if first >= end:
+                yield problem(found, "a range of at least one operation", index, "ops", at)
+            elif twice is not None:
+                expected = f"no operation {twice}, which is in stage {owner[twice]}"
+                yield problem(found, expected, index, "ops", at)
+            owner |= {op: index for op in range(first, end) if op not in owner}
+    missing = next((op for op in range(max(owner, default=-1)) if op not in owner), None)
+    if missing is not None:
+        yield problem(f"no operation {missing}", f"all up to {max(owner)}, the last, in some stage's ops")
 
 
 def _predicted(schema: PredictedSchema) -> Predicted:
@@ -283,7 +321,7 @@ def _stage_to_dict(stage: Stage) -> dict[str, Any]:
         "zero": stage.zero,
         "context": stage.context,
         "expert": stage.expert,
-    }
+    } | ({"ops": [list(each) for each in stage.ops]} if stage.ops else {})
 
 
 def _fields(value: object) -> dict[str, Any]:

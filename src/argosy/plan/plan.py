@@ -89,6 +89,8 @@ class Stage:
     """Parts into which every replica cuts the sequence."""
     expert: int = 1
     """Holders that follow one another and hold the experts together, each an equal part of them."""
+    ops: tuple[tuple[int, int], ...] = ()
+    """Ranges of operations of the captured forward, where a stage is no range of layers; it then counts as one."""
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -136,7 +138,9 @@ class Stage:
         extras += [f"zero {self.zero}"] if self.zero else []
         extras += [f"recompute {self.recompute}"] if self.recompute is not Recompute.NONE else []
         tail = "".join(f", {extra}" for extra in extras)
-        return f"Stage {index}: layers {self.first}..{self.end - 1} on {on}, {groups}{uneven}{tail}"
+        count = sum(end - first for first, end in self.ops)
+        what = f"{count} operations" if self.ops else f"layers {self.first}..{self.end - 1}"
+        return f"Stage {index}: {what} on {on}, {groups}{uneven}{tail}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,6 +267,14 @@ class Plan:
     def devices(self) -> tuple[str, ...]:
         """Every device in use, once, in stage order."""
         return tuple(dict.fromkeys(device for stage in self.stages for device in stage.devices))
+
+    @property
+    def cut(self) -> tuple[int, ...] | None:
+        """The stage of every operation of the forward, in a plan for a captured program; else None."""
+        placed = {
+            op: at for at, stage in enumerate(self.stages) for first, end in stage.ops for op in range(first, end)
+        }
+        return tuple(placed[op] for op in sorted(placed)) if placed else None
 
     def algorithm(self, collective: Collective, stage: int) -> Algorithm:
         """As the plan says; else a ring, padded where the shards of a tensor-parallel group are unequal."""

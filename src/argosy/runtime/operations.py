@@ -23,7 +23,7 @@ from torch import nn
 
 from argosy.cluster.file import cluster_from_content
 from argosy.cost.group import device_group
-from argosy.errors import RunError
+from argosy.errors import InputError, RunError
 from argosy.plan.plan import Plan
 from argosy.runtime.boxes import boxes_of
 from argosy.runtime.exchange import Exchange
@@ -41,6 +41,7 @@ from argosy.runtime.world import gather_texts
 from argosy.solve.stagecut import cut_graph
 from argosy.space.sharding import REPLICATED, Segments, State
 from argosy.workload.capture.forward import Forward, capture_forward
+from argosy.workload.capture.initial import FakeModel
 from argosy.workload.capture.trace import DETACH
 
 Places = list[tuple[nn.Module, str]]
@@ -98,7 +99,7 @@ class GraphSource:
         return found
 
     def check_agreed(self) -> None:
-        """A ``RunError`` where ranks, each by itself, find that groups share stages differently. Every rank calls this."""
+        """A ``RunError`` where ranks, each by itself, found different programs for a stage. Every rank calls this."""
         programs = []
         for index, sharing in self.shared.items():
             for samples in sorted({replica.samples for replica in self.plan.stages[index].replicas}):
@@ -167,6 +168,20 @@ def by_layers(forward: Forward, model: nn.Module, layers: Sequence[nn.Module], p
             path = path.rpartition(".")[0]
         found.append(max(before, stage_of.get(path, 0)))
     return tuple(found)
+
+
+def divides(fake: FakeModel, plan: Plan) -> bool:
+    """Whether the replicas of a plan of operations can divide the samples of a program that was built without values:
+    no operation of a stage with several of them mixes samples."""
+    replicas = [len(stage.replicas) for stage in plan.stages]
+    if max(replicas) == 1 or plan.cut is None:
+        return True
+    forward = capture_forward(fake.model, fake.loss, fake.batch, device=torch.device("cpu"))
+    try:
+        GraphCut(forward, aligned(forward, plan.cut), len(replicas)).check_divided(replicas)
+    except InputError:
+        return False
+    return True
 
 
 def agreed_cut(forward: Forward, plan: Plan, device: torch.device) -> tuple[int, ...]:

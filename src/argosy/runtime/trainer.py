@@ -75,9 +75,10 @@ def parallelize(
     where it has no values yet. ``shard_proportions(stage)`` says how ZeRO divides rows among a stage's replicas;
     evenly unless given. ``roster`` names the devices by rank where there are more than the plan uses: the others are
     idle until a plan that ``move`` is given uses them. ``cut`` gives every operation of the forward a stage
-    (``solve.stagecut.cut_graph(...).stages``) where stages are not ranges of layers; a model without layers is cut
-    here. ``seed`` is that of dropout's masks.
+    (``solve.stagecut.cut_graph(...).stages``) where stages are not ranges of layers, the plan's own unless given; a
+    model without layers is cut here. ``seed`` is that of dropout's masks.
     """
+    cut = plan.cut if cut is None else cut
     roster = devices_by_rank(plan) if roster is None else tuple(roster)
     check_supported(plan)
     join(plan, roster)

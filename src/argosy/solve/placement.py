@@ -30,6 +30,7 @@ from argosy.solve.elimination import Problem, Table
 from argosy.space.delivery import Conversion, Delivery, conversions, deliveries
 from argosy.space.families import Call
 from argosy.space.flop import flop_of
+from argosy.space.matrices import is_matrix
 from argosy.space.rules import Choices, Kind, Row
 from argosy.space.sharding import PARTIAL, REPLICATED, Segments, State, by, sharded, unit_counts
 from argosy.workload.graph import Graph, Role
@@ -153,7 +154,7 @@ class Placement:
 
     def _is_cut(self, value: int) -> bool:
         """Whether a parameter is not to be stored whole, where it can be cut."""
-        return self.choices.kind is Kind.TENSOR and self.choices.is_matrix(value)
+        return self.choices.kind is Kind.TENSOR and is_matrix(self.graph, value)
 
     def _sample_cut(self, cuts: Sequence[State]) -> State | None:
         inputs = [self.graph.values[value].shape for value in self.graph.with_role(Role.INPUT)]

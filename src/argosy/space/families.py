@@ -296,6 +296,8 @@ def split(call: Call) -> Pattern:
 
 
 def cat(call: Call) -> Pattern:
+    if any(len(shape) != len(call.outputs[0]) for shape in call.inputs):  # an empty vector may be joined to anything
+        return whole(call)
     dim = call.argument(1, 0) % len(call.outputs[0])
     labels = letters(len(call.outputs[0]))
     if len({shape[dim] for shape in call.inputs}) > 1:

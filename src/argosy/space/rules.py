@@ -26,6 +26,7 @@ from importlib.resources import files
 from typing import Any
 
 from argosy.space.families import FAMILIES, Call, Pattern, whole
+from argosy.space.matrices import is_matrix
 from argosy.space.sharding import (
     PARTIAL,
     REPLICATED,
@@ -41,10 +42,6 @@ from argosy.workload.graph import Argument, Graph, Node, Ref, Role
 
 Cut = tuple[int, int]
 """(outer, units)."""
-MULTIPLIED = frozenset(
-    f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "convolution", "embedding")
-)
-"""What matrices, kernels and tables of weights are for."""
 BY_ROWS = "by rows"
 """The implementation that looks up only the rows of a table which a device holds."""
 
@@ -231,7 +228,7 @@ class Choices:
                     self._offer(index, sharded(0, self.graph.values[index].shape[0]))
             return
         for index, value in enumerate(self.graph.values):
-            if self.kind is Kind.TENSOR and not self.is_matrix(index):
+            if self.kind is Kind.TENSOR and not is_matrix(self.graph, index):
                 continue
             if value.role is Role.PARAMETER:
                 dims = range(min(len(value.shape), 3 if len(value.shape) == 3 else 2))
@@ -244,21 +241,6 @@ class Choices:
         for node, call, reshapes in zip(self.graph.nodes, self.calls, self._reshapes, strict=True):
             if reshapes:
                 self._offer_opened(node, call.inputs[0], call.outputs[0])
-
-    def is_matrix(self, parameter: int) -> bool:
-        """Whether a parameter is a matrix, a kernel or a table that something is multiplied with or looked up in."""
-        value = self.graph.values[parameter]
-        if value.role is not Role.PARAMETER or len(value.shape) < 2:
-            return False
-        todo = [parameter]
-        while todo:
-            for index in self.graph.consumers[todo.pop()]:
-                node = self.graph.nodes[index]
-                if node.op in MULTIPLIED:
-                    return True
-                if len(node.inputs) == 1:
-                    todo += [made for made in node.outputs if made is not None]
-        return False
 
     def _offer_opened(self, node: Node, before: Shape, after: Shape) -> None:
         """The first of the dims into which a reshape opens one: heads out of a width."""

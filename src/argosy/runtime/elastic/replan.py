@@ -67,15 +67,18 @@ def regrouped(plan: Plan, devices: Collection[str]) -> Plan | None:
         plan = _one_stage_per_worker(plan)
     stages: list[Stage] = []
     orphaned = 0
+    unplaced: tuple[tuple[int, int], ...] = ()
     for stage in plan.stages:
         here = tuple(replica for replica in stage.replicas if set(replica.devices) <= set(devices))
         if here:
-            stages.append(replace(stage, first=stage.first - orphaned, replicas=_shared(here, plan.micro_batch_size)))
-            orphaned = 0
+            first, ops = stage.first - orphaned, tuple(sorted((*unplaced, *stage.ops)))
+            stages.append(replace(stage, first=first, ops=ops, replicas=_shared(here, plan.micro_batch_size)))
+            orphaned, unplaced = 0, ()
         elif stages:
-            stages[-1] = replace(stages[-1], end=stage.end)
+            stages[-1] = replace(stages[-1], end=stage.end, ops=tuple(sorted((*stages[-1].ops, *stage.ops))))
         else:
             orphaned += stage.end - stage.first
+            unplaced += stage.ops
     if not stages:
         return None
     same = len(stages) == len(plan.stages)
