@@ -24,7 +24,7 @@ def test_runnable_plans_run(cluster: str, level: int) -> None:
 
 
 def test_what_is_left_out_of_the_space_is_no_faster_without_it() -> None:
-    """Exhaustive search of small cases: the best plan that a run can be moved to is at best as fast, sometimes slower."""
+    """Exhaustive search of small cases: what a run can be moved to is at best as fast as the best, sometimes slower."""
     slower = 0
     for seed in range(24):
         case = random_case(seed, Recipe(max_devices=6, max_layers=4))

@@ -229,18 +229,19 @@ def t5(samples: int, *, tied: bool = False) -> Built:
 
 
 class Routed(nn.Module):
-    """Every sample goes through the expert of its kind; an expert without samples does nothing at all."""
+    """Samples of some kinds go through the expert of theirs; an expert without samples does nothing at all."""
 
-    def __init__(self) -> None:
+    def __init__(self, *kinds: int) -> None:
         super().__init__()
-        self.experts = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(3)])
+        self.experts = nn.ModuleDict({str(kind): nn.Linear(WIDTH, WIDTH) for kind in kinds})
 
     def forward(self, carry: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         x, kinds = carry
         result = x.clone()
-        for kind, expert in enumerate(self.experts):
-            if (kinds == kind).any():
-                result[kinds == kind] = x[kinds == kind] + torch.tanh(expert(x[kinds == kind]))
+        for kind, expert in self.experts.items():
+            own = kinds == int(kind)
+            if own.any():
+                result[own] = x[own] + torch.tanh(expert(x[own]))
         return result, kinds
 
 
@@ -249,8 +250,8 @@ class Kinds(nn.Module):
         super().__init__()
         self.first = nn.Linear(3, WIDTH)
 
-    def forward(self, x: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor]:
-        return self.first(x), kinds
+    def forward(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return self.first(batch[0]), batch[1]
 
 
 class Guess(nn.Module):
@@ -264,13 +265,13 @@ class Guess(nn.Module):
 
 def routed_loss(model: Any, batch: Any) -> Tensor:
     x, kinds, classes = batch
-    return F.cross_entropy(model(x, kinds), classes)
+    return F.cross_entropy(model((x, kinds)), classes)
 
 
 def routed(samples: int, *, tied: bool = False) -> Built:
-    """Six layers; of neighbouring samples one goes to the first expert and one to the second, none to the third."""
+    """Six layers; of neighbouring samples one is of kind 0 and one of kind 1, none of kind 2."""
     del tied
-    model = nn.Sequential(Kinds(), *(Routed() for _ in range(4)), Guess())
+    model = nn.Sequential(Kinds(), Routed(0), Routed(1, 2), Routed(2), Routed(0, 1), Guess())
     batch = (torch.randn(samples, 3), torch.arange(samples) % 2, torch.randint(5, (samples,)))
     return model, routed_loss, batch
 

@@ -29,7 +29,7 @@ def test_hugging_face_models_train_as_in_one_process(ranks: RankPool, model: str
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_replicas_may_have_gradients_of_other_weights(ranks: RankPool, zero: int) -> None:
-    """Each replica uses an expert that the other does not, and nobody uses the third."""
+    """Each replica uses a layer that the other does not, and nobody uses the third kind of expert."""
     case = Case(model="routed", shares=((1, 1), (2,)), zero=zero, clip=True, num_micro_batches=2)
     assert not differences(case, ranks(case.num_ranks, train_in_parallel, case))
 
