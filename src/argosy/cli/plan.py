@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -256,13 +255,13 @@ class _History:
 @contextlib.contextmanager
 def _watch(message: str, *, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
     """How far a search is, on stderr: on a terminal one line that changes, elsewhere a line per percent of the gap."""
+    from argosy.cli.terminal import has_spinner, spinner
+
     if quiet:
         yield None
-    elif sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
-        from rich.console import Console
-
-        with Console(stderr=True).status(message) as status:
-            yield lambda state: status.update(f"{message}: {_state(state)}")
+    elif has_spinner():
+        with spinner(message) as say:
+            yield lambda state: say(f"{_state(state)}; {message}")
     else:
         sys.stderr.write(f"{message}\n")
         told: set[tuple[float, float]] = set()

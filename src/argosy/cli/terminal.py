@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,16 +40,33 @@ def print_json(command: str, content: dict[str, Any]) -> None:
 @contextlib.contextmanager
 def progress(message: str, *, quiet: bool) -> Iterator[None]:
     """Say on stderr what takes time: a spinner on a terminal, a plain line elsewhere."""
-    from rich.console import Console
-
     if quiet:
         yield
-    elif sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
-        with Console(stderr=True).status(message):
+    elif has_spinner():
+        with spinner(message):
             yield
     else:
         sys.stderr.write(f"{message}\n")
         yield
+
+
+def has_spinner() -> bool:
+    """Whether a line on stderr may change."""
+    return sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+
+
+@contextlib.contextmanager
+def spinner(message: str) -> Iterator[Callable[[str], None]]:
+    """A line that moves, with the time since it began; what it yields changes what it says."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.table import Column
+
+    clock = TimeElapsedColumn(table_column=Column(min_width=7, no_wrap=True))
+    columns = (SpinnerColumn(), clock, TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(message, total=None)
+        yield lambda text: shown.update(task, description=text)
 
 
 def check_folder(path: Path) -> None:
