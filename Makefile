@@ -9,7 +9,7 @@ SECONDS ?= 600
 PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz coverage check format bench docs clean
+.PHONY: help demo test test-all test-torch-free test-oldest fuzz audit coverage check format bench docs clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## ?/\t/' | expand -t 12
@@ -22,6 +22,15 @@ test: $(VENV)/.test   ## the test suite
 
 test-all: $(VENV)/.test   ## the test suite with the exhaustive matrices
 	$(BIN)/python -m pytest -n $(JOBS)
+
+test-torch-free: .venv-$(notdir $(PYTHON))/.torch-free   ## planning, simulating and reporting without torch: make test-torch-free PYTHON=python3.13
+	.venv-$(notdir $(PYTHON))/bin/python -m pytest -n $(JOBS) --torch-free -m "not exhaustive" -p no:cacheprovider
+
+test-oldest: .venv-oldest/.torch-free   ## the same with the oldest versions that pyproject.toml allows
+	.venv-oldest/bin/python -m pytest -n $(JOBS) --torch-free -m "not exhaustive" -p no:cacheprovider
+
+audit: $(VENV)/.audit   ## known holes in what is installed; asks a service on the network
+	$(BIN)/pip-audit --skip-editable
 
 fuzz: $(VENV)/.test   ## changed inputs for every reader and command: make fuzz COUNT=100000 SECONDS=600 PROCESSES=2
 	$(BIN)/python tests/fuzz --count $(COUNT) --seconds $(SECONDS) --jobs $(PROCESSES)
@@ -50,7 +59,7 @@ docs: $(VENV)/.docs   ## the documentation, as a site in build/docs
 	@echo "wrote build/docs/index.html"
 
 clean:           ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "argosy needs Python 3.11 or newer; found $$($(PYTHON) --version). Set PYTHON=python3.11"; exit 2; }
@@ -61,7 +70,12 @@ $(VENV)/.core: $(VENV)/bin/python pyproject.toml
 	$(PIP) -e .
 	@touch $@
 
-$(VENV)/.test $(VENV)/.check $(VENV)/.bench $(VENV)/.torch $(VENV)/.docs $(VENV)/.coverage: $(VENV)/.%: $(VENV)/.core
+.venv-%/.torch-free: pyproject.toml tests/oldest.txt
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check $(if $(filter oldest,$*),-c tests/oldest.txt) -e '.[torch-free]'
+	@touch $@
+
+$(VENV)/.test $(VENV)/.check $(VENV)/.bench $(VENV)/.torch $(VENV)/.docs $(VENV)/.audit $(VENV)/.coverage: $(VENV)/.%: $(VENV)/.core
 	@echo "installing what '$*' needs into $(VENV)"
 	$(PIP) -e '.[$*]'
 	@touch $@

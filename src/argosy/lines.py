@@ -13,6 +13,8 @@ from functools import cached_property
 
 Location = tuple[str | int, ...]
 """Where a value stands: ``("nodes", 0, "nic")``."""
+_DEEPEST = 32
+"""Tables within tables whose lines are kept; what is in deeper ones is where its surroundings are."""
 
 
 def toml_lines(text: str) -> Iterator[tuple[Location, int]]:
@@ -37,8 +39,12 @@ class LazyLines(Mapping[Location, int]):
         lines: dict[Location, int] = {}
         with suppress(RecursionError):  # what is nested too deeply is where its surroundings are
             for location, line in self.scan():
-                for length in range(1, len(location)):
-                    lines.setdefault(location[:length], line)
+                if len(location) > _DEEPEST:
+                    continue
+                for length in range(len(location) - 1, 0, -1):
+                    if location[:length] in lines:  # and with it everything around it
+                        break
+                    lines[location[:length]] = line
                 lines[location] = line
         return lines
 

@@ -142,12 +142,13 @@ def uneven_once(algorithm: Algorithm, devices: Sequence[str], shares: Sequence[f
 
 
 def seconds_alone(cluster: Cluster, pairs: Pairs, rounds: int) -> float:
-    """(6)"""
+    """(6); for ever where a link is down."""
     loads: dict[int, float] = defaultdict(float)
     routes = [cluster.fastest(*pair, num_bytes) for pair, num_bytes in pairs.items()]
     for route, num_bytes in zip(routes, pairs.values(), strict=True):
         for link in route.links:
             loads[link] += num_bytes
-    seconds = {link: load / cluster.links[link].bandwidth.at(0) for link, load in loads.items()}
+    rates = {link: cluster.links[link].bandwidth.at(0) for link in loads}
+    seconds = {link: load / rates[link] if rates[link] else math.inf for link, load in loads.items()}
     ends = (max(seconds[link] for link in route.links) + rounds * cluster.latency(route) for route in set(routes))
     return max(ends, default=0.0)
