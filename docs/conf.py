@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
@@ -29,7 +30,9 @@ html_theme_options = {"source_directory": "docs/", "navigation_with_keys": True}
 html_show_sphinx = False
 
 
-def setup(app: object) -> None:
-    from generate import write_references
+def setup(app: Any) -> None:
+    from generate import copy_notes, link_notes, write_references
 
     write_references(HERE / "reference")
+    copy_notes(HERE.parent / "benchmarks" / "results", HERE / "reference" / "notes")
+    app.connect("source-read", lambda _, name, source: source.__setitem__(0, link_notes(name, source[0])))

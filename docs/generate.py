@@ -37,6 +37,22 @@ def write_references(folder: Path) -> None:
             path.write_text(text, encoding="utf-8")
 
 
+def copy_notes(source: Path, folder: Path) -> None:
+    """The dated notes of the benchmarks as pages of the site, with their pictures; they lie outside of its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in sorted([*source.glob("*.md"), *source.glob("*.svg")]):
+        text, copy = path.read_text(encoding="utf-8"), folder / path.name
+        if path.suffix == ".md":
+            text = "---\norphan: true\n---\n" + text.replace("](../../docs/", "](../../")
+        if not copy.exists() or copy.read_text(encoding="utf-8") != text:
+            copy.write_text(text, encoding="utf-8")
+
+
+def link_notes(name: str, text: str) -> str:
+    """A page whose links to notes lead to their copies; a reader of the repository follows them as they are written."""
+    return text.replace("](../benchmarks/results/", "](reference/notes/") if name == "results" else text
+
+
 def commands_page() -> str:
     parts = [
         "# Commands\n\nGenerated from the program. Exit codes: 0 fine, 2 bad input, 3 infeasible, 4 a run failed.\n"
