@@ -1,13 +1,16 @@
-"""The pictures of the documentation, from the simulator itself: ``python docs/pictures.py``."""
+"""The pictures of the documentation, from the simulator itself: ``python docs/pictures.py``, where chromium is."""
 
 from __future__ import annotations
 
 import html
+import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from argosy.cluster.file import cluster_from_content
 from argosy.plan.file import load_plan
+from argosy.report.page import Report
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.simulate import simulate
 from argosy.timeline import SpanKind, Timeline
@@ -15,6 +18,8 @@ from argosy.workload.load import load_model
 
 FOLDER = Path(__file__).parent / "pictures"
 WIDTH, ROW, MARGIN = 900, 16, 90
+PHOTOGRAPHED = 1165
+"""Pixels of the page, from its top to the end of the timeline."""
 COLOURS = {SpanKind.FORWARD: "#3b82c4", SpanKind.BACKWARD: "#e0912f", SpanKind.UPDATE: "#8a5cb8"}
 
 
@@ -41,6 +46,23 @@ def main() -> None:
         played = simulate(replace(plan, schedule=spec), chain, slow, iterations=1)
         charts.append((f"k = {k}", played))
     (FOLDER / "kfkb.svg").write_text(_chart(charts), encoding="utf-8")
+    (FOLDER / "report.png").write_bytes(_photographed(Report(plan=plan, chain=chain, cluster=cluster)))
+
+
+def _photographed(report: Report) -> bytes:
+    """The upper part of a page, by a browser."""
+    from selenium import webdriver
+
+    options, driver = webdriver.ChromeOptions(), webdriver.ChromeService(executable_path=shutil.which("chromedriver"))
+    options.binary_location = shutil.which("chromium") or ""
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"):
+        options.add_argument(flag)
+    with tempfile.TemporaryDirectory() as folder, webdriver.Chrome(options=options, service=driver) as browser:
+        screen = {"width": 1080, "height": PHOTOGRAPHED, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        browser.get(report.save(Path(folder) / "report.html").as_uri())
+        picture: bytes = browser.get_screenshot_as_png()
+    return picture
 
 
 def _chart(charts: list[tuple[str, Timeline]]) -> str:
