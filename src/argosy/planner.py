@@ -7,7 +7,8 @@
          cheap bound on throughput; a second one (``solve.reach``) says which need no programme.
     (4)  Level 1 judges the plans that the bounds lead to and improves the best by small moves. Level 2 goes on
          best-first, from coarse to fine units of devices, until the gap between the best plan and the least open
-         bound is small enough or time is up.
+         bound is small enough or time is up. Level 1 takes the first units that have a plan, and where devices are few
+         and alike all of them.
     (5)  The best few are placed on real devices and played by the exact engine, which decides (``solve.verdict``).
 
 Every plan carries a certificate: no plan in the stated scope is faster than its lower bound.
@@ -28,7 +29,7 @@ from argosy.errors import InfeasibleError, NothingFitsError, bad_input
 from argosy.plan.plan import Plan, Search
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.solve.beside import with_uniform
-from argosy.solve.candidate import diverse, single_stages
+from argosy.solve.candidate import Candidate, diverse, single_stages
 from argosy.solve.feasible import batch_shapes, find_fit, is_quick
 from argosy.solve.frontier import Branch
 from argosy.solve.incumbents import Incumbents
@@ -66,6 +67,8 @@ _CLOSE = 1.02
 """Times the bound of ``solve.reach`` no plan of a large cluster is."""
 _TASKS = 1_500
 """That the exact engine may play on level 1."""
+_FEW = 16
+"""Devices of one sort that level 1 also takes one by one: their vectors are numbers, so a search takes a second."""
 
 
 def find_plan(
@@ -166,6 +169,8 @@ class _PlanSearch:
         self.counters = Counters()
         self.incumbents = Incumbents(Judge(self.prices, cluster))
         self.interrupted = False
+        self.coarse: list[Candidate] = []
+        """The finalists of the first units that have a plan."""
 
     def run(self) -> Plan:
         levels = [self.settings.units] if self.settings.units else list(granularities(self.pools))
@@ -180,11 +185,17 @@ class _PlanSearch:
                     raise
                 self.interrupted = True
                 bound = self.free_bound
-            if self.interrupted or (self.incumbents.found and (self._out_of_time() or self.settings.level == 1)):
+            self.coarse = self.coarse or self._finalists()
+            if self.interrupted or (self.incumbents.found and (self._out_of_time() or not self._refines)):
                 break
         if not self.incumbents.found:
             raise NothingFitsError(why_infeasible(self.prices, self.cluster))
         return self._finish(bound, units)
+
+    @property
+    def _refines(self) -> bool:
+        """Whether finer units are searched though coarser ones have a plan."""
+        return self.settings.level > 1 or (len(self.pools) == 1 and self.pools[0].count <= _FEW)
 
     def _may_fit(self, units: Vector) -> bool:
         """Where a coarser granularity has no plan: whether it is worth looking at a finer one."""
@@ -341,19 +352,28 @@ class _PlanSearch:
             self.incumbents.keep(branch.search.shape, [plan for _, plan in plans] + ([dived] if dived else []), units)
             self.incumbents.suspect(branch, plans)
 
+    def _finalists(self) -> list[Candidate]:
+        """As many as the exact engine plays in a fraction of the search."""
+        found = self.incumbents.found
+        tasks = 4 * len(found[0].plan) * found[0].shape.num_micro_batches if found else 1
+        most = max(1, _TASKS // tasks) if self.settings.level == 1 else max(4, 20 * _TASKS // tasks)
+        return diverse(found, min(most, 8))
+
     def _finish(self, bound: float, units: Vector) -> Plan:
-        """Let the exact engine decide between the best few, as many as it plays in a fraction of the search."""
-        tasks = 4 * len(self.incumbents.found[0].plan) * self.incumbents.found[0].shape.num_micro_batches
-        most = max(1, (_TASKS if self.settings.level == 1 else 20 * _TASKS) // tasks)
-        finalists = diverse(self.incumbents.found, min(most, 8))
+        """Let the exact engine decide between the best few: of coarse units, with what is played beside them, and then
+        of fine ones, so that finer units never make a plan worse."""
+        finalists = self._finalists()
+        first = self.coarse if self.settings.level == 1 else finalists
         scope = allowed(Scope(units=units), self.settings)
         scope = only_runnable(scope) if self.settings.runnable else scope
         trial = Trial(self.prices, self.cluster, self.calm, scope, self.settings.executor)
-        verdict = trial.decide(finalists)
+        verdict = trial.decide(first)
         if self.settings.units is None or self.settings.replicas is not None:
             shapes = list(batch_shapes(self.global_batch, self.settings.schedules))
             tasks = 12 * _TASKS * self.settings.level**3
             verdict = with_uniform(verdict, trial, self.incumbents.judge, shapes, tasks)
+        if finalists != first:
+            verdict = trial.decide([verdict.winner, *finalists])
         scope, bounds = self._scope(units), (bound, self.free_bound)
         plan = certify(verdict, self.incumbents.found, bounds, self.prices, scope, self.cluster)
         search = Search(

@@ -65,6 +65,8 @@ class Summary:
     links: tuple[LinkFigures, ...]
     """Those that carried anything, the busiest first."""
     stalled: str | None
+    repeated: int = 0
+    """Iterations that were not played, because they repeat others."""
 
     @property
     def mean_seconds(self) -> float | None:
@@ -102,6 +104,7 @@ def summarise(plan: Plan, cluster: Cluster, timeline: Timeline) -> Summary:
         devices=tuple(_devices(plan, cluster, timeline)),
         links=tuple(sorted(links, key=lambda link: -link.utilisation)),
         stalled=timeline.stalled,
+        repeated=timeline.repeated,
     )
 
 
@@ -159,6 +162,7 @@ def summary_to_dict(summary: Summary) -> dict[str, Any]:
     return {
         "iterations": {
             "finished": len(seconds),
+            "repeated": summary.repeated,
             "seconds": list(seconds),
             "mean_seconds": summary.mean_seconds,
             "min_seconds": min(seconds, default=None),

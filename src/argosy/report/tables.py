@@ -42,6 +42,8 @@ def _summary_lines(summary: Summary) -> Iterable[tuple[str, str]]:
             best, worst = TIME.format(min(seconds)), TIME.format(max(seconds))
             text += f" on average over {len(seconds)}, {best} at best, {worst} at worst"
         yield "iteration", text
+        if summary.repeated:
+            yield "played", f"{len(seconds) - summary.repeated:,}; the other {summary.repeated:,} repeat them exactly"
         tokens = f", {summary.tokens_per_second:,.0f} tokens/s" if summary.plan.model.sequence_length > 1 else ""
         yield "throughput", f"{summary.samples_per_second:.4g} samples/s{tokens}"
     yield "bubble", f"{percent(summary.bubble_fraction)} of the devices' time"

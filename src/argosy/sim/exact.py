@@ -6,7 +6,8 @@ its seconds (``Trace.advance``), so slow-downs and losses in mid-task need no ev
 
 The event heap holds (time, number, what); the number breaks ties, so equal inputs give equal outputs to the last bit.
 Rates are computed once per instant, after everything that happens at it. Iterations follow one another without a
-barrier: each device starts the next one as soon as its own work allows.
+barrier: each device starts the next one as soon as its own work allows. Iterations that repeat others need not be
+played (``jump``).
 """
 
 from __future__ import annotations
@@ -18,22 +19,32 @@ from typing import cast
 
 from argosy.cluster.topology import Cluster, Route
 from argosy.sim.graph import Task, TaskGraph
+from argosy.sim.jump import Repeats
 from argosy.sim.network import ActiveFlow, Network
 from argosy.timeline import LinkUse, Span, Timeline
 from argosy.units import TIME
 
 
 def simulate_exact(
-    graph: TaskGraph, cluster: Cluster, *, iterations: int = 1, record: int | None = None, until: float = math.inf
+    graph: TaskGraph,
+    cluster: Cluster,
+    *,
+    iterations: int = 1,
+    record: int | None = None,
+    until: float = math.inf,
+    jump: bool = True,
 ) -> Timeline:
     """Play ``iterations`` of the graph from time 0. Spans and memory are kept for the first ``record`` of them
-    (default: all); no iteration begins after ``until``."""
-    engine = _Engine(graph, cluster, iterations, iterations if record is None else record, until)
-    engine.run()
+    (default: all); no iteration begins after ``until``. Of those that are not recorded, the ones that repeat others are
+    left out, if one may ``jump``."""
+    engine = Engine(graph, cluster, iterations, iterations if record is None else record, until)
+    engine.run(Repeats(engine) if jump and engine.record < iterations - 1 else None)
     return engine.timeline()
 
 
-class _Engine:
+class Engine:
+    """Everything that is under way."""
+
     def __init__(self, graph: TaskGraph, cluster: Cluster, iterations: int, record: int, until: float) -> None:
         self.graph = graph
         self.cluster = cluster
@@ -69,6 +80,10 @@ class _Engine:
         self.busy = [0.0] * len(graph.devices)
         self.memory: list[list[tuple[float, float]]] = [[] for _ in graph.devices]
         self.iteration_ends: list[float] = []
+        self.has_ended = False
+        """Whether an iteration was over since somebody looked."""
+        self.repeated = 0
+        """Iterations that were not played."""
 
     def _link_tasks(self) -> None:
         for index, task in enumerate(self.graph.tasks):
@@ -80,12 +95,15 @@ class _Engine:
             self.in_next_iteration[earlier].append(later)
             self.carried_needs[later] += 1
 
-    def run(self) -> None:
+    def run(self, repeats: Repeats | None = None) -> None:
         self._open_iteration(0)
         while self.heap or self.network.dirty:
             if self.network.dirty and (not self.heap or self.heap[0][0] > self.now):
                 self.network.refresh(self.now)
                 continue
+            if self.has_ended and repeats is not None and self.heap[0][0] > self.now:
+                repeats.look()
+                self.has_ended = False
             self.now, _, act, arguments = heapq.heappop(self.heap)
             act(*arguments)
 
@@ -190,14 +208,16 @@ class _Engine:
         self.started.pop(instance, None)
         if not self.left[iteration]:
             self.iteration_ends.append(self.now)
+            self.has_ended = True
 
     def _release(self, instance: int, by: int) -> None:
         self.waiting[instance] -= 1
         if not self.waiting[instance]:
             del self.waiting[instance]
-            cause = self.span_of.get(by, self.cause.get(by))  # a task without spans hands on its own cause
-            if cause is not None:
-                self.cause[instance] = cause
+            if instance < self.record * self.size:
+                cause = self.span_of.get(by, self.cause.get(by))  # a task without spans hands on its own cause
+                if cause is not None:
+                    self.cause[instance] = cause
             self._start(instance)
 
     def _keep(
@@ -240,6 +260,7 @@ class _Engine:
             links=tuple(uses),
             memory=tuple(self._memory_steps(index) for index in range(len(self.graph.devices))),
             stalled=self._why_stalled(),
+            repeated=self.repeated,
         )
 
     def _memory_steps(self, device: int) -> tuple[str, tuple[tuple[float, float], ...]]:

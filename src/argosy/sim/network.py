@@ -9,7 +9,7 @@ needs the same edges overtakes it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from argosy.cluster.topology import Cluster, Route
@@ -106,6 +106,26 @@ class Network:
             flow.version += 1
             if rate > 0:
                 self.foresee_end(now + flow.remaining / rate, flow, flow.version)
+
+    def under_way(self) -> list[ActiveFlow]:
+        """The flows that have started, in the order of their requests."""
+        flows = {number: flow for there in self.on_link.values() for number, flow in there.items()}
+        return [flows[number] for number in sorted(flows)]
+
+    def carried_until(self, now: float) -> list[float]:
+        """Bytes that crossed each link up to a time since which no rate has changed."""
+        carried = [*self.carried]
+        for flow in self.under_way():
+            for link in _links(flow):
+                carried[link] += flow.rate * (now - flow.settled)
+        return carried
+
+    def shift(self, seconds: float, carried: Sequence[float]) -> None:
+        """Everything as it is, so much later, after so many more bytes over each link."""
+        for flow in self.under_way():
+            flow.started += seconds
+            flow.settled += seconds
+        self.carried = [before + more for before, more in zip(self.carried, carried, strict=True)]
 
     def _start(self, flow: ActiveFlow, now: float) -> bool:
         route = self._choose(flow, now)

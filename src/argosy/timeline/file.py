@@ -62,6 +62,7 @@ class TimelineSchema(Schema):
     memory: dict[str, list[MemoryStep]] = Field(default_factory=dict)
     contacts: list[ContactSchema] = Field(default_factory=list)
     stalled: str | None = None
+    repeated: Natural = 0
 
 
 def load_timeline(path: Path | str) -> Timeline:
@@ -95,6 +96,7 @@ def timeline_from_document(document: Document) -> Timeline:
             Contact(**{**contact.model_dump(), "kind": ContactKind(contact.kind)}) for contact in schema.contacts
         ),
         stalled=schema.stalled,
+        repeated=schema.repeated,
     )
 
 
@@ -156,6 +158,7 @@ def timeline_to_dict(timeline: Timeline) -> dict[str, Any]:
         "memory": {device: [list(step) for step in steps] for device, steps in timeline.memory},
         "stalled": timeline.stalled,
         **({"contacts": contacts} if contacts else {}),
+        **({"repeated": timeline.repeated} if timeline.repeated else {}),
     }
 
 

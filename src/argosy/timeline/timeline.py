@@ -124,6 +124,8 @@ class Timeline:
     """Of a measured timeline: what the devices' processes did about messages."""
     stalled: str | None = None
     """Why it stopped before the last iteration, if it did."""
+    repeated: int = 0
+    """Iterations that were not played one by one, because they repeat others."""
 
     @cached_property
     def end(self) -> float:
