@@ -133,9 +133,10 @@ CASES: dict[str, Callable[..., Figures]] = {
 
 def in_a_process(name: str, *arguments: int | str) -> Figures:
     """A case in a fresh interpreter, with the most memory it held (``rss``, bytes) and CPU seconds of it and its
-    children (``all_cpu``)."""
+    children (``all_cpu``); told on stderr, because the next one may take minutes."""
     command = [sys.executable, "-m", "benchmarks.scale_cases", name, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
+    print(name, *arguments, done.stdout.strip(), file=sys.stderr, flush=True)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -108,7 +108,7 @@ iteration_ends = [4, 2]
 ## field of a plan
 schedule = "1f1b"
 > timeline.json:47: schedule: found an unknown field, expected one of the fields busy, clock, contacts, devices,
-| iteration_ends, links, memory, spans, stalled, version
+| iteration_ends, links, memory, repeated, spans, stalled, version
 """
 
 few = settings(max_examples=80, deadline=None)
