@@ -10,6 +10,10 @@ from argosy.cluster.trace import Trace
 
 def at_time_zero(cluster: Cluster) -> Cluster:
     """The cluster as it is at time 0, for ever: what a plan without a scenario is made for."""
+    if all(link.bandwidth.is_constant and link.latency.is_constant for link in cluster.links) and all(
+        device.speed.is_constant for device in cluster.devices
+    ):
+        return cluster
     links = tuple(
         replace(link, bandwidth=Trace.constant(link.bandwidth.at(0)), latency=Trace.constant(link.latency.at(0)))
         for link in cluster.links

@@ -15,15 +15,21 @@ def overlaps(sources: Sequence[Replica], targets: Sequence[Replica]) -> Iterator
     >>> [count for *_, count in overlaps([one, two], [whole])]
     [3, 1]
     """
-    start = 0
+    start, first, begin = 0, 0, 0
     for source in sources:
-        begin = 0
-        for target in targets:
-            common = min(start + source.samples, begin + target.samples) - max(start, begin)
+        end = start + source.samples
+        while first < len(targets) and begin + targets[first].samples <= start:
+            begin += targets[first].samples
+            first += 1
+        there = begin
+        at = first
+        while at < len(targets) and there < end:
+            common = min(end, there + targets[at].samples) - max(start, there)
             if common > 0:
-                yield source, target, common
-            begin += target.samples
-        start += source.samples
+                yield source, targets[at], common
+            there += targets[at].samples
+            at += 1
+        start = end
 
 
 def share_overlaps(sources: Sequence[float], targets: Sequence[float]) -> Iterator[tuple[int, int, float]]:
