@@ -151,7 +151,7 @@ def cluster_of(link: dict[str, float]) -> Cluster:
 
 
 def plans(question: Question, num_layers: int) -> Iterator[tuple[str, Plan]]:
-    settings = Settings(level=2, time_budget=20.0, runnable=True)
+    settings = Settings(level=2, time_budget=20.0, runnable=True, max_width=1)
     best = find_plan(
         question.chain, question.cluster, global_batch=GLOBAL_BATCH, settings=settings, model=question.model
     )

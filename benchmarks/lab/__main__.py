@@ -114,7 +114,7 @@ def _fight(contest: Contest, share: float, folder: Path, rivals: Sequence[str]) 
     known = known_of(contest.job, contest.cluster, contest.global_batch, folder)
     chain, model = known.chain, known.model
     question = Question(chain=chain, cluster=contest.cluster, global_batch=contest.global_batch, model=model)
-    settings = Settings(level=2, time_budget=20.0, runnable=True)
+    settings = Settings(level=2, time_budget=20.0, runnable=True, max_width=1)
     plans: dict[str, Plan | NoPlan] = {
         "argosy": find_plan(chain, contest.cluster, global_batch=contest.global_batch, settings=settings, model=model)
     }

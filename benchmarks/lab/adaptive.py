@@ -87,7 +87,7 @@ class Foresight:
         plans = [self.first]
         for moment in moments():
             then = self.stage._from(moment, calm=True)
-            settings = Settings(runnable=True)
+            settings = Settings(runnable=True, max_width=1)
             batch = self.first.global_batch
             found = find_plan(JOB.chain, then, global_batch=batch, settings=settings, model=self.model)
             plans.append(replace(found, stages=tuple(replace(stage, zero=0) for stage in found.stages)))

@@ -159,10 +159,10 @@ def test_model_from_a_file_keeps_the_file_s_name(run: Run, tmp_path: Path) -> No
 def test_options_reach_the_search(run: Run, asked: list[Settings]) -> None:
     run(*SMALL, "-q")
     run(*SMALL, "-q", "--level", "2", "--gap", "0.5", "--time-budget", "2 min", "--no-prune", "--no-mixed")
-    run(*SMALL, "-q", "--max-context", "2", "--max-expert", "4", "--schedule", "gpipe")
+    run(*SMALL, "-q", "--max-width", "3", "--max-context", "2", "--max-expert", "4", "--schedule", "gpipe")
     assert replace(asked[0], progress=None) == Settings()
     assert replace(asked[1], progress=None) == Settings(level=2, gap=0.5, time_budget=120.0, prune=False, mixed=False)
-    limited = Settings(max_context=2, max_expert=4, schedules=(ScheduleSpec(kind=ScheduleKind.GPIPE),))
+    limited = Settings(max_width=3, max_context=2, max_expert=4, schedules=(ScheduleSpec(kind=ScheduleKind.GPIPE),))
     assert replace(asked[2], progress=None) == limited
 
 

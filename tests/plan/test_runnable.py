@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from argosy.errors import InputError
 from argosy.plan.file import load_plan
 from argosy.plan.plan import Plan, Recompute, Replica
-from argosy.plan.runnable import fixed, unsupported
+from argosy.plan.runnable import check_movable, unsupported
 from argosy.schedule import ScheduleKind, ScheduleSpec
 
 
@@ -36,8 +37,9 @@ def test_groups_run_and_are_not_moved(plain: Plan) -> None:
     groups = tuple(Replica(devices=(f"a0.{at}", f"a0.{at + 1}"), samples=4, ratios=(0.7, 0.3)) for at in (0, 2))
     plan = replace(plain, stages=(plain.stages[0], replace(plain.stages[1], replicas=groups, zero=3)))
     assert unsupported(plan) == ()
-    assert fixed(plain) == ()
-    assert fixed(plan) == ("Stage 1 asks for tensor width 2, and only stages of width 1 can be moved.",)
+    check_movable(plain)
+    with pytest.raises(InputError, match=r"stages\[1\]: found tensor width 2.*argosy plan --max-width 1"):
+        check_movable(plan)
 
 
 @pytest.mark.parametrize(

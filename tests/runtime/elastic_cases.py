@@ -74,7 +74,7 @@ class ElasticRun:
         config.parent.mkdir(parents=True)
         config.write_text(json.dumps(_MODEL))
         model = load_model(str(config), dtype="fp32")
-        self.plan = find_plan(model, self.cluster, global_batch=8, settings=Settings(runnable=True))
+        self.plan = find_plan(model, self.cluster, global_batch=8, settings=Settings(runnable=True, max_width=1))
         (folder / "plan.json").write_text(dumps_plan(self.plan))
         self.settings = {"lost_after": 2.0, "gather": 120.0, "wait": 60.0, "patience": 60.0, **settings}
         self.settings |= {"model": str(config)} if chain else {}

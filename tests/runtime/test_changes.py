@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from rank_pool import RankPool
 from training_cases import Case, differences, train_by_policy, train_with_changes
 
@@ -24,6 +25,14 @@ def test_schedule_and_shares_change_without_a_restart(ranks: RankPool) -> None:
     case = Case(shares=((3, 1), (2, 2)), zero=3, clip=False)
     outcomes = ranks(4, train_with_changes, case, CHANGES)
     assert not differences(replace(case, steps=1 + len(CHANGES)), outcomes)
+
+
+@pytest.mark.exhaustive
+def test_the_shares_of_tensor_parallel_groups_change_too(ranks: RankPool) -> None:
+    case = Case(shares=((2, 2), (4,)), ratios=((0.7, 0.3), (1.0,)), zero=1, num_micro_batches=2)
+    changes = [(0, (1, 3)), ScheduleSpec(kind=ScheduleKind.ZERO_BUBBLE), (0, (2, 2))]
+    outcomes = ranks(case.num_ranks, train_with_changes, case, changes)
+    assert not differences(replace(case, steps=1 + len(changes)), outcomes)
 
 
 def test_the_plan_s_policy_is_followed(ranks: RankPool) -> None:

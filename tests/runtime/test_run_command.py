@@ -19,6 +19,13 @@ from training_cases import Case
 from argosy.runtime.checkpoint import read_state_dict
 from argosy.timeline.file import load_timeline
 
+PAIR = """
+name = "pair"
+[[nodes]]
+name = "n"
+devices = { kind = "V100-32GB", count = 2 }
+intra = [{ medium = "pcie", bandwidth = "1 GB/s" }]
+"""
 SECONDS = 60
 
 
@@ -81,6 +88,30 @@ def test_a_program_without_layers_trains_the_same_on_one_device_and_on_two(tmp_p
         losses.append(json.loads(done.stdout)["losses"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert losses[0][2] < losses[0][0]
+
+
+@pytest.mark.exhaustive
+def test_what_is_planned_for_a_captured_program_is_run(tmp_path: Path) -> None:
+    program = PROGRAM.with_name("small_unet.py")
+    whole = written_plan(tmp_path, Case(shares=((2,),), num_micro_batches=4))
+    alone = run(whole, "--steps", "2", "--json", program=program)
+    (tmp_path / "pair.toml").write_text(PAIR)
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    planned = [
+        sys.executable,
+        "-m",
+        "argosy",
+        "plan",
+        "--program",
+        f"{program}:build",
+        "-c",
+        str(tmp_path / "pair.json"),
+    ]
+    subprocess.run([*planned, "-o", str(folder / "plan.json")], env=environment(), capture_output=True, check=True)
+    done = run(folder / "plan.json", "--steps", "2", "--json", "--any-device", program=program)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["losses"] == pytest.approx(json.loads(alone.stdout)["losses"], rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -60,14 +60,13 @@ def check_reach(adapt: str) -> None:
 def check_adapting(plan: Plan, adapt: str) -> None:
     """Whether a run of a plan can adapt: predictions need the plan's model and cluster."""
     from argosy.cluster.file import cluster_from_content
-    from argosy.errors import InputError, Problem
     from argosy.plan.check import check_plan
-    from argosy.plan.runnable import fixed
+    from argosy.plan.runnable import check_movable
     from argosy.workload.load import load_model
 
     check_reach(adapt)
-    if adapt == "full" and (sentences := fixed(plan)):
-        raise InputError([Problem(path="--adapt", found=text, expected="shares, or less") for text in sentences])
+    if adapt == "full":
+        check_movable(plan)
     if adapt != "off":
         ref = plan.model
         chain = load_model(ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)

@@ -26,9 +26,11 @@ def elastic_jobs(
     """One for every host whose agent runs here."""
     from argosy.cluster.file import cluster_from_content
     from argosy.errors import bad_input, closest
+    from argosy.plan.runnable import check_movable
     from argosy.runtime.elastic.job import Job
     from argosy.runtime.ranks import nodes_of
 
+    check_movable(launch.plan)
     names = [one.name for one in cluster_from_content(launch.plan.cluster.content).nodes]
     if launch.here:
         here = [one.name for one in nodes_of(launch.plan)]

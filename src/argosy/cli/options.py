@@ -126,6 +126,12 @@ EvenShares = Annotated[
     bool,
     typer.Option("--even-shares", help="Every replica takes as many samples: for systems that cannot share unevenly."),
 ]
+MaxWidth = Annotated[
+    int | None,
+    typer.Option(
+        "--max-width", min=1, help="Tensor-parallel groups of at most so many devices; 1 for runs that move or survive."
+    ),
+]
 MaxContext = Annotated[
     int | None,
     typer.Option(

@@ -27,6 +27,7 @@ from argosy.cli.options import (
     MaxCost,
     MaxExpert,
     MaxPrice,
+    MaxWidth,
     NoMixed,
     NoPrune,
     Objective,
@@ -82,6 +83,7 @@ def plan(
     no_prune: NoPrune = False,
     schedule: Schedules = None,
     no_mixed: NoMixed = False,
+    max_width: MaxWidth = None,
     max_context: MaxContext = None,
     max_expert: MaxExpert = None,
     even_shares: EvenShares = False,
@@ -113,6 +115,7 @@ def plan(
     """
     from argosy.cli.choose import Task, courses_over
     from argosy.cli.inputs import check_at_least, compute_model, load_calibration
+    from argosy.cli.program import plan_program
     from argosy.cli.terminal import check_folder, print_json, progress, stdout_console, write_file
     from argosy.cluster.file import load_cluster
     from argosy.errors import NothingFitsError, bad_input
@@ -121,8 +124,6 @@ def plan(
     from argosy.workload.load import load_model
 
     if program is not None:
-        from argosy.cli.program import plan_program
-
         plan_program(program, cluster, dtype=dtype, level=level, width=width, json=json, quiet=quiet, output=output)
         return
     if model is None or global_batch is None:
@@ -132,7 +133,7 @@ def plan(
         check_folder(output)
     settings = Settings(level=level, gap=gap, time_budget=_budget(time_budget), prune=not no_prune, runnable=runnable)
     settings = replace(settings, mixed=False if no_mixed else None, even_shares=even_shares)
-    settings = replace(settings, max_context=max_context, max_expert=max_expert)
+    settings = replace(settings, max_width=max_width, max_context=max_context, max_expert=max_expert)
     if schedule:
         settings = replace(settings, schedules=parse_schedules(schedule))
     chain = load_model(model, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from argosy.errors import InputError, Problem
 from argosy.plan.plan import Plan, Recompute, Stage
 from argosy.schedule import ScheduleKind
 from argosy.units import RATE
@@ -56,13 +57,16 @@ def unsupported(plan: Plan) -> tuple[str, ...]:
     return tuple(_sentences(plan))
 
 
-def fixed(plan: Plan) -> tuple[str, ...]:
-    """A sentence for everything in a plan that cannot be handed on to other devices while it runs."""
-    return tuple(
-        f"Stage {index} asks for tensor width {stage.replicas[0].width}, and only stages of width 1 can be moved."
-        for index, stage in enumerate(plan.stages)
-        if stage.replicas[0].width > 1
-    )
+def check_movable(plan: Plan) -> None:
+    """Raise an ``InputError`` for what in a plan cannot be handed on to other devices while it runs."""
+    expected, hint = "stages that a run can move to other devices", "argosy plan --max-width 1 keeps to them"
+    problems = [
+        Problem(path=f"stages[{index}]", found=f"tensor width {width}", expected=expected, suggestion=hint)
+        for index, width in enumerate(stage.replicas[0].width for stage in plan.stages)
+        if width > 1
+    ]
+    if problems:
+        raise InputError(problems)
 
 
 def _sentences(plan: Plan) -> Iterator[str]:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from argosy.errors import InputError, Problem
 from argosy.plan.plan import Plan
+from argosy.plan.runnable import check_movable
 from argosy.runtime.collectives import offsets
 from argosy.runtime.failure import in_contact
 from argosy.runtime.handover import About, Handover, HeldRows, Key
@@ -36,7 +37,7 @@ from argosy.runtime.ranks import seats_of
 from argosy.runtime.recipe import Recipe, autocast_for
 from argosy.runtime.rows import Interval, Piece, moves_between, waves
 from argosy.runtime.summing import Groups
-from argosy.runtime.world import check_movable, check_supported, gather_texts, open_groups
+from argosy.runtime.world import check_supported, gather_texts, open_groups
 
 if TYPE_CHECKING:
     from argosy.runtime.trainer import Trainer

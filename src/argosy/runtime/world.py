@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from argosy.errors import InputError, Problem, RunError
 from argosy.plan.plan import Plan
-from argosy.plan.runnable import fixed
 from argosy.runtime import supports
 from argosy.runtime.ranks import devices_by_rank
 
@@ -23,14 +22,6 @@ def check_supported(plan: Plan) -> None:
     sentences = supports(plan)
     if sentences:
         raise InputError([Problem(path="plan", expected="what the runtime executes", found=text) for text in sentences])
-
-
-def check_movable(plan: Plan) -> None:
-    """For a plan that is moved to, or from."""
-    sentences = fixed(plan)
-    if sentences:
-        expected = "stages that a run can move to other devices"
-        raise InputError([Problem(path="plan", expected=expected, found=text) for text in sentences])
 
 
 def join(plan: Plan | None, roster: Sequence[str] | None = None, *, patience: datetime.timedelta = PATIENCE) -> None:

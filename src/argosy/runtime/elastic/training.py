@@ -30,7 +30,7 @@ from argosy.runtime.program import load_program
 from argosy.runtime.saving import Saver
 from argosy.runtime.trainer import Trainer
 from argosy.runtime.worker import CHECKPOINTS, PROGRESS, TIMELINE, prepare, write_timeline
-from argosy.runtime.world import check_movable, check_supported, join
+from argosy.runtime.world import check_supported, join
 
 _RECORDED = 50
 """Steps of a generation whose spans are kept."""
@@ -63,7 +63,6 @@ class _Worker:
         plan, rank = loads_plan(spec["plan"]), spec["rank"]
         join_device()
         check_supported(plan)
-        check_movable(plan)
         if not self.job.any_device:
             check_hardware(plan, rank)
         program = load_program(self.job.program)
