@@ -6,9 +6,9 @@ import re
 from collections.abc import Generator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("argosy", deadline=None)
+settings.register_profile("argosy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("argosy")
 
 _HEAVY = ("torch", "transformers", "ray", "selenium", "sphinx", "hta", "yt", "h5py", "numba")
