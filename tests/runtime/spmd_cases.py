@@ -14,10 +14,9 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from argosy.cost.group import DeviceGroup
 from argosy.runtime.calls import run_whole, whole_tensors
 from argosy.runtime.spmd import Trainer
-from argosy.solve.capped import cheapest
 from argosy.solve.placement import Placement, Pricing
 from argosy.solve.segments import boundaries, segments_at
-from argosy.solve.spmd import Program, described, find_program
+from argosy.solve.spmd import Program, assignment, described, find_program
 from argosy.space.rules import Choices
 from argosy.space.sharding import Segments
 from argosy.workload.capture.initial import build_fake
@@ -55,10 +54,10 @@ def random_program(name: str, ratios: tuple[float, ...] | Segments, seed: int, d
     count = len(ratios.ratios[0] if isinstance(ratios, Segments) else ratios)
     pricing = Pricing(group=slow_group(count))
     graph = captured(name, dtype)
-    placement = Placement(graph, Choices(graph, count), pricing, ratios, pinned=1)
+    placement = Placement(graph, Choices(graph, count), pricing, ratios)
     noise = np.random.default_rng(seed)
     costs = tuple(noise.uniform(0, 1e-2, len(cost)) for cost in placement.problem.costs)
-    return described(placement, cheapest(replace(placement.problem, costs=costs)))
+    return described(placement, assignment(placement, capped=False, problem=replace(placement.problem, costs=costs)))
 
 
 def difference(one: Tensor, other: Tensor) -> float:

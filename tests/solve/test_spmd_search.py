@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from argosy.cost.group import DeviceGroup
 from argosy.errors import InfeasibleError
+from argosy.solve import tangled
 from argosy.solve.capped import cheapest
 from argosy.solve.elimination import Problem, TangledError, eliminate
 from argosy.solve.placement import Placement, Pricing
 from argosy.solve.ratios import Load, closed_form, solve_ratios
-from argosy.solve.spmd import alternatives, find_program
+from argosy.solve.spmd import alternatives, find_program, program_at
 from argosy.space.rules import Choices
 from argosy.space.sharding import REPLICATED
 from argosy.workload.capture.trace import capture
@@ -165,6 +166,54 @@ def test_a_tangled_graph_says_so() -> None:
     pairs = tuple((i, j, rng.uniform(size=(12, 12))) for i in range(14) for j in range(i))
     with pytest.raises(TangledError, match="tangled"):
         eliminate(Problem(costs=costs, pairs=pairs))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_tangled_search_is_bounded_by_brute_force(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of three entries at most: almost everything is held in turn."""
+    monkeypatch.setattr(tangled, "MOST_ENTRIES", 3 if seed % 2 else 12)
+    rng = np.random.default_rng(seed)
+    problem = random_problem(rng, 8, 14, forbidden=0.0)
+    weights, lightest = None, [0] * 8
+    if seed % 3 == 0:
+        raw = [rng.uniform(0.1, 1, len(cost)) for cost in problem.costs]
+        weights = [0.9 * w / sum(w.min() for w in raw) for w in raw]
+        lightest = [int(w.argmin()) for w in weights]
+    found = tangled.cheapest_tangled(problem, weights, holds=[lightest, [len(cost) - 1 for cost in problem.costs]])
+    expected = brute_force(problem, weights)
+    assert problem.value(found.choice) == pytest.approx(found.value, rel=1e-12)
+    assert found.bound <= expected * (1 + 1e-9) and expected <= found.value * (1 + 1e-12)
+    if weights is not None:
+        assert sum(w[x] for w, x in zip(weights, found.choice, strict=True)) <= 1
+
+
+def test_a_tangled_search_without_need_is_exact() -> None:
+    problem = random_problem(np.random.default_rng(3), 7, 9, forbidden=0.0)
+    found = tangled.cheapest_tangled(problem, holds=[[0] * 7])
+    assert found.value == found.bound == pytest.approx(brute_force(problem), rel=1e-12)
+
+
+def test_a_tangled_program_is_near_what_is_proven_and_explained() -> None:
+    """T5 ties all layers of its decoder to one encoder."""
+    graph = captured("t5")
+    pricing = Pricing(group=group(3, bandwidth=1e8))
+    choices = Choices(graph, 3)
+    program = program_at(graph, choices, pricing, (0.5, 0.25, 0.25))
+    assert choices.tangled and program.bound <= program.seconds <= 1.05 * program.bound
+    largest = max(graph.parameters, key=lambda value: graph.values[value].elements)
+    others = alternatives(program, pricing, largest)
+    assert others[0].seconds == pytest.approx(program.seconds, rel=1e-6) and len(others) > 2
+
+
+@pytest.mark.parametrize("name", ["language", "experts", "unet"])
+def test_equal_nodes_looked_at_once_give_the_program_of_each_by_itself(name: str) -> None:
+    graph = captured(name)
+    pricing = Pricing(group=group(3))
+    folded, apart = (
+        program_at(graph, Choices(graph, 3, fold=fold), pricing, (0.5, 0.25, 0.25)) for fold in (True, False)
+    )
+    assert folded.seconds == pytest.approx(apart.seconds, rel=1e-12)
+    assert folded.rows == apart.rows and folded.deliveries == apart.deliveries
 
 
 def lp_oracle(speeds: list[float], work: float, padded: float, caps: list[float]) -> float:

@@ -12,7 +12,8 @@ from spmd_models import BUILDS, captured
 from torch import Tensor
 
 from argosy.runtime.calls import function
-from argosy.space.rules import Choices, table
+from argosy.space.operations import table
+from argosy.space.rules import Choices
 from argosy.space.sharding import sharded
 from argosy.workload.graph import Argument, Graph, Node, Ref, Role, Symbol, Value
 

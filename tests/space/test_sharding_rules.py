@@ -18,7 +18,8 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from argosy.runtime.calls import filled, tensor_constants, whole_tensors
 from argosy.runtime.local import Clock, local_calls
 from argosy.runtime.shards import take
-from argosy.space.rules import Choices, table
+from argosy.space.operations import table
+from argosy.space.rules import Choices
 from argosy.space.sharding import REPLICATED, fits, flat_cut, from_flat_cut, sharded, unit_counts
 from argosy.workload.graph import Graph, Node
 

@@ -106,6 +106,44 @@ def test_what_cannot_be_captured_is_named_by_its_line() -> None:
         capture(build)
 
 
+class Missing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+def test_an_error_of_the_model_itself_is_named_by_its_line() -> None:
+    expected = (
+        r"test_capture\.py:\d+: found AttributeError in `return self\.inner\(x\)` \('Missing' object has no attribute "
+        r"'inner'\), expected a model and a loss that run on the batch, forward and backward; if"
+    )
+    with pytest.raises(InputError, match=expected):
+        capture(lambda: (Missing(), lambda model, x: model(x).sum(), torch.randn(2, 4)))
+
+
+def test_an_error_inside_a_library_also_names_the_line_that_called_it() -> None:
+    import transformers
+
+    config = transformers.T5Config(d_model=16, d_ff=16, num_layers=1, num_heads=1, d_kv=16, vocab_size=8)
+    ids = torch.zeros(2, 4, dtype=torch.int64)
+    loss = lambda model, batch: model(input_ids=batch, labels=batch).loss  # noqa: E731
+    with pytest.raises(
+        InputError, match=r"decoder_start_token_id'\), called at .*test_capture\.py:\d+, expected a model"
+    ):
+        capture(lambda: (transformers.T5ForConditionalGeneration(config), loss, ids))
+
+
+def test_what_build_must_return_is_said() -> None:
+    message = "build: found .*Linear, Tensor.*, expected build\\(\\) to return a model, a loss function and a batch"
+    with pytest.raises(InputError, match=message):
+        capture(lambda: (nn.Linear(4, 4), torch.randn(2, 4)))  # type: ignore[arg-type, return-value]
+
+    def broken() -> Any:
+        raise KeyError("width")
+
+    with pytest.raises(InputError, match=r"test_capture\.py:\d+: found KeyError in `raise KeyError\(\"width\"\)`"):
+        capture(broken)
+
+
 def test_a_loss_that_is_no_scalar_is_refused() -> None:
     with pytest.raises(InputError, match="scalar"):
         capture(lambda: (nn.Linear(4, 4), lambda model, x: model(x), torch.randn(2, 4)))

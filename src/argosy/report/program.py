@@ -27,8 +27,6 @@ def program_title(program: Program, cluster: Cluster) -> str:
         f"collectives {TIME.format(program.transfer_seconds)}; at these shares none is more than "
         f"{100 * max(proven, 0.0):.2f} % faster",
     ]
-    if program.pinned:
-        lines[-1] += f", if the {program.pinned} values that most operations read are where they are"
     return "\n".join(lines)
 
 
@@ -154,5 +152,4 @@ def program_to_dict(program: Program) -> dict[str, Any]:
         ],
         "placements": {graph.values[v].name: str(program.deliveries[v].stored) for v in graph.parameters},
         "without_rule": list(program.unknown),
-        "values_not_searched": program.pinned,
     }

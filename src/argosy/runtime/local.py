@@ -17,7 +17,8 @@ from torch import Tensor
 
 from argosy.runtime.calls import function, mask_key, random_mask
 from argosy.runtime.shards import positions
-from argosy.space.rules import BY_ROWS, Row, table
+from argosy.space.operations import table
+from argosy.space.rules import BY_ROWS, Row
 from argosy.space.sharding import local_shape, unit_counts
 from argosy.workload.graph import Argument, Graph, Node
 

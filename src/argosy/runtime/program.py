@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from argosy.errors import InputError, Problem, closest
+from argosy.workload.capture.blame import blamed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,8 @@ def load_program(text: str) -> Program:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    with blamed(str(path), expected="a Python file that can be imported"):
+        spec.loader.exec_module(module)
     functions = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
     if name not in functions:
         suggestion = closest(name, functions)

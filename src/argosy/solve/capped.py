@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from argosy.errors import InfeasibleError
-from argosy.solve.elimination import Elimination, Memory, Problem, Table, eliminate, elimination_order
+from argosy.solve.elimination import Elimination, Problem, Scheme, Table, elimination_order
 
 BISECTIONS = 20
 MOST_WORK = 2_000_000
@@ -29,6 +30,8 @@ CLOSE = 5e-4
 LARGE = 400
 """Variables from which on it is."""
 TOLERANCE = 1e-9
+Chain: TypeAlias = "tuple[()] | tuple[int, Chain]"
+"""A partial assignment: the last choice, and those before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,33 +50,71 @@ class Found:
         return self.value / self.bound - 1 if self.bound > 0 else 0.0
 
 
-def cheapest(problem: Problem, weights: Sequence[Table] | None = None, *, places: Sequence[int] | None = None) -> Found:
+def cheapest(
+    problem: Problem,
+    weights: Sequence[Table] | None = None,
+    *,
+    places: Sequence[int] | None = None,
+    order: Sequence[int] | None = None,
+) -> Found:
     """(1); ``weights`` are the tables of m, None for no cap; ``places`` say where along the graph a variable stands."""
-    order = elimination_order([len(cost) for cost in problem.costs], [(i, j) for i, j, _ in problem.pairs])
-    memory = Memory()
-    free = eliminate(problem, order=order, memory=memory)
+    if order is None:
+        order = elimination_order([len(cost) for cost in problem.costs], [(i, j) for i, j, _ in problem.pairs])
+    free = Scheme(problem, order).solve(problem.costs)
     if not np.isfinite(free.value):
         raise InfeasibleError("no distributed program computes this graph")
-    if weights is None or _weight(weights, free.choice) <= 1:
+    if weights is None or sum(table.item(x) for table, x in zip(weights, free.choice, strict=True)) <= 1:
         return Found(choice=free.choice, value=free.value, bound=free.value)
     along = np.array(places if places is not None else range(len(problem.costs)))
-    return _Capped(problem, weights, order, memory, along).search(free)
+    return _Capped(problem, weights, order, along).search(free)
 
 
-def _weight(weights: Sequence[Table], choice: Sequence[int]) -> float:
-    return sum(float(table[x]) for table, x in zip(weights, choice, strict=True))
+class _Flat:
+    """The tables of a problem one after another, so that a whole assignment is looked up at once."""
+
+    def __init__(self, problem: Problem, weights: Sequence[Table]) -> None:
+        self.costs, self.begins = _joined(problem.costs)
+        self.weights, self.held = _joined(weights)
+        self.pairs, self.corners = _joined([table for _, _, table in problem.pairs])
+        self.left = np.array([i for i, _, _ in problem.pairs], dtype=np.int64)
+        self.right = np.array([j for _, j, _ in problem.pairs], dtype=np.int64)
+        self.width = np.array([table.shape[1] for _, _, table in problem.pairs], dtype=np.int64)
+
+    def cost(self, choice: NDArray[np.int64]) -> Table:
+        """c_i per variable."""
+        found: Table = self.costs[self.begins + choice]
+        return found
+
+    def weight(self, choice: NDArray[np.int64]) -> Table:
+        """Of m, per variable."""
+        found: Table = self.weights[self.held + choice]
+        return found
+
+    def pair(self, left: NDArray[np.int64], right: NDArray[np.int64]) -> Table:
+        """m_ij per pair, for choices of its two ends."""
+        found: Table = self.pairs[self.corners + left * self.width + right]
+        return found
+
+
+def _joined(tables: Sequence[Table]) -> tuple[Table, NDArray[np.int64]]:
+    """Tables end to end, one that occurs often once, and where each begins."""
+    begins: dict[int, int] = {}
+    kept, length = [np.zeros(0)], 0
+    for table in tables:
+        if id(table) not in begins:
+            begins[id(table)] = length
+            kept.append(table.ravel())
+            length += table.size
+    return np.concatenate(kept), np.array([begins[id(table)] for table in tables], dtype=np.int64)
 
 
 class _Capped:
     def __init__(
-        self,
-        problem: Problem,
-        weights: Sequence[Table],
-        order: tuple[int, ...],
-        memory: Memory,
-        places: NDArray[np.int64],
+        self, problem: Problem, weights: Sequence[Table], order: Sequence[int], places: NDArray[np.int64]
     ) -> None:
-        self.problem, self.weights, self.order, self.memory = problem, weights, order, memory
+        self.problem, self.weights, self.order = problem, weights, order
+        like = [(id(cost), id(weight)) for cost, weight in zip(problem.costs, weights, strict=True)]
+        self.scheme, self.flat = Scheme(problem, order, like), _Flat(problem, weights)
         self.places = places
         self.close = CLOSE if len(order) > LARGE else TOLERANCE
         self.best: tuple[int, ...] | None = None
@@ -91,8 +132,8 @@ class _Capped:
             raise InfeasibleError(f"no program fits in memory: at least {least:.0%} of it would be needed")
         return Found(choice=self.best, value=self.value, bound=min(self.bound, self.value), pops=done)
 
-    def _priced(self, multiplier: float) -> Problem:
-        """c + y m; tables that were shared stay shared."""
+    def _priced(self, multiplier: float) -> list[Table]:
+        """The costs of c + y m; what was one array stays one."""
         known: dict[tuple[int, int], Table] = {}
         costs = []
         for cost, weight in zip(self.problem.costs, self.weights, strict=True):
@@ -100,11 +141,15 @@ class _Capped:
             if key not in known:
                 known[key] = cost + multiplier * weight
             costs.append(known[key])
-        return replace(self.problem, costs=tuple(costs))
+        return costs
+
+    def _weight(self, choice: Sequence[int]) -> float:
+        return float(self.flat.weight(np.array(choice)).sum())
 
     def _offer(self, choice: Sequence[int]) -> None:
-        if _weight(self.weights, choice) <= 1:
-            value = self.problem.value(choice)
+        if self._weight(choice) <= 1:
+            flat, chosen = self.flat, np.array(choice)
+            value = float(flat.cost(chosen).sum() + flat.pair(chosen[flat.left], chosen[flat.right]).sum())
             if value < self.value:
                 self.best, self.value = tuple(choice), value
 
@@ -115,10 +160,10 @@ class _Capped:
         kept, multiplier = free, 0.0
         for round_ in range(BISECTIONS):
             trial = high if self.best is None else (low + high) / 2
-            solved = eliminate(self._priced(trial), order=self.order, memory=self.memory)
+            solved = self.scheme.solve(self._priced(trial))
             if solved.value - trial > self.bound or round_ == 0:
                 self.bound, kept, multiplier = max(self.bound, solved.value - trial), solved, trial
-            if _weight(self.weights, solved.choice) <= 1:
+            if self._weight(solved.choice) <= 1:
                 high, under = trial, solved.choice
                 self._offer(under)
                 self._cross(over, under)
@@ -142,36 +187,28 @@ class _Capped:
     def _crossed(self, first: Sequence[int], second: Sequence[int]) -> tuple[Table, Table]:
         """Cost and weight for every place: variables before it as in the first, from it on as in the second."""
         size = int(self.places.max()) + 3
-        cost, weight = np.zeros(size), np.zeros(size)
-
-        def add(target: Table, begin: int, end: int, amount: float) -> None:
-            target[begin] += amount
-            target[end] -= amount
-
-        for i, (table, held) in enumerate(zip(self.problem.costs, self.weights, strict=True)):
-            at = int(self.places[i]) + 1
-            for target, values in ((cost, table), (weight, held)):
-                add(target, 0, at, float(values[second[i]]))
-                add(target, at, size - 1, float(values[first[i]]))
-        barred = np.zeros(size)
-        for i, j, table in self.problem.pairs:
-            early, late = sorted((int(self.places[i]) + 1, int(self.places[j]) + 1))
-            x = first[i] if self.places[i] < self.places[j] else second[i]
-            y = first[j] if self.places[j] < self.places[i] else second[j]
-            for begin, end, amount in (
-                (0, early, table[second[i], second[j]]),
-                (early, late, table[x, y]),
-                (late, size - 1, table[first[i], first[j]]),
-            ):
-                add(cost, begin, end, float(amount)) if np.isfinite(amount) else add(barred, begin, end, 1.0)
-        total = np.cumsum(cost)[:-1]
-        return np.where(np.cumsum(barred)[:-1] > 0.5, np.inf, total), np.cumsum(weight)[:-1]
+        flat, one, other = self.flat, np.array(first), np.array(second)
+        at = self.places + 1
+        cost = _steps(size, (0, at, flat.cost(other)), (at, size - 1, flat.cost(one)))
+        weight = _steps(size, (0, at, flat.weight(other)), (at, size - 1, flat.weight(one)))
+        left, right = at[flat.left], at[flat.right]
+        early, late = np.minimum(left, right), np.maximum(left, right)
+        x = np.where(left < right, one[flat.left], other[flat.left])
+        y = np.where(right < left, one[flat.right], other[flat.right])
+        spans = (
+            (0, early, flat.pair(other[flat.left], other[flat.right])),
+            (early, late, flat.pair(x, y)),
+            (late, size - 1, flat.pair(one[flat.left], one[flat.right])),
+        )
+        cost += _steps(size, *((a, b, np.where(np.isfinite(amount), amount, 0.0)) for a, b, amount in spans))
+        barred = _steps(size, *((a, b, np.where(np.isfinite(amount), 0.0, 1.0)) for a, b, amount in spans))
+        return np.where(barred > 0.5, np.inf, cost), weight
 
     def _best_first(self, solved: Elimination, multiplier: float, pops: int) -> int:
         """A* in the reverse of the elimination order, on c + y m."""
-        walk = _Walk(self._priced(multiplier), solved)
+        walk = _Walk(self._priced(multiplier), self.problem.pairs, solved)
         least = np.concatenate([[0.0], np.cumsum([self.weights[s.variable].min() for s in solved.steps])])
-        heap: list[tuple[float, int, int, float, tuple[object, ...]]] = [(solved.value - multiplier, 0, 0, 0.0, ())]
+        heap: list[tuple[float, int, int, float, Chain]] = [(solved.value - multiplier, 0, 0, 0.0, ())]
         done, ticket = 0, 0
         while heap and done < pops:
             estimate, depth, _, weight, chain = heapq.heappop(heap)
@@ -181,9 +218,9 @@ class _Capped:
             done += 1
             step = len(solved.steps) + depth - 1  # depth is negative: deeper first among equals
             if step < 0:
-                self._offer(walk.assignment(chain))
+                self._offer(walk.values(chain, -depth))
                 continue
-            choices = walk.extensions(step, chain)
+            choices = walk.extensions(step, chain, -depth)
             for x, extra in enumerate(choices):
                 held = weight + float(self.weights[solved.steps[step].variable][x])
                 if np.isfinite(extra) and held + least[step] <= 1 + 1e-12 and estimate + extra < self.value:
@@ -196,44 +233,48 @@ class _Capped:
         return done
 
 
+def _steps(size: int, *spans: tuple[NDArray[np.int64] | int, NDArray[np.int64] | int, Table]) -> Table:
+    """The sum, at every place, of the amounts whose span (begin, end) covers it."""
+    change = np.zeros(size)
+    for begin, end, amount in spans:
+        change += np.bincount(np.broadcast_to(begin, amount.shape), amount, size)
+        change -= np.bincount(np.broadcast_to(end, amount.shape), amount, size)
+    return np.cumsum(change)[:-1]
+
+
 class _Walk:
     """Estimates of partial assignments, from the tables of a solved elimination."""
 
-    def __init__(self, problem: Problem, solved: Elimination) -> None:
+    def __init__(self, costs: Sequence[Table], pairs: Sequence[tuple[int, int, Table]], solved: Elimination) -> None:
         self.solved = solved
         place = {step.variable: position for position, step in enumerate(solved.steps)}
         self.factors: list[list[tuple[tuple[int, ...], Table]]] = [
-            [((step.variable,), problem.costs[step.variable])] for step in solved.steps
+            [((step.variable,), costs[step.variable])] for step in solved.steps
         ]
-        for i, j, table in problem.pairs:
+        for i, j, table in pairs:
             self.factors[min(place[i], place[j])].append(((i, j), table))
         for step in solved.steps:
             if step.scope:
                 target = min(step.scope, key=place.__getitem__)
                 self.factors[place[target]].append((step.scope, step.table))
+        self._chosen = [0] * len(solved.steps)
+        self._at: Chain = ()
 
-    def values(self, chain: tuple[object, ...]) -> dict[int, int]:
-        found: dict[int, int] = {}
-        links = []
-        while chain:
-            links.append(chain[0])
-            chain = chain[1]  # type: ignore[assignment]
-        for step, x in zip(reversed(self.solved.steps), reversed(links), strict=False):
-            assert isinstance(x, int)
-            found[step.variable] = x
-        return found
+    def values(self, chain: Chain, depth: int) -> list[int]:
+        """Per variable what the first ``depth`` choices say; most looks differ little from the one before."""
+        at, rest = len(self._chosen) - depth, chain
+        while rest and rest is not self._at:
+            self._chosen[self.solved.steps[at].variable] = rest[0]
+            at, rest = at + 1, rest[1]
+        self._at = chain
+        return self._chosen
 
-    def assignment(self, chain: tuple[object, ...]) -> tuple[int, ...]:
-        found = self.values(chain)
-        return tuple(found[i] for i in range(len(found)))
-
-    def extensions(self, step: int, chain: tuple[object, ...]) -> Table:
+    def extensions(self, step: int, chain: Chain, depth: int) -> Table:
         """Per choice of the next variable, how much the estimate grows."""
-        chosen = self.values(chain)
+        chosen = self.values(chain, depth)
         here = self.solved.steps[step]
         total = np.zeros(len(self.factors[step][0][1]))
         for names, table in self.factors[step]:
-            index = tuple(slice(None) if name == here.variable else chosen[name] for name in names)
+            index = tuple([slice(None) if name == here.variable else chosen[name] for name in names])
             total = total + table[index]
-        base = float(here.table[tuple(chosen[name] for name in here.scope)]) if here.scope else float(here.table)
-        return total - base
+        return total - here.table.item(*[chosen[name] for name in here.scope])

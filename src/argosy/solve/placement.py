@@ -27,16 +27,13 @@ import numpy as np
 
 from argosy.cost.group import Collective, DeviceGroup, Way
 from argosy.solve.elimination import Problem, Table
-from argosy.space.delivery import Conversion, Delivery, conversions, deliveries
+from argosy.space.delivery import Conversion, Delivery, conversions, deliveries, held_bytes
 from argosy.space.families import Call
 from argosy.space.flop import flop_of
 from argosy.space.matrices import is_matrix
 from argosy.space.rules import Choices, Kind, Row
 from argosy.space.sharding import PARTIAL, REPLICATED, Segments, State, by, sharded, unit_counts
 from argosy.workload.graph import Graph, Role
-
-OPTIMIZER_BYTES = 8
-"""Per element of a parameter: two moments of Adam in fp32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +63,8 @@ class Placement:
         choices: Choices,
         pricing: Pricing,
         ratios: Sequence[float] | Segments,
-        *,
-        pinned: int = 0,
-        by_samples: bool = False,
     ) -> None:
-        """For graphs that are too tangled otherwise: the ``pinned`` busiest values are whole (or cut by samples, where
-        they can be), and none is had in two states."""
-        self.graph, self.choices, self.pricing, self.pinned = graph, choices, pricing, pinned
+        self.graph, self.choices, self.pricing = graph, choices, pricing
         self.segments = ratios if isinstance(ratios, Segments) else Segments((tuple(ratios),))
         self._full = (1.0,) * len(pricing.group)
         self._shares: dict[tuple[int, int], tuple[float, ...]] = {}
@@ -80,12 +72,11 @@ class Placement:
         self._interned: dict[object, Table] = {}
         self._seconds: dict[object, float] = {}
         self.rows = self._all_rows()
-        busiest = _busiest(graph, pinned)
-        self._by_samples = busiest if by_samples else frozenset()
-        self._whole = {*_shared_constants(graph), *busiest, graph.loss, *(a for _, a in graph.updates), *choices.whole}
+        self._whole = {*_shared_constants(graph), graph.loss, *(a for _, a in graph.updates), *choices.whole}
         self._sent = frozenset(graph.sent)
         self._options: dict[object, tuple[Delivery, ...]] = {}
-        self.deliveries = [self._deliveries(value) for value in range(len(graph.values))]
+        self._values = range(len(graph.values))
+        self.deliveries = [self._deliveries(value) for value in self._values]
 
     def _all_rows(self) -> list[tuple[Row, ...]]:
         """Rows per node, by the ratios of its segment; equal nodes share one tuple, so that their tables are shared."""
@@ -123,8 +114,7 @@ class Placement:
         """The deliveries of a value; values of one kind share one tuple, so that their tables are shared too."""
         described, cuts = self.graph.values[value], self._cuts(value)
         several = len(self.graph.consumers[value]) > 1
-        bounds: tuple[object, ...] = (value in self._whole, value in self._sent, value in self._by_samples)
-        bounds = (*bounds, self.choices.stored.get(value), self._is_cut(value))
+        bounds = (value in self._whole, value in self._sent, self.choices.stored.get(value), self._is_cut(value))
         key = (
             described.role,
             described.is_floating,
@@ -140,8 +130,6 @@ class Placement:
         options = deliveries(self.graph, value, cuts)
         if value in self._sent:
             options = tuple(option for option in options if option.states != (PARTIAL,))
-        if value in self._by_samples and (own := self._sample_cut(cuts)) is not None:
-            return (Delivery((own,)),)
         if value in self._whole:
             options = tuple(option for option in options if REPLICATED in option.states)
         if value in self.choices.stored:
@@ -150,16 +138,11 @@ class Placement:
             options = tuple(option for option in options if option.stored != REPLICATED)
         if self.choices.kind is Kind.STORED and len(options) > 1 and options[0].stored is not None:
             options = tuple(option for option in options if option.stored != option.states[0])
-        return tuple(option for option in options if len(option.states) == 1) if self.pinned else options
+        return options
 
     def _is_cut(self, value: int) -> bool:
         """Whether a parameter is not to be stored whole, where it can be cut."""
         return self.choices.kind is Kind.TENSOR and is_matrix(self.graph, value)
-
-    def _sample_cut(self, cuts: Sequence[State]) -> State | None:
-        inputs = [self.graph.values[value].shape for value in self.graph.with_role(Role.INPUT)]
-        counts = {shape[0] for shape in inputs if shape}
-        return next((cut for cut in cuts if cut.dim == 0 and cut.outer == 1 and cut.units in counts), None)
 
     def shares(self, state: State) -> tuple[float, ...]:
         """Per device, how much of a tensor in this state it holds."""
@@ -197,6 +180,8 @@ class Placement:
 
     def delivery_seconds(self, value: int, made: State, delivery: Delivery) -> float:
         """(2)."""
+        if made is REPLICATED:
+            return 0.0
         steps = conversions(made, delivery)
         if steps is None:
             return float("inf")
@@ -255,28 +240,36 @@ class Placement:
 
     def device_bytes(self, choice: Sequence[int]) -> tuple[float, ...]:
         """What each device holds under a choice: (6) and (7) exactly."""
-        held = [0.0] * len(self.pricing.group)
-        for value in range(len(self.graph.values)):
-            taken = self.deliveries[value][choice[len(self.rows) + value]]
-            amount, states = held_bytes(self.graph, value, taken, self.pricing.in_flight)
-            for rank in range(len(held)):
-                held[rank] += amount * max((self.shares(state)[rank] for state in states), default=0.0)
-        return tuple(held)
+        held: dict[tuple[State, ...], float] = {}
+        for options, value, x in zip(self.deliveries, self._values, choice[len(self.rows) :], strict=True):
+            amount, states = held_bytes(self.graph, value, options[x], self.pricing.in_flight)
+            if amount:
+                held[states] = held.get(states, 0.0) + amount
+        parts = {states: list(zip(*map(self.shares, states), strict=True)) for states in held}
+        ranks = range(len(self.pricing.group))
+        return tuple(sum(amount * max(parts[states][rank]) for states, amount in held.items()) for rank in ranks)
 
     @cached_property
     def problem(self) -> Problem:
-        """Variables: rows of nodes first, then deliveries of values."""
+        """Variables: rows of nodes first, then deliveries of values; equal nodes get their tables by one look."""
         nodes = len(self.graph.nodes)
-        costs = [self._row_costs(index) for index in range(nodes)]
-        costs += [self._value_costs(value) for value in range(len(self.graph.values))]
+        marks = [2 * id(options) + (value in self._trained_values) for value, options in enumerate(self.deliveries)]
+        known: dict[object, tuple[Table, list[tuple[int, Table]]]] = {}
+        costs: list[Table] = []
         pairs: list[tuple[int, int, Table]] = []
-        for index, node in enumerate(self.graph.nodes):
-            for place, value in enumerate(node.outputs):
-                if value is not None:
-                    pairs.append((index, nodes + value, self._made(index, place, value)))
-            for value, places in _places(node.inputs).items():
-                if len(self.deliveries[value]) > 1 or REPLICATED not in self.deliveries[value][0].states:
-                    pairs.append((index, nodes + value, self._taken(index, places, value)))
+        choices = self.choices
+        for index, (ends, rows) in enumerate(zip(choices.ends, self.rows, strict=True)):
+            around = tuple([0 if value is None else marks[value] for value in ends])
+            key = (id(choices.calls[index]), choices.same[index], id(rows), around)
+            if key not in known:
+                known[key] = (self._row_costs(index), self._pair_costs(index))
+            cost, tables = known[key]
+            costs.append(cost)
+            for end, table in tables:
+                value = ends[end]
+                assert value is not None
+                pairs.append((index, nodes + value, table))
+        costs += [self._value_costs(value) for value in self._values]
         for parameter, gradient in self.graph.gradients:
             pairs.append((nodes + parameter, nodes + gradient, self._trained(parameter, gradient)))
         return Problem(costs=tuple(costs), pairs=tuple(pairs))
@@ -292,7 +285,7 @@ class Placement:
     def memory(self) -> tuple[Table, ...]:
         """(6) and (7) per variable, zero for rows."""
         zero = [self._zeros(len(rows)) for rows in self.rows]
-        return (*zero, *(self._memory_costs(value) for value in range(len(self.graph.values))))
+        return (*zero, *[self._memory_costs(value) for value in self._values])
 
     def _intern(self, key: object, make: Callable[[], Table]) -> Table:
         if key not in self._interned:
@@ -306,6 +299,16 @@ class Placement:
         rows = self.rows[index]
         key = ("row", id(rows), *self.row_work(index))
         return self._intern(key, lambda: np.array([self.row_seconds(index, row) for row in rows]))
+
+    def _pair_costs(self, index: int) -> list[tuple[int, Table]]:
+        """(2) and (4): tables of a node and the values at its ends."""
+        node = self.graph.nodes[index]
+        made = enumerate(node.outputs, len(node.inputs))
+        found = [(end, self._made(index, end - len(node.inputs), value)) for end, value in made if value is not None]
+        for value, places in _places(node.inputs).items():
+            if len(self.deliveries[value]) > 1 or REPLICATED not in self.deliveries[value][0].states:
+                found.append((places[0], self._taken(index, places, value)))
+        return found
 
     def _value_costs(self, value: int) -> Table:
         options = self.deliveries[value]
@@ -324,21 +327,28 @@ class Placement:
     def _made(self, index: int, place: int, value: int) -> Table:
         """(2)."""
         rows, options = self.rows[index], self.deliveries[value]
-        key = ("made", id(rows), place, id(options), self.moved_bytes(value), value in self._trained_values)
+        how = (id(options), self.moved_bytes(value), value in self._trained_values)
 
-        def seconds() -> Table:
-            made = [row.outputs[place] for row in rows]
-            return np.array([[self.delivery_seconds(value, m, option) for option in options] for m in made])
+        def line(made: State) -> Table:
+            return self._intern(
+                ("line", made, *how),
+                lambda: np.array([self.delivery_seconds(value, made, option) for option in options]),
+            )
 
-        return self._intern(key, seconds)
+        key = ("made", id(rows), place, *how)
+        return self._intern(key, lambda: np.array([line(row.outputs[place]) for row in rows]))
 
     def _taken(self, index: int, places: tuple[int, ...], value: int) -> Table:
         """(4)."""
         rows, options = self.rows[index], self.deliveries[value]
 
         def barred() -> Table:
-            needs = [[row.inputs[place] for place in places] for row in rows]
-            return np.array([[0.0 if all(map(option.has, need)) else np.inf for option in options] for need in needs])
+            needs = [tuple([row.inputs[place] for place in places]) for row in rows]
+            lines = {
+                need: [0.0 if all(map(option.has, need)) else np.inf for option in options]
+                for need in dict.fromkeys(needs)
+            }
+            return np.array([lines[need] for need in needs])
 
         return self._intern(("taken", id(rows), places, id(options)), barred)
 
@@ -362,23 +372,6 @@ def _places(inputs: Sequence[int]) -> dict[int, tuple[int, ...]]:
     for place, value in enumerate(inputs):
         found.setdefault(value, []).append(place)
     return {value: tuple(places) for value, places in found.items()}
-
-
-def _busiest(graph: Graph, count: int) -> frozenset[int]:
-    """The made values that most operations read."""
-    made = sorted(graph.producer, key=lambda value: (-len(graph.consumers[value]), value))
-    return frozenset(made[:count])
-
-
-def held_bytes(graph: Graph, value: int, delivery: Delivery, in_flight: int = 1) -> tuple[float, tuple[State, ...]]:
-    """Bytes that a value keeps occupied if it is whole, and the states in which it does; nothing if it is not kept."""
-    described = graph.values[value]
-    if described.role is Role.PARAMETER:
-        assert delivery.stored is not None
-        return 2 * described.num_bytes + OPTIMIZER_BYTES * described.elements, (delivery.stored,)
-    if value in graph.kept and described.role in (Role.RESULT, Role.RECEIVED):
-        return in_flight * described.num_bytes, delivery.states
-    return 0.0, ()
 
 
 def _shared_constants(graph: Graph) -> frozenset[int]:

@@ -31,7 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argosy.cost.group import Collective, Way, passed_on
-from argosy.solve.placement import Placement, Pricing, held_bytes
+from argosy.solve.placement import Placement, Pricing
+from argosy.space.delivery import held_bytes
 from argosy.space.rules import Choices
 from argosy.space.sharding import Segments
 

@@ -16,18 +16,16 @@ from dataclasses import dataclass, replace
 from argosy.cost.group import DeviceGroup, Way
 from argosy.errors import InfeasibleError
 from argosy.solve.capped import Found, cheapest
-from argosy.solve.elimination import TangledError
+from argosy.solve.elimination import Problem, Table, TangledError
 from argosy.solve.placement import Placement, Pricing
 from argosy.solve.ratios import best_ratios
+from argosy.solve.tangled import cheapest_tangled, near, usual_choices
 from argosy.space.delivery import Conversion, Delivery, conversions
 from argosy.space.rules import Choices, Kind, Row
 from argosy.space.sharding import REPLICATED, Segments
 from argosy.workload.graph import Graph, Phase, Role
 
 MOST_ROUNDS = 6
-PINNED = (0, 1, 2, 4, 8, 16, 32, 64)
-"""How many of the busiest values are kept whole, or cut by samples, tried in turn, where a graph is too tangled for an
-exact search."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +54,6 @@ class Program:
     """Model, gradients, optimizer state and kept activations per device."""
     bound: float
     """Seconds below which no program at these ratios gets."""
-    pinned: int = 0
-    """So many of the busiest values were not searched; ``bound`` is for programs that place them as this one does."""
     unknown: tuple[str, ...] = ()
     """Operations that no rule knows, done in full by every device."""
 
@@ -133,30 +129,34 @@ def program_at(
     graph: Graph, choices: Choices, pricing: Pricing, ratios: Sequence[float] | Segments, *, capped: bool = True
 ) -> Program:
     """(1)."""
-    for pinned in [count for count in PINNED if count >= choices.tangled]:
-        found, why = [], None
-        for by_samples in (False, True) if pinned else (False,):
-            placement = Placement(graph, choices, pricing, ratios, pinned=pinned, by_samples=by_samples)
-            try:
-                best = cheapest(placement.problem, placement.memory if capped else None, places=placement.places)
-            except TangledError:
-                break
-            except InfeasibleError as error:
-                why = error
-            else:
-                found.append((placement, best))
-        choices.tangled = max(choices.tangled, pinned)
-        if found:
-            return described(*min(found, key=lambda one: one[1].value))
-        if why is not None:
-            raise why
-    raise InfeasibleError(f"{graph.name} is too tangled to be searched")
+    placement = Placement(graph, choices, pricing, ratios)
+    return described(placement, assignment(placement, capped=capped))
+
+
+def assignment(placement: Placement, *, capped: bool = True, problem: Problem | None = None) -> Found:
+    """The cheapest assignment of a placement, or of a problem like its own; exact unless it is too tangled."""
+    problem = placement.problem if problem is None else problem
+    weights = placement.memory if capped else None
+    found = _exact(placement, problem, weights)
+    if found is None:
+        found = cheapest_tangled(problem, weights, places=placement.places, holds=usual_choices(placement))
+    return found
+
+
+def _exact(placement: Placement, problem: Problem, weights: Sequence[Table] | None) -> Found | None:
+    """None if the graph is too tangled, which its choices then remember."""
+    if not placement.choices.tangled:
+        try:
+            return cheapest(problem, weights, places=placement.places)
+        except TangledError:
+            placement.choices.tangled = True
+    return None
 
 
 def described(placement: Placement, found: Found) -> Program:
     """The program that an assignment means."""
     graph, choices = placement.graph, placement.choices
-    nodes = len(graph.nodes)
+    nodes, costs = len(graph.nodes), placement.problem.costs[: len(graph.nodes)]
     rows = tuple(options[x] for options, x in zip(placement.rows, found.choice[:nodes], strict=True))
     taken = tuple(options[x] for options, x in zip(placement.deliveries, found.choice[nodes:], strict=True))
     moves = []
@@ -171,10 +171,9 @@ def described(placement: Placement, found: Found) -> Program:
         rows=rows,
         deliveries=taken,
         moves=tuple(moves),
-        row_seconds=tuple(placement.row_seconds(index, row) for index, row in enumerate(rows)),
+        row_seconds=tuple([cost.item(x) for cost, x in zip(costs, found.choice, strict=False)]),
         device_bytes=placement.device_bytes(found.choice),
         bound=found.bound,
-        pinned=placement.pinned,
         unknown=choices.unknown,
     )
 
@@ -203,18 +202,31 @@ class Alternative:
 
 
 def alternatives(program: Program, pricing: Pricing, value: int) -> tuple[Alternative, ...]:
-    """Why a value is placed as it is: the cheapest program for every other delivery of it, best first."""
+    """Why a value is placed as it is: the cheapest program for every other delivery of it, best first.
+
+    In a graph that is too tangled, the cheapest that keeps what such a search holds as it is in the given program.
+    """
     placement = Placement(program.graph, Choices(program.graph, len(program.group)), pricing, program.segments)
     problem = placement.problem
     variable = len(program.graph.nodes) + value
     found = []
     for place, delivery in enumerate(placement.deliveries[value]):
-        pinned = problem.costs[variable].copy()
-        pinned[[x for x in range(len(pinned)) if x != place]] = float("inf")
-        costs = (*problem.costs[:variable], pinned, *problem.costs[variable + 1 :])
+        fixed = problem.costs[variable].copy()
+        fixed[[x for x in range(len(fixed)) if x != place]] = float("inf")
+        trial = replace(problem, costs=(*problem.costs[:variable], fixed, *problem.costs[variable + 1 :]))
         try:
-            solved = cheapest(replace(problem, costs=costs), placement.memory, places=placement.places)
+            solved = _beside(program, placement, trial, variable)
         except InfeasibleError:
             continue
         found.append(Alternative(delivery=delivery, seconds=solved.value))
     return tuple(sorted(found, key=lambda one: one.seconds))
+
+
+def _beside(program: Program, placement: Placement, problem: Problem, variable: int) -> Found:
+    """The best assignment of a changed problem, where it can be found; else the best around the program's own."""
+    found = _exact(placement, problem, placement.memory)
+    if found is not None:
+        return found
+    options, taken = (*placement.rows, *placement.deliveries), (*program.rows, *program.deliveries)
+    choice = [ways.index(one) for ways, one in zip(options, taken, strict=True)]
+    return near(problem, placement.memory, choice, places=placement.places, free=variable)

@@ -26,7 +26,7 @@ import numpy as np
 
 from argosy.errors import InfeasibleError
 from argosy.space.flop import flop_of
-from argosy.space.rules import call_of
+from argosy.space.operations import call_of
 from argosy.workload.graph import Graph, Phase, Role
 
 TOLERANCES = (0.08, 0.16, 0.32, 0.64, 1.28)

@@ -21,6 +21,9 @@ from argosy.cost.group import Collective
 from argosy.space.sharding import PARTIAL, REPLICATED, State, by
 from argosy.workload.graph import Graph, Role
 
+OPTIMIZER_BYTES = 8
+"""Per element of a parameter: two moments of Adam in fp32."""
+
 
 @dataclass(frozen=True)
 class Delivery:
@@ -100,3 +103,14 @@ def collective(made: State, target: State) -> Collective | None:
     if made == PARTIAL:
         return Collective.ALL_REDUCE if target == REPLICATED else Collective.REDUCE_SCATTER
     return Collective.ALL_GATHER if target == REPLICATED or target.dim == made.dim else Collective.ALL_TO_ALL
+
+
+def held_bytes(graph: Graph, value: int, delivery: Delivery, in_flight: int = 1) -> tuple[float, tuple[State, ...]]:
+    """Bytes that a value keeps occupied if it is whole, and the states in which it does; nothing if it is not kept."""
+    described = graph.values[value]
+    if described.role is Role.PARAMETER:
+        assert delivery.stored is not None
+        return 2 * described.num_bytes + OPTIMIZER_BYTES * described.elements, (delivery.stored,)
+    if value in graph.kept and described.role in (Role.RESULT, Role.RECEIVED):
+        return in_flight * described.num_bytes, delivery.states
+    return 0.0, ()

@@ -17,16 +17,13 @@ open flow through the patterns, forwards and backwards, until nothing new appear
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cache
-from importlib.resources import files
-from typing import Any
 
-from argosy.space.families import FAMILIES, Call, Pattern, whole
 from argosy.space.matrices import is_matrix
+from argosy.space.operations import Label, is_known, same_ends, shared_calls
 from argosy.space.sharding import (
     PARTIAL,
     REPLICATED,
@@ -38,7 +35,7 @@ from argosy.space.sharding import (
     from_flat_cut,
     sharded,
 )
-from argosy.workload.graph import Argument, Graph, Node, Ref, Role
+from argosy.workload.graph import Graph, Node, Role
 
 Cut = tuple[int, int]
 """(outer, units)."""
@@ -79,74 +76,11 @@ class Row:
         return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
 
 
-@cache
-def table() -> Mapping[str, Mapping[str, Any]]:
-    """The data file: an entry per operation."""
-    text = files("argosy.data").joinpath("sharding.toml").read_text(encoding="utf-8")
-    return {op: entry for section in tomllib.loads(text).values() for op, entry in section.items()}
-
-
-def is_known(op: str) -> bool:
-    return op in table()
-
-
-def call_of(graph: Graph, node: Node) -> Call:
-    """A node with shapes; an output that nobody reads has the shape of the first one that somebody does."""
-    shown = [None if value is None else graph.values[value].shape for value in node.outputs]
-    some = next(shape for shape in shown if shape is not None)
-    return Call(
-        node=node,
-        inputs=tuple(graph.values[value].shape for value in node.inputs),
-        outputs=tuple(some if shape is None else shape for shape in shown),
-        entry=table().get(node.op, {}),
-    )
-
-
-def pattern_of(call: Call) -> Pattern:
-    """The labels of an operation; for a reshape those of nothing, because it is mapped by ``from_flat_cut``."""
-    entry = call.entry
-    if not entry or entry.get("family") == "view":
-        found = whole(call)
-    elif "labels" in entry:
-        found = _parsed(entry["labels"])
-    else:
-        found = FAMILIES[entry["family"]](call)
-    count = len(call.inputs)
-    linear = entry.get("linear", ())
-    sets = [range(count)] if linear == "all" else [s for s in linear if max(s) < count]
-    inexact = any(e.startswith("c:") for e in entry.get("whole", ()))
-    return Pattern(
-        inputs=found.inputs,
-        outputs=found.outputs,
-        linear=tuple(frozenset(s) for s in sets),
-        additive=frozenset(entry.get("additive", ())),
-        whole=frozenset((e.split(":")[0], int(e.split(":")[1])) for e in entry["whole"]) if inexact else frozenset(),
-        stretched=found.stretched,
-        by_rows=found.by_rows,
-    )
-
-
-@cache
-def _parsed(text: str) -> Pattern:
-    left, right = text.split("->")
-
-    def side(part: str) -> tuple[tuple[str, ...], ...]:
-        return tuple(tuple("" if letter == "." else letter for letter in word) for word in part.split(","))
-
-    return Pattern(inputs=side(left), outputs=side(right))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Label:
-    """An index of a node."""
-
-    places: tuple[tuple[int, int, int], ...]
-    """(value, dim, factor): the tensors that have it; results that nobody reads apart."""
-    sizes: tuple[int, ...]
-
-
 class Choices:
-    """The states worth considering per value, and the rows per node, of a graph on a number of devices."""
+    """The states worth considering per value, and the rows per node, of a graph on a number of devices.
+
+    Nodes that do the same to equal tensors are looked at once (``fold``), so that equal layers cost little.
+    """
 
     def __init__(
         self,
@@ -156,25 +90,31 @@ class Choices:
         kind: Kind = Kind.ANY,
         whole: Iterable[int] = (),
         stored: Mapping[int, State] | None = None,
+        fold: bool = True,
     ) -> None:
         """``whole``: values that are stored or delivered whole, whatever else could be; ``stored``: parameters whose
         place is given."""
         self.graph, self.num_devices, self.kind = graph, num_devices, kind
         self.whole, self.stored = frozenset(whole), dict(stored or {})
-        self.calls, self.patterns = _shared_calls(graph)
-        self.labels = [
-            _occurrences(node, call, pattern)
-            for node, call, pattern in zip(graph.nodes, self.calls, self.patterns, strict=True)
-        ]
+        self._barred = self.whole.intersection(graph.parameters)
+        self.ends = [(*node.inputs, *node.outputs) for node in graph.nodes]
+        """Per node its operands and results; None for one that nobody reads."""
+        self.calls, self.patterns, self.labels = shared_calls(graph, self.ends, fold)
+        self.same = [same_ends(ends) for ends in self.ends]
+        """Per node which of its ends are one value; None where none are."""
         self._reshapes = [call.entry.get("family") == "view" for call in self.calls]
-        self.cuts: list[dict[State, None]] = [{} for _ in graph.values]
-        self._around: list[list[int]] = [list(nodes) for nodes in graph.consumers]
+        self.cut_sets: list[tuple[State, ...]] = [()] * len(graph.values)
+        """Per value its cuts; equal ones are one tuple."""
+        self._grown: dict[tuple[int, State], tuple[State, ...]] = {}
+        self._interned: dict[tuple[State, ...], tuple[State, ...]] = {(): self.cut_sets[0]} if graph.values else {}
+        self._around: list[dict[int, None]] = [dict.fromkeys(nodes) for nodes in graph.consumers]
         for value, node in graph.producer.items():
-            self._around[value].append(node)
-        self._todo: dict[int, None] = {}
+            self._around[value][node] = None
+        self._todo: OrderedDict[int, None] = OrderedDict()
+        self._flowed: dict[object, tuple[tuple[int, State], ...]] = {}
         self._rows: dict[object, tuple[Row, ...]] = {}
-        self.tangled = 0
-        """How many values a search must leave alone; it finds out (``solve.spmd``)."""
+        self.tangled = False
+        """Whether an exact search is out of reach; a search finds out (``solve.spmd``)."""
         self._seed()
         self._settle()
         if kind is Kind.STORED:
@@ -194,23 +134,25 @@ class Choices:
 
     def _settle(self) -> None:
         self._flow()
-        self._work_units = frozenset(state.units for cuts in self.cuts for state in cuts)
-        self._intern_cuts()
+        self._work_units = frozenset(state.units for cuts in set(self.cut_sets) for state in cuts)
 
-    def _intern_cuts(self) -> None:
-        known: dict[tuple[State, ...], tuple[State, ...]] = {}
-        found = (tuple(cuts) for cuts in self.cuts)
-        self.cut_sets = [known.setdefault(cuts, cuts) for cuts in found]
-        """Per value its cuts; equal ones are one tuple."""
+    def _offer(self, value: int | None, state: State) -> bool:
+        """Whether a cut of a value is new and possible; then it is taken."""
+        if value is None or self.num_devices == 1 or state in self.cut_sets[value] or state.units < self.num_devices:
+            return False
+        if value in self._barred or not fits(self.graph.values[value].shape, state):
+            return False
+        self._grow(value, state)
+        self._todo.update(self._around[value])
+        return True
 
-    def _offer(self, value: int | None, state: State) -> None:
-        if value is None or self.num_devices == 1 or state in self.cuts[value] or state.units < self.num_devices:
-            return
-        if value in self.whole and self.graph.values[value].role is Role.PARAMETER:
-            return
-        if fits(self.graph.values[value].shape, state):
-            self.cuts[value][state] = None
-            self._todo.update(dict.fromkeys(self._around[value]))
+    def _grow(self, value: int, state: State) -> None:
+        cuts = self.cut_sets[value]
+        key = (id(cuts), state)
+        if key not in self._grown:
+            more = (*cuts, state)
+            self._grown[key] = self._interned.setdefault(more, more)
+        self.cut_sets[value] = self._grown[key]
 
     def _store_in_shards(self) -> None:
         """The first dim of every parameter and of its gradient, for storage only."""
@@ -218,8 +160,8 @@ class Choices:
             shape = self.graph.values[parameter].shape
             if shape and shape[0] >= self.num_devices:
                 for value in (parameter, gradient):
-                    self.cuts[value][sharded(0, shape[0])] = None
-        self._intern_cuts()
+                    if (state := sharded(0, shape[0])) not in self.cut_sets[value]:
+                        self._grow(value, state)
 
     def _seed(self) -> None:
         if self.kind in (Kind.SAMPLES, Kind.STORED):
@@ -251,34 +193,58 @@ class Choices:
 
     def _flow(self) -> None:
         while self._todo:
-            index = next(iter(self._todo))
-            del self._todo[index]
-            if self._reshapes[index]:
-                self._flow_reshape(index)
-            else:
-                for label in self.labels[index].values():
-                    self._flow_label(label)
+            index, _ = self._todo.popitem(last=False)
+            ends, key = self.ends[index], self._surroundings(index)
+            if key not in self._flowed:
+                self._flowed[key] = tuple(self._flow_through(index))
+                continue
+            for end, state in self._flowed[key]:
+                value = ends[end]
+                assert value is not None
+                self._grow(value, state)
+                self._todo.update(self._around[value])
 
-    def _flow_reshape(self, index: int) -> None:
+    def _surroundings(self, index: int) -> object:
+        """Equal for nodes that do the same to equal tensors with the same cuts."""
+        cuts = self.cut_sets
+        ends = self.ends[index]
+        around = tuple([0 if value is None else id(cuts[value]) for value in ends])
+        barred = tuple([value in self._barred for value in ends]) if self._barred else ()
+        return id(self.calls[index]), self.same[index], around, barred
+
+    def _flow_through(self, index: int) -> Iterator[tuple[int, State]]:
+        """Let the cuts of a node's ends reach its other ends; which ends got which."""
+        ends = self.ends[index]
+        if self._reshapes[index]:
+            offers = self._reshaped(index)
+        else:
+            offers = (offer for label in self.labels[index].values() for offer in self._along(label, ends))
+        for end, state in offers:
+            if self._offer(ends[end], state):
+                yield end, state
+
+    def _reshaped(self, index: int) -> Iterator[tuple[int, State]]:
         node, call = self.graph.nodes[index], self.calls[index]
         (before, after), (left, right) = (call.inputs[0], call.outputs[0]), (node.inputs[0], node.outputs[0])
         assert right is not None
-        for source, target, here, there in ((left, right, before, after), (right, left, after, before)):
-            for state in list(self.cuts[source]):
+        for source, target, here, there in ((left, 1, before, after), (right, 0, after, before)):
+            for state in self.cut_sets[source]:
                 found = from_flat_cut(there, *flat_cut(here, state))
                 if found is not None:
-                    self._offer(target, found)
+                    yield target, found
 
-    def _flow_label(self, label: Label) -> None:
-        for outer, units in self._label_cuts(label):
-            for value, dim, factor in label.places:
-                self._offer(value, sharded(dim, units, outer * factor))
+    def _along(self, label: Label, ends: Sequence[int | None]) -> Iterator[tuple[int, State]]:
+        for outer, units in self._label_cuts(label, ends):
+            for end, dim, factor in label.places:
+                yield end, sharded(dim, units, outer * factor)
 
-    def _label_cuts(self, label: Label) -> list[Cut]:
+    def _label_cuts(self, label: Label, ends: Sequence[int | None]) -> list[Cut]:
         """Cuts of an index that any tensor has and every tensor can have."""
         found: dict[Cut, None] = {}
-        for value, dim, factor in label.places:
-            for state in self.cuts[value]:
+        for end, dim, factor in label.places:
+            value = ends[end]
+            assert value is not None
+            for state in self.cut_sets[value]:
                 if state.dim == dim and state.outer % factor == 0:
                     found[state.outer // factor, state.units] = None
         return [(o, u) for o, u in found if all(size % (o * u) == 0 for size in label.sizes)]
@@ -290,9 +256,7 @@ class Choices:
 
     def rows(self, index: int) -> tuple[Row, ...]:
         """Every way to do a node; equal nodes get the same tuple."""
-        node, call = self.graph.nodes[index], self.calls[index]
-        ends = (*node.inputs, *node.outputs)
-        key = (id(call), *(0 if value is None else id(self.cut_sets[value]) for value in ends))
+        key = self._surroundings(index)
         if key not in self._rows:
             self._rows[key] = self._find_rows(index)
         return self._rows[key]
@@ -304,7 +268,7 @@ class Choices:
         if self._reshapes[index]:
             found += self._reshape_rows(index)
         for name, label in self.labels[index].items():
-            rows = (self._label_row(index, name, cut) for cut in self._label_cuts(label))
+            rows = (self._label_row(index, name, cut) for cut in self._label_cuts(label, self.ends[index]))
             found += [row for row in rows if self._sums_are_numbers(node, row)]
         for chosen in pattern.linear:
             summed = [*(node.inputs[place] for place in chosen), *(v for v in node.outputs if v is not None)]
@@ -323,7 +287,7 @@ class Choices:
 
     def _reshape_rows(self, index: int) -> Iterator[Row]:
         node, call = self.graph.nodes[index], self.calls[index]
-        for state in self.cuts[node.inputs[0]]:
+        for state in self.cut_sets[node.inputs[0]]:
             found = from_flat_cut(call.outputs[0], *flat_cut(call.inputs[0], state))
             if found is not None:
                 yield Row(inputs=(state,), outputs=(found,), units=state.units)
@@ -352,46 +316,3 @@ class Choices:
             units=units,
             local=BY_ROWS if by_rows else "",
         )
-
-
-def _shared_calls(graph: Graph) -> tuple[list[Call], list[Pattern]]:
-    """Per node its call and pattern; nodes that do the same to tensors of the same shapes and dtypes share them."""
-    known: dict[object, tuple[Call, Pattern]] = {}
-    values = graph.values
-    found = []
-    for node in graph.nodes:
-        ends = (*node.inputs, *node.outputs)
-        looks = tuple([None if value is None else (values[value].shape, values[value].dtype) for value in ends])
-        key = (node.op, tuple([_without_values(part) for part in node.arguments]), looks)
-        if key not in known:
-            call = call_of(graph, node)
-            known[key] = (call, pattern_of(call))
-        found.append(known[key])
-    return [call for call, _ in found], [pattern for _, pattern in found]
-
-
-def _without_values(argument: Argument) -> object:
-    """An argument but for which values it names."""
-    if isinstance(argument, Ref):
-        return Ref
-    return tuple([_without_values(part) for part in argument]) if isinstance(argument, tuple) else argument
-
-
-def _occurrences(node: Node, call: Call, pattern: Pattern) -> dict[str, Label]:
-    """Per label, where it stands."""
-    places: dict[str, list[tuple[int, int, int]]] = {}
-    sizes: dict[str, set[int]] = {}
-    stretched = pattern.stretched or {}
-    ends = zip(
-        (*node.inputs, *node.outputs),
-        (*call.inputs, *call.outputs),
-        (*pattern.inputs, *pattern.outputs),
-        strict=True,
-    )
-    for place, (value, shape, labels) in enumerate(ends):
-        for dim, label in enumerate(labels):
-            if label and value is not None:
-                factor = stretched.get((place, label), 1)
-                places.setdefault(label, []).append((value, dim, factor))
-                sizes.setdefault(label, set()).add(shape[dim] // factor)
-    return {label: Label(places=tuple(found), sizes=tuple(sizes[label])) for label, found in places.items()}

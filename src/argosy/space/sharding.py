@@ -22,8 +22,8 @@ their own, a cut also says by which of them it was made.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
@@ -41,9 +41,12 @@ class Layout(StrEnum):
 _NUMBER = {layout: number for number, layout in enumerate(Layout)}
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, eq=False)
 class State:
-    """Where a tensor is. ``dim``, ``units`` and ``outer`` say something for a sharded one only."""
+    """Where a tensor is. ``dim``, ``units`` and ``outer`` say something for a sharded one only.
+
+    They are compared far more often than made, so equal ones are one object: made by the functions below, never here.
+    """
 
     layout: Layout
     dim: int = -1
@@ -54,10 +57,13 @@ class State:
 
     def __post_init__(self) -> None:
         code = hash((_NUMBER[self.layout], self.dim, self.units, self.outer, self.segment))
-        object.__setattr__(self, "_code", code)  # states are looked up far more often than made
+        object.__setattr__(self, "_code", code)  # the same in every process
 
     def __hash__(self) -> int:
         return self._code  # type: ignore[attr-defined, no-any-return]
+
+    def __reduce__(self) -> tuple[Callable[..., State], tuple[object, ...]]:
+        return _state, (self.layout, self.dim, self.units, self.outer, self.segment)
 
     def __str__(self) -> str:
         """
@@ -74,19 +80,24 @@ class State:
         return self.layout is Layout.SHARDED
 
 
-REPLICATED = State(Layout.REPLICATED)
-PARTIAL = State(Layout.PARTIAL)
+@cache
+def _state(layout: Layout, dim: int, units: int, outer: int, segment: int) -> State:
+    return State(layout, dim, units, outer, segment)
+
+
+REPLICATED = _state(Layout.REPLICATED, -1, 0, 1, 0)
+PARTIAL = _state(Layout.PARTIAL, -1, 0, 1, 0)
 
 
 @cache
 def sharded(dim: int, units: int, outer: int = 1) -> State:
-    return State(Layout.SHARDED, dim, units, outer)
+    return _state(Layout.SHARDED, dim, units, outer, 0)
 
 
 @cache
 def by(state: State, segment: int) -> State:
     """The same cut by the ratios of a segment."""
-    return replace(state, segment=segment) if state.is_sharded else state
+    return _state(state.layout, state.dim, state.units, state.outer, segment) if state.is_sharded else state
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,75 @@
-"""The line of a user's program that an exception came through."""
+"""Errors of a user's own program, said with the line that they came through.
+
+A user's file, its ``build``, its model and its loss run inside ours and may raise anything; whatever it is, it becomes
+an ``InputError`` that names the line. Needs no torch.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import sysconfig
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-import torch
+from argosy.errors import ArgosyError, InputError, Problem
 
-LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+
+def _libraries() -> tuple[str, ...]:
+    torch = importlib.util.find_spec("torch")
+    torches = (str(Path(torch.origin).parent),) if torch is not None and torch.origin is not None else ()
+    return (*torches, str(Path(__file__).parents[2]))
+
+
+LIBRARIES = _libraries()
 """Frames of torch and of this package say nothing to a user."""
+INSTALLED = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
+"""Where a model may come from that the user did not write."""
+CONTENTS = (
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "GuardOnDataDependentSymNode",
+    "value out of a tracing tensor",
+    ".numpy() is not supported",
+    "data_ptr",
+)
+"""Names or words of errors that come from looking into a tensor."""
 
 
-def user_line(trace: TracebackType | None) -> traceback.FrameSummary | None:
-    """The innermost frame that is neither torch's nor ours; a library's model (transformers) counts as the user's."""
-    frames = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith((*LIBRARIES, "<"))]
-    return frames[-1] if frames else None
+@contextmanager
+def blamed(name: str, *, expected: str, suggestion: str | None = None) -> Iterator[None]:
+    """Whatever the user's program raises is an input error; ``name`` is where, if no line of theirs is known."""
+    try:
+        yield
+    except ArgosyError:
+        raise
+    except Exception as error:
+        if any(word in f"{type(error).__name__}: {error}" for word in CONTENTS):
+            expected = "a step whose operations do not depend on the contents of tensors"
+            suggestion = "compute with masks in place of branches, `.item()` and indexing by a condition"
+        raise InputError([_problem(error, name, expected, suggestion)]) from error
+
+
+def _problem(error: Exception, name: str, expected: str, suggestion: str | None) -> Problem:
+    what = str(error).strip().split("\n")[0] or type(error).__name__
+    if isinstance(error, SyntaxError):
+        where = f"{error.filename}:{error.lineno}"
+        return Problem(expected=expected, found=f"{type(error).__name__} ({what})", path=where, suggestion=suggestion)
+    frames = _user_frames(error.__traceback__)
+    frame = frames[-1] if frames else None
+    where = f"{frame.filename}:{frame.lineno}" if frame else name
+    line = f" in `{frame.line}`" if frame and frame.line else ""
+    own = next((f for f in reversed(frames) if not f.filename.startswith(INSTALLED)), None)
+    called = f", called at {own.filename}:{own.lineno}" if own is not None and own is not frame else ""
+    found = f"{type(error).__name__}{line} ({what}){called}"
+    return Problem(expected=expected, found=found, path=where, suggestion=suggestion)
+
+
+def _user_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
+    """Frames that are neither torch's nor ours; a library's model (transformers) counts as the user's."""
+    return [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith((*LIBRARIES, "<"))]
 
 
 def stack_line(stack: str | None) -> str:

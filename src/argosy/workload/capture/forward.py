@@ -23,8 +23,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_map
 
 from argosy.errors import InputError, Problem
+from argosy.workload.capture.blame import blamed
 from argosy.workload.capture.initial import FakeModel, Recording
-from argosy.workload.capture.trace import _blamed, _ModuleStack, _Root, _trace, _tracing_flags, _Writer
+from argosy.workload.capture.trace import ALONE, RUNS, _ModuleStack, _Root, _trace, _tracing_flags, _Writer
 from argosy.workload.graph import Argument, Graph, Node, Role
 
 COUNTS = (2, 3, 5)
@@ -117,7 +118,7 @@ def _traced(
         return result, [None] * len(own), held
 
     modules = _ModuleStack(model)
-    with _tracing_flags(), modules, _blamed(name):
+    with _tracing_flags(), modules, blamed(name, expected=RUNS, suggestion=ALONE):
         fx = _trace(whole, step, [t for _, t in weights], [t for _, t in buffers], [t for _, t in tensors])
     roles = [(n, Role.PARAMETER) for n, _ in weights] + [(n, Role.BUFFER) for n, _ in buffers]
     roles += [(n, Role.INPUT) for n, _ in tensors]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -24,6 +24,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
+from argosy.errors import bad_input
+from argosy.workload.capture.blame import blamed
+
+BUILDS = "build() to return a model, a loss function and a batch"
 OVERWRITES = {"normal_", "uniform_", "zero_", "fill_", "trunc_normal_", "random_", "bernoulli_", "exponential_"}
 """In-place operations after which nothing of the old contents is left."""
 
@@ -132,12 +136,26 @@ def _replaced_on_conversion() -> Iterator[None]:
         yield
 
 
+def _kind(part: object) -> str:
+    return "Tensor" if isinstance(part, Tensor) else type(part).__name__
+
+
 def build_fake(build: Callable[[], tuple[nn.Module, Any, Any]]) -> FakeModel:
     """Run a user's ``build`` on fake tensors: no memory, whatever the size of the model."""
     recording = Recording()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with mode, _recorded_truncation(recording), _replaced_on_conversion(), _Recorder(recording):
-        model, loss, batch = build()
+    recorded = (mode, _recorded_truncation(recording), _replaced_on_conversion(), _Recorder(recording))
+    with ExitStack() as stack, blamed("build", expected=BUILDS):
+        for part in recorded:
+            stack.enter_context(part)
+        built = build()
+    match built:
+        case (nn.Module() as model, loss, batch) if callable(loss):
+            pass
+        case (*parts,):
+            raise bad_input(BUILDS, ", ".join(map(_kind, parts)), where="build")
+        case _:
+            raise bad_input(BUILDS, _kind(built), where="build")
     return FakeModel(model=model, loss=loss, batch=batch, mode=mode, recording=recording)
 
 

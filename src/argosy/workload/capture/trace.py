@@ -7,6 +7,7 @@ graph) and written as plain data. Private torch interfaces are used in this file
 
 from __future__ import annotations
 
+import logging
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -22,8 +23,8 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_map_only, tree_unflatten
 
-from argosy.errors import InputError, Problem, bad_input
-from argosy.workload.capture.blame import stack_line, user_line
+from argosy.errors import bad_input
+from argosy.workload.capture.blame import blamed, stack_line
 from argosy.workload.capture.decompose import TABLE, numbered_masks
 from argosy.workload.capture.initial import FakeModel, build_fake
 from argosy.workload.graph import Argument, Graph, Node, Phase, Ref, Role, Symbol, Value
@@ -39,6 +40,8 @@ NOTHING = {
 }
 """Operations that are the identity in a graph without writes."""
 DETACH = "aten.detach.default"
+RUNS = "a model and a loss that run on the batch, forward and backward"
+ALONE = "if `loss(model, batch).backward()` works by itself, this operation cannot be traced"
 
 FILLED = {
     "aten.zeros.default": 0,
@@ -70,7 +73,7 @@ def capture_fake(fake: FakeModel, *, name: str = "program") -> Graph:
     tensors = [(keystr(path), leaf) for path, leaf in paths if isinstance(leaf, Tensor)]
     step = _step_function(fake, parameters, buffers, leaves, spec)
     modules = _ModuleStack(fake.model)
-    with _tracing_flags(), modules, _blamed(name):
+    with _tracing_flags(), modules, blamed(name, expected=RUNS, suggestion=ALONE):
         traced = _trace(fake, step, [t for _, t in parameters], [t for _, t in buffers], [t for _, t in tensors])
     names = [(n, Role.PARAMETER) for n, _ in parameters] + [(n, Role.BUFFER) for n, _ in buffers]
     names += [(n, Role.INPUT) for n, _ in tensors]
@@ -147,28 +150,10 @@ def _trace(fake: FakeModel, step: Callable[..., Any], *inputs: list[Tensor]) -> 
 
 @contextmanager
 def _tracing_flags() -> Iterator[None]:
-    """Libraries ask these before they look into a tensor."""
-    with patch.object(torch.compiler, "_is_compiling_flag", True):
+    """Libraries ask these before they look into a tensor; what torch logs of an error is in the error."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    with patch.object(torch.compiler, "_is_compiling_flag", True), patch.object(log, "disabled", True):
         yield
-
-
-@contextmanager
-def _blamed(name: str) -> Iterator[None]:
-    """What cannot be captured is said with the user's line."""
-    try:
-        yield
-    except (RuntimeError, NotImplementedError, TypeError, AttributeError, AssertionError, ValueError) as error:
-        frame = user_line(error.__traceback__)
-        where = f"{frame.filename}:{frame.lineno}" if frame else name
-        line = f" in `{frame.line}`" if frame and frame.line else ""
-        what = str(error).strip().split("\n")[0] or type(error).__name__
-        problem = Problem(
-            expected="a step whose operations do not depend on the contents of tensors",
-            found=f"{type(error).__name__}{line} ({what})",
-            path=where,
-            suggestion="compute with masks in place of branches, `.item()` and indexing by a condition",
-        )
-        raise InputError([problem]) from error
 
 
 class _ModuleStack:
