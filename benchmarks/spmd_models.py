@@ -1,4 +1,4 @@
-"""Models whose steps are shared: HAP's transformer and mixture of experts, ViT, VGG-19."""
+"""Models whose steps are shared: HAP's transformer and mixture of experts, ViT, VGG-19, T5."""
 
 from __future__ import annotations
 
@@ -141,3 +141,16 @@ def vision(batch: int) -> Any:
 
 def vgg(batch: int) -> Any:
     return Vgg(), _class_loss, (torch.zeros(batch, 3, 224, 224), torch.zeros(batch, dtype=torch.int64))
+
+
+def t5(batch: int, *, time: int = 128) -> Any:
+    """Hugging Face's T5 of the base model's sizes, without dropout."""
+    import transformers
+
+    config = transformers.T5Config(
+        d_model=768, d_ff=3072, d_kv=64, num_heads=12, num_layers=12, vocab_size=32128, dropout_rate=0.0,
+        use_cache=False, decoder_start_token_id=0,
+    )  # fmt: skip
+    ids = torch.zeros(batch, time, dtype=torch.int64)
+    model = transformers.T5ForConditionalGeneration(config)
+    return model, lambda net, given: net(input_ids=given[0], labels=given[1]).loss, (ids, ids)

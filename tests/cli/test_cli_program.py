@@ -58,6 +58,9 @@ def test_what_is_missing_is_said(run: Run) -> None:
     assert run("plan", "-c", "two-cards").code == 2
     missing = run("plan", "--program", "absent.py:build", "-c", "two-cards")
     assert missing.code == 2 and "no such file" in missing.err
+    Path("train.py").write_text("def build(:\n", encoding="utf-8")
+    broken = run("plan", "--program", "train.py:build", "-c", "two-cards")
+    assert broken.code == 2 and "train.py:1: found SyntaxError" in broken.err
 
 
 def test_an_operation_without_a_rule_is_named_in_a_warning(run: Run) -> None:
@@ -67,6 +70,12 @@ def test_an_operation_without_a_rule_is_named_in_a_warning(run: Run) -> None:
     said = json.loads(found.out)
     assert any("special_i0e" in warning for warning in said["warnings"])
     assert "aten.special_i0e.default" in said["program"]["without_rule"]
+
+
+def test_a_step_that_is_not_worth_sharing_says_so(run: Run) -> None:
+    Path("train.py").write_text(PROGRAM, encoding="utf-8")
+    text = run("plan", "--program", "train.py:odd", "-c", "two-cards", "--quiet")
+    assert "nothing is split: every device does the whole step" in text.out
 
 
 def test_a_pipeline_is_printed_with_what_lost_to_it(run: Run) -> None:

@@ -27,6 +27,10 @@ def program_title(program: Program, cluster: Cluster) -> str:
         f"collectives {TIME.format(program.transfer_seconds)}; at these shares none is more than "
         f"{100 * max(proven, 0.0):.2f} % faster",
     ]
+    if not any(row.units for row in program.rows):
+        lines.append(
+            "nothing is split: every device does the whole step, since sharing it would cost more than it saves"
+        )
     return "\n".join(lines)
 
 
