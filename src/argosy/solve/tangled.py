@@ -80,7 +80,7 @@ def usual_choices(placement: Placement) -> tuple[tuple[int, ...], ...]:
     def by_samples(state: State) -> bool:
         return state.dim == 0 and state.outer == 1 and state.units in counts
 
-    def choice(options: Sequence[Row] | Sequence[Delivery], *, cut: bool) -> int:
+    def choice(options: Sequence[Row | Delivery], *, cut: bool) -> int:
         whole = None
         for x, option in enumerate(options):
             states = option.states if isinstance(option, Delivery) else (*option.inputs, *option.outputs)
@@ -90,7 +90,7 @@ def usual_choices(placement: Placement) -> tuple[tuple[int, ...], ...]:
                 whole = x
         return whole or 0
 
-    variables = (*placement.rows, *placement.deliveries)
+    variables: list[Sequence[Row | Delivery]] = [*placement.rows, *placement.deliveries]
     return tuple(tuple([choice(options, cut=cut) for options in variables]) for cut in (False, True))
 
 
