@@ -1,7 +1,7 @@
 """One job in the lab whose link is preempted and whose host is slowed: what each policy makes of it.
 
 `python -m benchmarks.lab.adaptive run POLICY FOLDER` measures one policy, `all FOLDER` in its place all of them side by
-side, each in a lab of its own (about four minutes; layers sleep, so they hardly disturb each other), and
+side, each in a lab of its own (about five minutes; layers sleep, so they hardly disturb each other), and
 `note FOLDER NOTE.md` writes the note with its tables and plot from what FOLDER holds.
 """
 
@@ -27,6 +27,7 @@ from argosy.adapt.play import Stage, play
 from argosy.choose.policy import schedules_that_fit
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
+from argosy.cost.moving import migration
 from argosy.lab.lab import Clock, Lab
 from argosy.plan.file import dumps_plan
 from argosy.plan.plan import Plan
@@ -35,11 +36,11 @@ from benchmarks.lab.cases import cluster_of, plan_of
 from benchmarks.lab.emulated import Job
 from benchmarks.lab.run import ROOT, with_payload
 
-SECONDS = 120.0
+SECONDS = 200.0
 LINK, HOST = "c0.nic", "b0.0"
-PREEMPTED = ((15.0, 30.0, 25.0), (42.0, 57.0, 20.0))
+PREEMPTED = ((15.0, 35.0, 25.0), (50.0, 70.0, 20.0), (85.0, 100.0, 30.0))
 """Begin, end, Mbit/s."""
-SLOWED = (70.0, 105.0, 0.5)
+SLOWED = (115.0, 180.0, 0.5)
 RATE = 100.0
 PAYLOAD = 0.958
 """Of a shaped link's rate, what arrives (`benchmarks/results/2026-11-15-lab.md`)."""
@@ -102,9 +103,29 @@ class Foresight:
         )
 
     def oracle(self) -> list[tuple[float, Plan]]:
-        """For every stretch between two changes the fastest plan there."""
+        """For every stretch between two changes the plan with which most is done in the end, moves counted: a programme
+        over stretches and plans."""
         plans = self.candidates()
-        return [(at, min(plans, key=lambda plan: self.stage.seconds(plan, at + 0.1))) for at in moments()]
+        most = [0.0] * len(plans)
+        courses: list[list[Plan]] = [[] for _ in plans]
+        for begin, end in pairwise([*moments(), SECONDS]):
+            now = self.stage._from(begin + 0.1, calm=True)
+            paces = [1 / self.stage.lasting(plan, begin + 0.1) for plan in plans]
+            found = [
+                max(
+                    (done + (end - begin - self._moving(old, new, now, begin)) * pace, at)
+                    for at, (old, done) in enumerate(zip(plans, most, strict=True))
+                )
+                for new, pace in zip(plans, paces, strict=True)
+            ]
+            courses = [[*courses[at], plan] for (_, at), plan in zip(found, plans, strict=True)]
+            most = [done for done, _ in found]
+        best = max(range(len(plans)), key=most.__getitem__)
+        return list(zip(moments(), courses[best], strict=True))
+
+    def _moving(self, old: Plan, new: Plan, now: Cluster, time: float) -> float:
+        """It begins with any plan for nothing."""
+        return migration(old, new, JOB.chain, now).seconds(now) if time else 0.0
 
 
 def measure(policy: str, folder: Path) -> Path:
@@ -177,7 +198,7 @@ def write_note(folder: Path, note: Path) -> None:
 
 def _head() -> list[str]:
     versions = f"Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores"
-    low = " and ".join(f"{rate:g} Mbit/s from {begin:g} to {end:g} s" for begin, end, rate in PREEMPTED)
+    low = ", ".join(f"{rate:g} Mbit/s from {begin:g} to {end:g} s" for begin, end, rate in PREEMPTED)
     return [
         "# Adapting in the lab",
         "",
@@ -186,7 +207,7 @@ def _head() -> list[str]:
         f"{low}; host b runs at half speed from {SLOWED[0]:g} to {SLOWED[1]:g} s.",
         "All but the best static plan and the oracle begin with a third of the layers on each host and 1F1B. The best",
         "static plan is the one with which the simulator does most over the whole trace, future known; the oracle",
-        "changes to the best plan of each stretch as soon as it begins.",
+        "changes at the beginning of a stretch to the plan with which, by the simulator, most is done in the end.",
         "",
         "The five ran side by side, each in a lab of its own. Repeat as root with",
         "`python -m benchmarks.lab.adaptive all FOLDER`, then `python -m benchmarks.lab.adaptive note FOLDER NOTE.md`.",
@@ -195,8 +216,8 @@ def _head() -> list[str]:
 
 
 def _rates(runs: dict[str, Any]) -> list[str]:
-    stretches = [("calm and preempted", 0.0, SLOWED[0]), ("preempted only", *PREEMPTED[0][:2]),
-                 ("and again", *PREEMPTED[1][:2]), ("host slowed", *SLOWED[:2]), ("all", 0.0, SECONDS)]  # fmt: skip
+    lows = [(name, *low[:2]) for name, low in zip(("preempted", "again", "and again"), PREEMPTED, strict=True)]
+    stretches = [("calm and preempted", 0.0, SLOWED[0]), *lows, ("host slowed", *SLOWED[:2]), ("all", 0.0, SECONDS)]
     heads = " | ".join(f"{name}, {begin:g}-{end:g} s" for name, begin, end in stretches)
     rows = ["## Samples per second", "", f"| policy | {heads} |", "| --- |" + " --- |" * len(stretches)]
     still = [rate_between(runs["static 1F1B"], begin, end) for _, begin, end in stretches]

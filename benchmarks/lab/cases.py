@@ -118,7 +118,7 @@ def predicted_cases() -> list[Case]:
     return cases
 
 
-def rate_cases(rates: Sequence[float] = (200.0, 50.0, 25.0), *, real: bool = False) -> list[Case]:
+def rate_cases(rates: Sequence[float] = (1000.0, 200.0, 35.0, 12.0), *, real: bool = False) -> list[Case]:
     """One pipeline of two stages under links of several rates, and every schedule on each."""
     job = Job(num_layers=8, forward_seconds=2e-3, values=16_384, weights=16_384, real=real)
     cases = []

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from argosy.adapt.controller import Limits, Reach, _in_proportion
-from argosy.adapt.moving import moved_bytes, moving_seconds
+from argosy.adapt.controller import Limits, Reach
 from argosy.adapt.play import Course, Stage, play, play_oracle
+from argosy.adapt.shares import in_proportion
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
-from argosy.cost.memory import optimizer_bytes
 from argosy.document import parse_toml
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica
 from argosy.plan.plan import Stage as PlanStage
@@ -132,18 +131,6 @@ def test_a_lost_device_stops_a_static_plan_and_not_an_adaptive_one(chain: Chain)
     assert "b0.0" not in full.steps[-1].plan.devices
 
 
-def test_nothing_moves_between_equal_plans_and_only_what_is_missing_between_others(chain: Chain) -> None:
-    cluster = cluster_with(CALM)
-    plan = plan_on(cluster, chain)
-    assert moving_seconds(plan, plan, chain, cluster) == 0
-    first, last = plan.stages
-    moved = replace(plan, stages=(replace(first, end=first.end + 1), replace(last, first=last.first + 1)))
-    layer = chain.layers[first.end]
-    expected = layer.parameters * (chain.dtype.bytes + optimizer_bytes(chain))
-    assert moved_bytes(plan, moved, chain) == {"a0.0": expected, "a0.1": expected}
-    assert moving_seconds(plan, moved, chain, cluster) > expected / (25e9 / 8)
-
-
 def test_shares_follow_speed() -> None:
-    assert _in_proportion(8, [3.0, 1.0]) == [6, 2]
-    assert _in_proportion(4, [1.0, 1.0, 1e-9]) == [2, 1, 1]
+    assert in_proportion(8, [3.0, 1.0]) == [6, 2]
+    assert in_proportion(4, [1.0, 1.0, 1e-9]) == [2, 1, 1]

@@ -1,19 +1,16 @@
-"""Static, re-planned and in hindsight, over a trace; and what a migration moves."""
+"""Static, re-planned and in hindsight, over a trace."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import pytest
 
-from argosy.choose.migrate import migration
 from argosy.choose.replan import Courses, compare_courses
 from argosy.choose.scenario import pace
-from argosy.cluster.file import cluster_from_content, load_cluster, with_changes
+from argosy.cluster.file import load_cluster, with_changes
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
-from argosy.plan.file import load_plan
 from argosy.workload.load import load_model
 
 HORIZON = 600.0
@@ -45,35 +42,29 @@ def test_hindsight_is_never_beaten(found: Courses) -> None:
         assert course.migrating <= sum(switch.migration for switch in course.switches) * (1 + 1e-9)
 
 
-def test_where_states_last_it_pays_to_replan() -> None:
-    at_first, _, replanned, _ = courses("100 s", "100 s", 0.05).courses
+def test_where_links_are_lost_it_pays_to_replan() -> None:
+    at_first, _, replanned, _ = courses("100 s", "100 s", 0.0).courses
     assert replanned.iterations > 1.1 * at_first.iterations
     for switch in replanned.switches:
-        assert switch.migration < switch.pays_after
+        assert switch.migration <= switch.pays_after
+
+
+def test_a_move_over_a_link_that_has_become_slow_takes_too_long() -> None:
+    *_, replanned, oracle = courses("100 s", "100 s", 0.05).courses
+    assert not replanned.switches
+    assert all(switch.migration < 10 for switch in oracle.switches)  # made before, or when the link is back
 
 
 def test_a_switch_pays_once_staying_would_have_done_as_many_steps() -> None:
-    *_, replanned, _ = courses("100 s", "100 s", 0.05).courses
-    cluster = changing("100 s", "100 s", 0.05)
+    *_, replanned, _ = courses("100 s", "100 s", 0.0).courses
+    cluster = changing("100 s", "100 s", 0.0)
+    checked = 0
     for switch in replanned.switches:
-        old, new = (
-            1 / pace(plan, CHAIN, cluster, ComputeModel(), HORIZON).at(switch.time) for plan in (switch.old, switch.new)
+        before, after = (
+            pace(plan, CHAIN, cluster, ComputeModel(), HORIZON).at(switch.time) for plan in (switch.old, switch.new)
         )
-        assert switch.pays_after == pytest.approx(switch.migration + switch.pays_after_steps * new)
-        assert switch.pays_after == pytest.approx(switch.pays_after_steps * old)
-
-
-def test_a_migration_moves_what_changes_hands_and_no_more() -> None:
-    plan = load_plan("llama-3-8b-on-mixed-16")
-    cluster = with_changes(cluster_from_content(plan.cluster.content), [])
-    chain = load_model("llama-3-8b", sequence_length=plan.model.sequence_length, dtype=plan.model.dtype)
-    assert migration(plan, plan, chain, cluster).bytes == 0
-    first, second, *rest = plan.stages
-    cut = first.end - 1
-    moved = replace(plan, stages=(replace(first, end=cut), replace(second, first=cut), *rest))
-    size = chain.layers[cut].parameters * (2 + 12)  # fp16 weights, fp32 master copy and two moments
-    found = migration(plan, moved, chain, cluster)
-    assert found.inside == ()
-    assert found.bytes == pytest.approx(size)  # four replicas with ZeRO 1 take a quarter each
-    rate = cluster.links[next(i for i, link in enumerate(cluster.links) if link.name == "a1.nic.in")].bandwidth.at(0)
-    assert found.seconds(cluster, 0.0) == pytest.approx(size / rate)
+        assert switch.pays_after == pytest.approx(switch.migration + switch.pays_after_steps / after)
+        if before > 0:
+            assert switch.pays_after == pytest.approx(switch.pays_after_steps / before)
+            checked += 1
+    assert checked

@@ -1,9 +1,9 @@
 """Seeded misfortunes for elastic runs: ``python tests/runtime/chaos.py FIRST LAST`` plays seeds and prints a table.
 
 A seed draws hosts and devices (three or four processes), the network (which decides the plans: replicas or pipelines),
-how often copies and checkpoints are made, and four or five misfortunes with the seconds between them. At any time one
-host at least is up and connected. What was taken away comes back in time or not at all. Odd seeds run in the lab, where
-there is one, and cut links.
+how often copies and checkpoints are made, and four or five misfortunes with the seconds between them; every third seed
+adapts. At any time one host at least is up and connected. What was taken away comes back in time or not at all. Odd
+seeds run in the lab, where there is one, and cut links.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ class Schedule:
     copy_every: int
     save_every: int
     misfortunes: tuple[Misfortune, ...]
+    adapt: str = "off"
+    """Every third seed adapts as far as it can."""
 
     @property
     def steps(self) -> int:
@@ -91,7 +93,9 @@ def draw(seed: int, *, cuts: bool) -> Schedule:
         cut |= {host} if what == "cut" else set()
         cut -= {host} if what == "mend" else set()
         found.append(Misfortune(round(chance.uniform(0.3, 4.0), 2), what, host))
-    return Schedule(seed, hosts, devices, bandwidth, chance.choice((1, 1, 3)), chance.choice((0, 5)), tuple(found))
+    copy_every, save_every = chance.choice((1, 1, 3)), chance.choice((0, 5))
+    adapt = "full" if seed % 3 == 0 else "off"
+    return Schedule(seed, hosts, devices, bandwidth, copy_every, save_every, tuple(found), adapt)
 
 
 class Fate:
@@ -154,6 +158,7 @@ def play(schedule: Schedule, folder: Path, *, cuts: bool) -> dict[str, object]:
         step_seconds=STEP,
         copy_every=schedule.copy_every,
         save_every=schedule.save_every,
+        adapt=schedule.adapt,
         grace=10.0,
     )
     begin = time.monotonic()
@@ -177,6 +182,7 @@ def play(schedule: Schedule, folder: Path, *, cuts: bool) -> dict[str, object]:
     return {
         "struck": struck,
         "generations": len(generations),
+        "changes": run.num_changes() if schedule.adapt != "off" else "-",
         "repeated": sum(e["repeats"][1] - e["repeats"][0] + 1 for e in generations if e["repeats"]),
         "seconds": round(time.monotonic() - begin),
     }

@@ -142,6 +142,12 @@ class ElasticRun:
         path = self.run / "progress.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
+    def num_changes(self) -> int:
+        """That controllers have made."""
+        path = self.run / "decisions.jsonl"
+        events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return sum(event["event"] == "decision" for event in events)
+
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
         return [event for event in read_events(self.run) if name in (None, event["event"])]
 

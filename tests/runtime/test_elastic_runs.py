@@ -19,6 +19,7 @@ def test_the_command_goes_on_after_a_worker_was_killed(tmp_path: Path) -> None:
     run = ElasticRun(tmp_path, hosts=2)
     command = [sys.executable, "-m", "argosy", "run", str(tmp_path / "plan.json"), f"{PROGRAM}:build"]
     command += ["--elastic", "--here", "--steps", "6", "--out", str(run.run), "--any-device", "--json"]
+    command += ["--adapt", "k", "--model", str(tmp_path / "costs" / "config.json")]
     environment = {**os.environ, **run.environment, "DEATH": str(tmp_path / "died"), "ELASTIC_TEST": run.mark}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr + run.told()
@@ -34,7 +35,8 @@ def test_the_command_goes_on_after_a_worker_was_killed(tmp_path: Path) -> None:
 
 
 def test_hosts_are_lost_come_back_and_are_told_to_go(tmp_path: Path) -> None:
-    with ElasticRun(tmp_path, hosts=3, steps=16, gate=4) as run:
+    """Whatever each generation's controller makes of it."""
+    with ElasticRun(tmp_path, hosts=3, steps=16, gate=4, adapt="full") as run:
         run.start()
         run.await_step(4)
         run.kill_host("h1")

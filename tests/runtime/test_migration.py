@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from migration_cases import Journey, alone, begin_and_move, bytes_that_were_missing, plan_of, spread, travel, worst
 from rank_pool import RankError, RankPool
 
-from argosy.runtime.rows import Piece, missing, moves_between, waves
+from argosy.cost.moving import missing
+from argosy.runtime.rows import Piece, moves_between, waves
 from argosy.schedule import ScheduleKind, ScheduleSpec
 
 KFKB = ScheduleSpec(kind=ScheduleKind.KFKB, k=2)

@@ -1,7 +1,8 @@
 """The controller against the simulator: hours of a changing cluster, step by step.
 
 A step that begins at t takes what the exact engine says on the cluster from t on. What it saw of links and devices is
-what they really were on average while it ran. Where a step sees no change, its time depends only on the state of the
+what a job sees (``signals``), the median over what it did: a pause in which nothing was done is none of it.
+Where a step sees no change, its time depends only on the state of the
 cluster, so it is simulated once for each plan and state.
 
 A device or link that goes away holds a step up until it returns, or for ever. Whoever may re-plan notices after
@@ -14,12 +15,14 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from argosy.adapt.controller import SEARCHED, Controller, Decision, Limits, Reach
 from argosy.adapt.predictor import Predictor
 from argosy.adapt.watch import in_grains
 from argosy.cluster.lasting import within_reach
 from argosy.cluster.topology import Cluster
+from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError
 from argosy.plan.plan import Plan
@@ -103,14 +106,14 @@ class Stage:
         return replace(self.cluster, links=links, devices=devices)
 
     def seen(self, plan: Plan, start: float, end: float) -> tuple[dict[str, float], dict[str, float]]:
-        """What a job measures while it runs: mean bandwidths, and mean speeds of the devices in use."""
+        """What a job measures while it runs: bandwidths of the links in use, and speeds."""
         used = {self.cluster.device(name).node for name in plan.devices}
         rates = {
-            link.name: link.bandwidth.mean(start, end)
+            link.name: seen_level(link.bandwidth, start, end)
             for link in self.cluster.links
             if link.edge.partition(".")[0] in used or "." not in link.edge
         }
-        speeds = {device.name: device.speed.mean(start, end) for device in self.cluster.devices}
+        speeds = {device.name: seen_level(device.speed, start, end) for device in self.cluster.devices}
         return rates, speeds
 
     def gone_after(self, plan: Plan, start: float, end: float) -> float:
@@ -125,6 +128,25 @@ class Stage:
             if trace.at(time) == 0 and trace.next_change(time) > time + NOTICE
         ]
         return min(found, default=math.inf)
+
+
+def seen_level(trace: Trace, start: float, end: float) -> float:
+    """The level at which half of the work between two moments was done, at most; 0 where none was.
+
+    >>> seen_level(Trace.from_steps([(2.0, 0.0), (9.0, 1.0)], initial=1.0), 0.0, 10.0)
+    1.0
+    """
+    edges = [start, *(time for time in trace.times if start < time < end), end]
+    levels = sorted((trace.at(begin), last - begin) for begin, last in pairwise(edges))
+    work = sum(level * seconds for level, seconds in levels)
+    if end <= start or work == 0:
+        return trace.at(start)
+    done = 0.0
+    for level, seconds in levels:
+        done += level * seconds
+        if done >= work / 2:
+            return level
+    return levels[-1][0]
 
 
 def play(

@@ -146,11 +146,17 @@ def seen_world(bandwidths: Mapping[str, float], speeds: Mapping[str, float]) -> 
     )
 
 
-def coarse_world(world: World, grain: float) -> World:
-    """The same in larger steps: worlds in which the same plans are good."""
-    return World(
-        bandwidths=tuple((name, in_grains(level, grain)) for name, level in world.bandwidths),
-        speeds=tuple((name, in_grains(level, grain)) for name, level in world.speeds),
+def are_alike(one: World, other: World, grain: float) -> bool:
+    """Whether no level differs by more than a factor of 1 + ``grain``: then the same plans are good.
+
+    >>> slow, slower = (World(speeds=(("a", level),)) for level in (0.5, 0.45))
+    >>> are_alike(slow, slower, 0.25), are_alike(slow, slower, 0.05), are_alike(slow, World(speeds=(("a", 0.0),)), 0.25)
+    (True, False, False)
+    """
+    return all(
+        mine <= theirs * (1 + grain) and theirs <= mine * (1 + grain)
+        for levels, others in ((one.bandwidths, other.bandwidths), (one.speeds, other.speeds))
+        for (_, mine), (_, theirs) in zip(levels, others, strict=True)
     )
 
 

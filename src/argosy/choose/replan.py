@@ -1,7 +1,7 @@
 """Whether re-planning pays over a trace: one plan for all, a plan for each change, and what hindsight would do.
 
 Between two changes of the network, a *segment* of length l, plan p does l / T(p) iterations (``steady``). Going from p
-to q at the start of a segment first takes the migration's seconds (``migrate``).
+to q at the start of a segment first takes the migration's seconds (``cost.moving``).
 
     (1)  static      one plan throughout
     (2)  re-planned  at a change, the plan that is best now, if what it gains while the network stays so for as long as
@@ -20,12 +20,12 @@ from functools import partial
 
 import numpy as np
 
-from argosy.choose.migrate import Migration, migration
 from argosy.choose.scenario import lasting, moments, pace, without_what_changes
 from argosy.cluster.lasting import at_time_zero
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import FloatArray
 from argosy.cost.compute import ComputeModel
+from argosy.cost.moving import Migration, migration
 from argosy.errors import NothingFitsError
 from argosy.plan.plan import Plan
 from argosy.planner import Settings, kept_plans
@@ -157,14 +157,17 @@ class _Journey:
         paces = [pace(plan, chain, cluster, model, horizon) for plan in plans]
         self.rates = np.array([[trace.at(start) for start in self.starts] for trace in paces])
         """(plans, segments): iterations per second."""
-        self.known: dict[tuple[int, int], Migration] = {}
+        self.known: dict[tuple[int, int, frozenset[int]], Migration] = {}
+        """By plans, and by what is down."""
 
     def moving(self, old: int, new: int, segment: int) -> float:
         if old == new:
             return 0.0
-        if (old, new) not in self.known:
-            self.known[old, new] = migration(self.plans[old], self.plans[new], self.chain, self.cluster)
-        return self.known[old, new].seconds(self.cluster, self.starts[segment])
+        time = self.starts[segment]
+        key = old, new, frozenset(at for at, link in enumerate(self.cluster.links) if link.bandwidth.at(time) == 0)
+        if key not in self.known:
+            self.known[key] = migration(self.plans[old], self.plans[new], self.chain, self.cluster, time)
+        return self.known[key].seconds(self.cluster, time)
 
     def static(self, name: str, plan: int) -> Course:
         """(1)."""

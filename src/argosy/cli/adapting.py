@@ -57,8 +57,8 @@ def check_reach(adapt: str) -> None:
         raise bad_input(f"one of {', '.join(Reach)}", adapt, where="--adapt", suggestion=closest(adapt, list(Reach)))
 
 
-def check_adapting(plan: Plan, adapt: str) -> None:
-    """Whether a run of a plan can adapt: predictions need the plan's model and cluster."""
+def check_adapting(plan: Plan, adapt: str, model: str | None = None) -> None:
+    """Whether a run of a plan can adapt: predictions need the plan's cluster, and its model or another's costs."""
     from argosy.cluster.file import cluster_from_content
     from argosy.plan.check import check_plan
     from argosy.plan.runnable import check_movable
@@ -69,7 +69,8 @@ def check_adapting(plan: Plan, adapt: str) -> None:
         check_movable(plan)
     if adapt != "off":
         ref = plan.model
-        chain = load_model(ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)
+        name = model or ref.name
+        chain = load_model(name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)
         check_plan(plan, chain, cluster_from_content(plan.cluster.content))
 
 

@@ -57,6 +57,10 @@ def elastic_jobs(
         clip=launch.clip,
         seed=launch.seed,
         any_device=launch.any_device,
+        adapt=launch.adapt,
+        horizon=launch.horizon,
+        min_gain=launch.min_gain,
+        profile=launch.profiles,
     )
     return [replace(job, node=name) for name in here]
 

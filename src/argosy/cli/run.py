@@ -95,7 +95,7 @@ def run(
         argosy run plan.json train.py --slurm job.sh
         argosy run plan.json train.py --adapt full --metrics-port 9400
         argosy run plan.json train.py --elastic --here --copy-every 5
-        argosy run plan.json train.py --elastic --node v1 --out /shared/run
+        argosy run plan.json train.py --elastic --node v1 --out /shared/run --adapt k
     """
     from argosy.cli.terminal import print_json, stdout_console, write_file
     from argosy.errors import bad_input
@@ -128,9 +128,9 @@ def run(
         profiles=tuple(profile or ()),
         metrics_port=metrics_port,
     )
-    _check(launch, node_rank)
-    if elastic and (lab is not None or slurm is not None or dry_run or adapt != "off"):
-        raise bad_input("no --adapt, --lab, --slurm or --dry-run with --elastic", "--elastic", where="run")
+    _check(launch, node_rank, model)
+    if elastic and (lab is not None or slurm is not None or dry_run or metrics_port is not None):
+        raise bad_input("no --metrics-port, --lab, --slurm or --dry-run with --elastic", "--elastic", where="run")
     if slurm is not None:
         write_file(slurm, slurm_script(launch).encode())
         typer.echo(f"wrote {slurm}; submit it with: sbatch {slurm}")
@@ -157,7 +157,7 @@ def start_here(launch: Launch, *, quiet: bool, environment: Mapping[str, str] | 
     return _figures(launch.plan, _follow(launch, 0, quiet=quiet, environment=environment), launch.folder)
 
 
-def _check(launch: Launch, node_rank: int) -> None:
+def _check(launch: Launch, node_rank: int, model: str | None = None) -> None:
     """Everything that can be known before a process is started."""
     from argosy.errors import InputError, Problem, bad_input
     from argosy.plan.runnable import unsupported
@@ -172,7 +172,7 @@ def _check(launch: Launch, node_rank: int) -> None:
                 for text in sentences
             ]
         )
-    check_adapting(launch.plan, launch.adapt)
+    check_adapting(launch.plan, launch.adapt, model)
     if node_rank >= len(launch.nodes()):
         raise bad_input(f"one of the plan's {len(launch.nodes())} nodes, from 0", node_rank, where="--node-rank")
     check_port(launch, node_rank)

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from argosy.cost.moving import missing
+
 Interval = tuple[int, int]
 """Begin and end of rows."""
 WAVE = 256 * 2**20
@@ -46,17 +48,6 @@ class Move(NamedTuple):
     @property
     def bytes(self) -> int:
         return (self.end - self.begin) * self.piece.row_bytes
-
-
-def missing(wanted: Interval, held: Interval) -> list[Interval]:
-    """
-    >>> missing((0, 10), (3, 5)), missing((2, 4), (0, 9)), missing((0, 4), (0, 0))
-    ([(0, 3), (5, 10)], [], [(0, 4)])
-    """
-    first, last = max(wanted[0], held[0]), min(wanted[1], held[1])
-    if first >= last:
-        return [wanted] if wanted[0] < wanted[1] else []
-    return [(begin, end) for begin, end in ((wanted[0], first), (last, wanted[1])) if begin < end]
 
 
 def moves_between(pieces: Iterable[Piece], roster: Sequence[str]) -> list[Move]:

@@ -148,7 +148,12 @@ def train(trainer: Trainer, data: Callable[[int], Any], options: Any) -> None:
     metrics = Metrics()
     if options.metrics_port is not None and trainer.rank == 0:
         serve(metrics, options.metrics_port)
-    adapter = _adapter(trainer, metrics, options) if options.adapt != Reach.OFF else None
+
+    def tell(event: dict[str, Any]) -> None:
+        append(options.out / DECISIONS, event)
+        metrics.decision(event)
+
+    adapter = adapter_of(trainer, options, tell) if options.adapt != Reach.OFF else None
     saver = Saver()
     first, last = trainer.steps, trainer.steps + options.steps
     while trainer.steps < last:
@@ -160,7 +165,7 @@ def train(trainer: Trainer, data: Callable[[int], Any], options: Any) -> None:
             if adapter is not None:
                 line["schedule"] = repr(trainer.plan.schedule)
                 metrics.beliefs(adapter.believed, adapter.speeds)
-            _append(progress, line)
+            append(progress, line)
             metrics.step(loss, seconds, trainer.plan.global_batch)
         if trainer.steps == min(last, first + _RECORDED):  # at once, because clocks drift apart
             write_timeline(trainer, options.out / TIMELINE)
@@ -176,28 +181,27 @@ def train(trainer: Trainer, data: Callable[[int], Any], options: Any) -> None:
         adapter.close()
 
 
-def _adapter(trainer: Trainer, metrics: Metrics, options: Any) -> Adapter:
-    """What watches the run and changes it; decisions are written down as they are made."""
+def adapter_of(
+    trainer: Trainer, options: Any, tell: Callable[[dict[str, Any]], None], *, model: str | None = None
+) -> Adapter:
+    """What watches a run and changes it. ``model``: where its costs are found, if not by the plan's name."""
     plan = trainer.plan
     ref = plan.model
     profiles = [read_profile(path) for path in options.profile]
+    name = model or ref.name
     brief = Brief(
         plan=plan,
-        chain=load_model(ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer),
+        chain=load_model(name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer),
         cluster=at_time_zero(cluster_from_content(plan.cluster.content)),
         model=ComputeModel(profiles={profile.device: profile for profile in profiles} or None),
         limits=Limits(reach=Reach(options.adapt), horizon=options.horizon, min_gain=options.min_gain),
         roster=trainer.roster,
     )
-
-    def tell(event: dict[str, Any]) -> None:
-        _append(options.out / DECISIONS, event)
-        metrics.decision(event)
-
     return Adapter(trainer, brief, tell)
 
 
-def _append(path: Path, line: dict[str, Any]) -> None:
+def append(path: Path, line: dict[str, Any]) -> None:
+    """One line of JSON."""
     with path.open("a") as file:
         file.write(json.dumps(line) + "\n")
 

@@ -45,6 +45,12 @@ class Job:
     clip: float | None = None
     seed: int = 0
     any_device: bool = False
+    adapt: str = "off"
+    """How far every generation may adapt (``Reach``)."""
+    horizon: int = 1000
+    min_gain: float = 0.02
+    profile: tuple[str, ...] = ()
+    """Files of measured layers, for the predictions."""
 
     @property
     def folder(self) -> Path:

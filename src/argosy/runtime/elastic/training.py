@@ -2,12 +2,14 @@
 
 After every step the ranks know together whether to pause and whether the last copies have arrived, because they say so
 with the loss (``Trainer.votes``): so they pause and copy at the same step without a message more.
+
+Where the job adapts, every generation has a controller of its own, which begins with the generation's plan and knows
+nothing of earlier ones. What it moves the copies follow: they are of what each rank holds when they are made.
 """
 
 from __future__ import annotations
 
 import datetime
-import json
 import sys
 import time
 import traceback
@@ -18,8 +20,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from argosy.adapt.controller import Reach
 from argosy.errors import ArgosyError
 from argosy.plan.file import loads_plan
+from argosy.runtime.adapting import Adapter
 from argosy.runtime.elastic.copies import Header, Source
 from argosy.runtime.elastic.job import Job
 from argosy.runtime.elastic.snapshot import Copier, Place, restore
@@ -29,7 +33,16 @@ from argosy.runtime.hardware import check_hardware
 from argosy.runtime.program import load_program
 from argosy.runtime.saving import Saver
 from argosy.runtime.trainer import Trainer
-from argosy.runtime.worker import CHECKPOINTS, PROGRESS, TIMELINE, prepare, write_timeline
+from argosy.runtime.worker import (
+    CHECKPOINTS,
+    DECISIONS,
+    PROGRESS,
+    TIMELINE,
+    adapter_of,
+    append,
+    prepare,
+    write_timeline,
+)
 from argosy.runtime.world import check_supported, join
 
 _RECORDED = 50
@@ -60,6 +73,8 @@ class _Worker:
         self.job = Job.loads(spec["job"])
         self.pausing = self.saving = False
         """Whether this rank was told to pause, and to save before it does."""
+        self.seconds = 0.0
+        """Of the last step."""
         plan, rank = loads_plan(spec["plan"]), spec["rank"]
         join_device()
         check_supported(plan)
@@ -74,6 +89,7 @@ class _Worker:
         except (RuntimeError, OSError) as error:  # contact lost while everything is made ready
             raise ElsewhereError(f"the generation did not come about: {str(error).splitlines()[0]}") from error
         self.copier = self._copier()
+        self.adapter = self._adapter() if self.job.adapt != Reach.OFF else None
         pipe.send({"kind": "ready"})
         say_ready()
 
@@ -105,6 +121,12 @@ class _Worker:
             base=tuple(base["moment"]) if base["kind"] == "copies" else (0, 0),
         )
 
+    def _adapter(self) -> Adapter:
+        def tell(event: dict[str, Any]) -> None:
+            append(self.job.folder / DECISIONS, {**event, "generation": self.spec["generation"]})
+
+        return adapter_of(self.trainer, self.job, tell, model=self.job.model)
+
     def train(self) -> tuple[int, bool]:
         """Steps done, and whether it was asked to pause before the end."""
         trainer, last = self.trainer, self.spec["last"]
@@ -116,12 +138,15 @@ class _Worker:
             pausing, saving, busy, failed = (count > 0 for count in trainer.tally)
             self.copier.learn(busy=busy, failed=failed)
             if pausing and trainer.steps < last:
+                self._close()
                 self.copier.begin()
                 self.copier.wait()
                 if saving:
                     self.saver.begin(trainer, self.job.folder / CHECKPOINTS)
                 self.saver.wait()
                 return trainer.steps, True
+            if self.adapter is not None:
+                self.adapter.after_step(self.seconds, last - trainer.steps)
             if self.job.copy_every and trainer.steps - copied >= self.job.copy_every and not busy:
                 self.copier.begin()
                 copied = trainer.steps
@@ -129,11 +154,18 @@ class _Worker:
                 self.saver.begin(trainer, self.job.folder / CHECKPOINTS)
             if trainer.steps == min(last, begun + _RECORDED):
                 write_timeline(trainer, self.job.folder / TIMELINE)
-                trainer.recorder.enabled = False
+                trainer.recorder.enabled = self.adapter is not None
+                if self.adapter is not None:
+                    self.adapter.keeps_marks = False
+        self._close()
         self.saver.wait()
         self.copier.wait()
         dist.destroy_process_group()
         return trainer.steps, False
+
+    def _close(self) -> None:
+        if self.adapter is not None:
+            self.adapter.close()
 
     def _step(self) -> None:
         trainer = self.trainer
@@ -142,13 +174,11 @@ class _Worker:
         trainer.votes = tuple(map(float, (self.pausing, self.saving, self.copier.is_busy, self.copier.failed)))
         begin = time.perf_counter()
         loss = trainer.step(self.data(trainer.steps))
-        seconds = time.perf_counter() - begin
+        self.seconds = time.perf_counter() - begin
         if trainer.rank == 0:
-            self._tell(trainer, loss, seconds)
+            self._tell(trainer, loss)
         self.pipe.send({"kind": "step", "step": trainer.steps})
 
-    def _tell(self, trainer: Trainer, loss: float, seconds: float) -> None:
-        generation = self.spec["generation"]
-        line = {"step": trainer.steps - 1, "loss": loss, "seconds": seconds, "generation": generation}
-        with (self.job.folder / PROGRESS).open("a") as file:
-            file.write(json.dumps(line) + "\n")
+    def _tell(self, trainer: Trainer, loss: float) -> None:
+        line = {"step": trainer.steps - 1, "loss": loss, "seconds": self.seconds, "generation": self.spec["generation"]}
+        append(self.job.folder / PROGRESS, line)

@@ -1,0 +1,147 @@
+"""What a change of plan moves: every byte that a device lacks once, from whoever has it, and no more."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from argosy.cluster.file import build_cluster, cluster_from_content, with_changes
+from argosy.cluster.topology import Cluster
+from argosy.cost.memory import optimizer_bytes
+from argosy.cost.moving import PAUSE, migration
+from argosy.document import parse_toml
+from argosy.plan.file import load_plan
+from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
+from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.workload.chain import Chain
+from argosy.workload.load import load_model
+
+RATE = 25e9 / 8
+
+
+@pytest.fixture(scope="module")
+def chain() -> Chain:
+    return load_model("gpt2-xl")
+
+
+def pair(changes: str = "") -> Cluster:
+    """Two hosts with two devices each."""
+    nodes = "".join(
+        f'[[nodes]]\nname = "{name}"\ndevices = {{ kind = "A100-80GB", count = 2 }}\n'
+        'intra = [{ medium = "nvlink", bandwidth = "300 GB/s" }]\nnic = { bandwidth = "25 Gbit/s" }\n'
+        for name in "ab"
+    )
+    return build_cluster(parse_toml(f'name = "pair"\n{nodes}{changes}', file="pair.toml"), folder=Path())
+
+
+def plan_of(cluster: Cluster, chain: Chain, *stages: Stage) -> Plan:
+    return Plan(
+        model=ModelRef(name=chain.name, sequence_length=chain.sequence_length, dtype=chain.dtype),
+        cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=cluster.content),
+        global_batch=16,
+        micro_batch_size=4,
+        num_micro_batches=4,
+        schedule=ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),
+        stages=stages,
+    )
+
+
+def replicas(*devices: str) -> tuple[Replica, ...]:
+    return tuple(Replica(devices=(device,), samples=4 // len(devices)) for device in devices)
+
+
+def halves(cluster: Cluster, chain: Chain, cut: int, zero: int) -> Plan:
+    """Layers up to ``cut`` on host a, the others on b."""
+    return plan_of(
+        cluster,
+        chain,
+        Stage(first=0, end=cut, replicas=replicas("a0.0", "a0.1"), zero=zero),
+        Stage(first=cut, end=len(chain.layers), replicas=replicas("b0.0", "b0.1"), zero=zero),
+    )
+
+
+def test_nothing_moves_between_equal_plans(chain: Chain) -> None:
+    cluster = pair()
+    plan = halves(cluster, chain, 20, 1)
+    assert migration(plan, plan, chain, cluster).bytes == 0
+    assert migration(plan, replace(plan, micro_batch_size=8), chain, cluster).seconds(cluster) == 0
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_a_layer_that_moves_brings_what_zero_leaves_each_holder_of_it(chain: Chain, zero: int) -> None:
+    cluster = pair()
+    moved = migration(halves(cluster, chain, 20, zero), halves(cluster, chain, 21, zero), chain, cluster)
+    weights = chain.layers[20].parameters * chain.dtype.bytes / (2 if zero == 3 else 1)
+    state = chain.layers[20].parameters * optimizer_bytes(chain) / (2 if zero else 1)
+    assert moved.received == pytest.approx({"a0.0": weights + state, "a0.1": weights + state})
+    assert moved.seconds(cluster) == pytest.approx(2 * (weights + state) / RATE + PAUSE)
+
+
+def test_from_shared_to_whole_only_the_other_half_of_the_state_moves_and_inside_the_host(chain: Chain) -> None:
+    cluster = pair()
+    moved = migration(halves(cluster, chain, 20, 1), halves(cluster, chain, 20, 0), chain, cluster)
+    first = sum(layer.parameters for layer in chain.layers[:20]) * optimizer_bytes(chain) / 2
+    last = sum(layer.parameters for layer in chain.layers[20:]) * optimizer_bytes(chain) / 2
+    assert moved.received == pytest.approx({"a0.0": first, "a0.1": first, "b0.0": last, "b0.1": last})
+    assert all(source[0] == target[0] for source, target, _ in moved.transfers)
+    assert moved.seconds(cluster) < first / RATE + PAUSE
+
+
+def test_from_whole_to_shared_nothing_moves(chain: Chain) -> None:
+    cluster = pair()
+    for before, after in itertools.combinations(range(4), 2):
+        assert (
+            migration(halves(cluster, chain, 20, before), halves(cluster, chain, 20, after), chain, cluster).bytes == 0
+        )
+
+
+def test_tensor_parallel_parts_are_sent_by_whoever_has_them(chain: Chain) -> None:
+    cluster = pair()
+    group = Replica(devices=("a0.0", "a0.1"), samples=4)
+    together = plan_of(cluster, chain, Stage(first=0, end=len(chain.layers), replicas=(group,)))
+    alone = plan_of(cluster, chain, Stage(first=0, end=len(chain.layers), replicas=replicas("b0.0")))
+    moved = migration(together, alone, chain, cluster)
+    half = sum(layer.parameters for layer in chain.layers) * (chain.dtype.bytes + optimizer_bytes(chain)) / 2
+    assert [(source, target) for source, target, _ in moved.transfers] == [("a0.0", "b0.0"), ("a0.1", "b0.0")]
+    assert [size for *_, size in moved.transfers] == pytest.approx([half, half])
+
+
+def test_what_cannot_be_reached_comes_from_somebody_who_can(chain: Chain) -> None:
+    nodes = "".join(
+        f'[[nodes]]\nname = "{name}"\ndevices = {{ kind = "A100-80GB" }}\nnic = {{ bandwidth = "25 Gbit/s" }}\n'
+        for name in "abc"
+    )
+    down = '[[changes]]\nlink = "c0.nic"\nsteps = [["0 s", "0 Mbit/s"]]\n'
+    cluster = build_cluster(parse_toml(f'name = "three"\n{nodes}{down}', file="three.toml"), folder=Path())
+    third = len(chain.layers) // 3
+    cuts = (0, third, 2 * third, len(chain.layers))
+    stages = [Stage(first=begin, end=end, replicas=replicas(f"{name}0.0"))
+              for name, (begin, end) in zip("abc", itertools.pairwise(cuts), strict=True)]  # fmt: skip
+    middle = (cuts[1] + cuts[3]) // 2
+    left = [replace(stages[0], end=middle), replace(stages[1], first=middle, end=cuts[3])]
+    moved = migration(plan_of(cluster, chain, *stages), plan_of(cluster, chain, *left), chain, cluster)
+    assert "c0.0" not in {source for source, *_ in moved.transfers}
+    assert math.isfinite(moved.seconds(cluster))
+    back = migration(plan_of(cluster, chain, *left), plan_of(cluster, chain, *stages), chain, cluster)
+    assert math.isinf(back.seconds(cluster))
+
+
+def test_a_big_plan_moves_one_layer_over_one_nic() -> None:
+    plan = load_plan("llama-3-8b-on-mixed-16")
+    cluster = with_changes(cluster_from_content(plan.cluster.content), [])
+    chain = load_model("llama-3-8b", sequence_length=plan.model.sequence_length, dtype=plan.model.dtype)
+    first, second, *rest = plan.stages
+    cut = first.end - 1
+    moved = replace(plan, stages=(replace(first, end=cut), replace(second, first=cut), *rest))
+    found = migration(plan, moved, chain, cluster)
+    assert second.zero == 1
+    weights = chain.layers[cut].parameters * 2 * len(second.replicas)  # fp16, every replica all of it
+    assert found.bytes == pytest.approx(
+        weights + chain.layers[cut].parameters * 12
+    )  # fp32 copy and two moments, shared
+    into = next(link for link in cluster.links if link.name == "a1.nic.in").bandwidth.at(0)
+    assert found.seconds(cluster) == pytest.approx(found.bytes / into + PAUSE)
