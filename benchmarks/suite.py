@@ -87,6 +87,13 @@ SUITE = (
         needs="root",
     ),
     Entry(
+        name="adaptive",
+        shows="a job in the lab whose link is preempted and whose host is slowed, by policy",
+        note="2026-11-15-adaptive.md",
+        command="python -m benchmarks.lab.adaptive",
+        needs="root",
+    ),
+    Entry(
         name="chaos",
         shows="elastic runs under seeded misfortunes",
         note="2026-11-15-chaos.md",
