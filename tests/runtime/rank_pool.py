@@ -73,8 +73,12 @@ class RankPool:
             raise RankError(f"rank {rank} died") from None
         return answer
 
-    def stop(self) -> None:
+    def stop(self, *, patience: float = 0.0) -> None:
+        """Let processes end by themselves, which writes down what they covered, and then end them."""
+        for pipe in self.pipes if patience else ():
+            pipe.close()
         for process in self.processes:
+            process.join(patience)
             process.kill()
             process.join()
         self.processes, self.pipes = [], []
@@ -86,7 +90,7 @@ def rank_pool() -> Iterator[RankPool]:
     try:
         yield pool
     finally:
-        pool.stop()
+        pool.stop(patience=10.0)
         pool.folder.cleanup()
 
 
