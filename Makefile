@@ -30,7 +30,7 @@ test-oldest: .venv-oldest/.torch-free   ## the same with the oldest versions tha
 	.venv-oldest/bin/python -m pytest -n $(JOBS) --torch-free -m "not exhaustive" -p no:cacheprovider
 
 audit: $(VENV)/.audit   ## known holes in what is installed; asks a service on the network
-	$(BIN)/pip-audit --skip-editable
+	$(BIN)/pip-audit --strict --skip-editable
 
 fuzz: $(VENV)/.test   ## changed inputs for every reader and command: make fuzz COUNT=100000 SECONDS=600 PROCESSES=2
 	$(BIN)/python tests/fuzz --count $(COUNT) --seconds $(SECONDS) --jobs $(PROCESSES)

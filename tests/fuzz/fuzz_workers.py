@@ -6,6 +6,7 @@ import faulthandler
 import itertools
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -43,28 +44,32 @@ def fuzz(
     counts: Counter[str] = Counter(dict.fromkeys(names, 0))
     failures: Counter[str] = Counter()
     at: dict[int, tuple[int, str, int]] = {}
-    while workers:
-        for ready in wait(list(workers)):
-            assert isinstance(ready, Connection)
-            process, job = workers[ready]
-            try:
-                done, failed, position = ready.recv()
-            except (EOFError, ConnectionResetError):
-                process.join()
-                del workers[ready]
-                if process.exitcode:  # died in an input: it is a failure, and the rest is still to be done
-                    index, name, number = at[job]
-                    failed, done = [Failure(name, number, f"process ended with {process.exitcode}", "")], Counter()
-                    start(job, index + 1)
+    try:
+        while workers:
+            for ready in wait(list(workers)):
+                assert isinstance(ready, Connection)
+                process, job = workers[ready]
+                try:
+                    done, failed, position = ready.recv()
+                except (EOFError, ConnectionResetError):
+                    process.join()
+                    del workers[ready]
+                    if process.exitcode:  # died in an input: it is a failure, and the rest is still to be done
+                        index, name, number = at[job]
+                        failed, done = [Failure(name, number, f"process ended with {process.exitcode}", "")], Counter()
+                        start(job, index + 1)
+                    else:
+                        continue
                 else:
-                    continue
-            else:
-                at[job] = position
-            counts.update(done)
-            for failure in failed:
-                if not failures[failure.place]:
-                    print(f"{failure.target} {failure.number}: {failure.place}\n{failure.text}", flush=True)
-                failures[failure.place] += 1
+                    at[job] = position
+                counts.update(done)
+                for failure in failed:
+                    if not failures[failure.place]:
+                        print(f"{failure.target} {failure.number}: {failure.place}\n{failure.text}", flush=True)
+                    failures[failure.place] += 1
+    except KeyboardInterrupt:  # what was done so far counts
+        for process, _ in workers.values():
+            process.terminate()
     return counts, dict(failures)
 
 
@@ -73,6 +78,7 @@ def _work(
 ) -> None:
     """Every ``jobs``-th input; tells what it has done now and then, and what it begins before it begins it."""
     faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for whoever started this
     done: Counter[str] = Counter()
     failed: list[Failure] = []
     told = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -447,7 +448,9 @@ TEXTS = {
     ),
     "comma at the end": (
         '{"version": 1,\n}',
-        "plan.json:2: found expecting property name enclosed in double quotes, expected valid JSON",
+        "plan.json:1: found illegal trailing comma before end of object, expected valid JSON"
+        if sys.version_info >= (3, 13)
+        else "plan.json:2: found expecting property name enclosed in double quotes, expected valid JSON",
     ),
     "array": ("[1, 2]", "plan.json:1: found a list of 2, expected a JSON object"),
     "nothing": ("null", "plan.json:1: found nothing, expected a JSON object"),
