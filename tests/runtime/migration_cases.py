@@ -11,7 +11,7 @@ import torch
 from small_models import NUM_LAYERS, build
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
-from training_cases import Outcome
+from training_cases import Outcome, box_of
 
 from argosy.dtype import Dtype
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
@@ -208,7 +208,7 @@ def worst(outcomes: Sequence[Outcome], wanted: Outcome) -> float:
     for name, [(_, whole)] in wanted.weights.items():
         parts = [part for one in outcomes for part in one.weights.get(name, [])]
         assert parts, f"nobody holds {name}"
-        for begin, part in parts:
-            rows = whole[begin : begin + len(part)] if whole.ndim else whole
+        for first, part in parts:
+            rows = whole[box_of(first, part)]
             found = max(found, float(np.abs(part - rows).max(initial=0.0)))
     return found

@@ -10,7 +10,7 @@ import torch
 from checkpoint_cases import Parts, begin_with, die_while_saving, load_and_go_on, save_after, save_while_training
 from rank_pool import RankError, RankPool
 from rank_pool import rank_pool as open_rank_pool
-from training_cases import Case, built
+from training_cases import Case, box_of, built
 
 from argosy.runtime.checkpoint import read_state_dict
 from argosy.runtime.saved import checkpoints
@@ -34,7 +34,7 @@ def whole(parts: list[Parts]) -> dict[str, np.ndarray]:
         for name, (shape, boxes) in held.items():
             values, known = found.setdefault(name, (np.zeros(shape), np.zeros(shape, dtype=bool)))
             for first, part in boxes:
-                box = tuple(slice(begin, begin + size) for begin, size in zip(first, part.shape, strict=True))
+                box = box_of(first, part)
                 assert np.array_equal(values[box][known[box]], part[known[box]]), name
                 values[box], known[box] = part, True
     assert all(known.all() for _, known in found.values())

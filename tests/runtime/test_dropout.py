@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from rank_pool import RankPool
 from torch import nn
-from training_cases import Case, differences, plan_of, train_in_parallel
+from training_cases import Case, box_of, differences, plan_of, train_in_parallel
 
 from argosy.errors import InputError
 from argosy.plan.plan import Recompute
@@ -41,8 +41,8 @@ def test_stages_of_operations_draw_what_one_stage_draws(ranks: RankPool) -> None
     assert alone.losses != pytest.approx(without.losses, rel=1e-4)
     for result in results:
         for name, parts in result.weights.items():
-            for begin, rows in parts:
-                np.testing.assert_allclose(rows, alone.weights[name][0][1][begin : begin + len(rows)], rtol=1e-9)
+            for first, rows in parts:
+                np.testing.assert_allclose(rows, alone.weights[name][0][1][box_of(first, rows)], rtol=1e-9)
 
 
 def drawn(

@@ -276,11 +276,16 @@ def differences(case: Case, outcomes: list[Outcome]) -> list[str]:
     return found
 
 
+def box_of(first: tuple[int, ...], part: np.ndarray) -> tuple[slice, ...]:
+    """Where in the whole a part is that begins with an element."""
+    return tuple(slice(begin, begin + size) for begin, size in zip(first, part.shape, strict=True))
+
+
 def _part_problems(what: str, whole: np.ndarray, parts: list[Any], tolerance: float) -> list[str]:
     problems = []
     covered = np.zeros(whole.shape, dtype=bool)
     for first, part in parts:
-        box = tuple(slice(begin, begin + size) for begin, size in zip(first, part.shape, strict=True))
+        box = box_of(first, part)
         covered[box] = True
         worst = np.abs(part - whole[box]).max(initial=0.0)
         if not worst <= tolerance * max(1.0, np.abs(whole).max(initial=0.0)):
