@@ -40,12 +40,12 @@ def write_references(folder: Path) -> None:
 def copy_notes(source: Path, folder: Path) -> None:
     """The dated notes of the benchmarks as pages of the site, with their pictures; they lie outside of its folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    for path in sorted([*source.glob("*.md"), *source.glob("*.svg")]):
-        text, copy = path.read_text(encoding="utf-8"), folder / path.name
+    for path in sorted(path for path in source.iterdir() if path.suffix in (".md", ".svg", ".png")):
+        content, copy = path.read_bytes(), folder / path.name
         if path.suffix == ".md":
-            text = "---\norphan: true\n---\n" + text.replace("](../../docs/", "](../../")
-        if not copy.exists() or copy.read_text(encoding="utf-8") != text:
-            copy.write_text(text, encoding="utf-8")
+            content = b"---\norphan: true\n---\n" + content.replace(b"](../../docs/", b"](../../")
+        if not copy.exists() or copy.read_bytes() != content:
+            copy.write_bytes(content)
 
 
 def link_notes(name: str, text: str) -> str:
