@@ -14,8 +14,8 @@ from argosy.document import Document, Schema, parse_json, read_json, validate
 from argosy.errors import InputError, Problem, closest
 from argosy.timeline.timeline import Contact, ContactKind, LinkUse, Span, SpanKind, Timeline
 
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-"""Seconds or bytes."""
+Amount = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
+"""Seconds or bytes; what is above is a slip, and its microseconds would be no numbers."""
 Natural = Annotated[int, Field(ge=0)]
 MemoryStep = Annotated[list[Amount], Field(min_length=2, max_length=2)]
 """Seconds, and the bytes held from then on."""
