@@ -23,16 +23,19 @@ from planning_cases import (
     random_case,
 )
 
+from argosy.cluster.file import load_cluster
 from argosy.cluster.topology import Cluster
+from argosy.cost.compute import ComputeModel
 from argosy.dtype import Dtype
 from argosy.errors import InfeasibleError, InputError
 from argosy.plan.check import check_plan
 from argosy.plan.file import dumps_plan, loads_plan
 from argosy.plan.plan import Plan
-from argosy.planner import Progress, Settings
+from argosy.planner import Progress, Settings, able_pools, search_scope
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.simulate import simulate
 from argosy.workload.chain import Chain, Layer
+from argosy.workload.load import load_model
 
 MOST_PLANS = 10_000
 SMALL = Recipe(max_devices=8, max_layers=8)
@@ -320,3 +323,14 @@ def test_more_or_better_hardware_never_plans_worse(seed: int, model: Any) -> Non
     before = optimum(case.cluster)
     for what, content in better_files(json.loads(case.cluster.content)):
         assert optimum(cluster_of(content)) <= before * (1 + 1e-8), what
+
+
+@pytest.mark.parametrize(
+    ("cluster", "level", "is_mixed"), [("three-kinds-64", 2, True), ("four-kinds-1024", 2, False), ("mixed-8", 1, True)]
+)
+def test_stages_mix_kinds_by_default_where_their_tables_stay_small(cluster: str, level: int, is_mixed: bool) -> None:
+    chain = load_model("gpt2", sequence_length=512, dtype="fp16")
+    pools = able_pools(chain, load_cluster(cluster), ComputeModel())
+    units = tuple(pool.count for pool in pools)
+    assert search_scope(Settings(level=level), pools, units).mixed is is_mixed
+    assert not search_scope(Settings(level=level, mixed=False), pools, units).mixed

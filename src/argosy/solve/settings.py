@@ -20,6 +20,8 @@ SCHEDULES = (
     ScheduleSpec(kind=ScheduleKind.KFKB, k=4),
 )
 
+_MIXED_POOLS, _MIXED_DEVICES = 3, 64
+
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
@@ -56,7 +58,8 @@ class Settings:
     zero: tuple[int, ...] | None = None
     """What a stage may choose from; by default all on level 2, and the extremes on level 1."""
     mixed: bool | None = None
-    """Whether stages may mix pools; by default on level 2, and where there are few devices."""
+    """Whether stages may mix pools; by default on level 2 of up to three pools or 64 devices, and where there are few
+    devices: in a minute of search the tables of mixtures of four kinds took 15 GB."""
     max_width: int | None = None
     """Devices of a tensor-parallel group at most; by default as many as a node and the layers allow."""
     max_context: int | None = None
@@ -74,7 +77,8 @@ def search_scope(settings: Settings, pools: Sequence[Pool], units: Vector) -> Sc
     """Level 1 leaves mixed stages to small clusters, and what lies between the extremes of memory to level 2."""
     mixed = settings.mixed
     if mixed is None:
-        mixed = settings.level > 1 or sum(pool.count for pool in pools) <= 8
+        devices = sum(pool.count for pool in pools)
+        mixed = devices <= 8 or (settings.level > 1 and (len(pools) <= _MIXED_POOLS or devices <= _MIXED_DEVICES))
     scope = Scope(units=units, mixed=mixed, prune=settings.prune)
     if settings.level == 1:
         scope = replace(scope, zero=(1, 0, 3), recompute=(Recompute.NONE, Recompute.FULL))
