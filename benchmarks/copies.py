@@ -20,7 +20,7 @@ from benchmarks.lab.cases import cluster_of, plan_of
 from benchmarks.lab.emulated import Job
 
 LAYERS, STEPS, SKIPPED = 8, 24, 4
-WEIGHTS = (200_000, 1_000_000, 4_000_000)
+WEIGHTS = (1_000_000, 4_000_000)
 """Of a layer."""
 SLEEP = 5e-3
 """Seconds of a layer's forward for one sample."""
