@@ -94,6 +94,12 @@ SUITE = (
         needs="root",
     ),
     Entry(
+        name="fuzz",
+        shows="every reader and command against changed inputs",
+        note="2026-11-15-fuzz.md",
+        command="make fuzz",
+    ),
+    Entry(
         name="chaos",
         shows="elastic runs under seeded misfortunes",
         note="2026-11-15-chaos.md",
