@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run_cases import CASE, PROGRAM, losses_alone, written_plan
+from run_cases import PROGRAM, losses_alone, written_plan
 from test_run_command import SECONDS, command, environment
+from training_cases import Case
 
 from argosy.dtype import Dtype
 from argosy.errors import InputError
@@ -29,8 +30,7 @@ STEPS = 12
 
 
 def poor_plan(folder: Path) -> tuple[Path, Path]:
-    """Five of six layers on one of two cores, and a profile of the layers that says so."""
-    assert CASE.shares == ((2,), (2,))
+    """Three of four samples on one of two equal cores, and a profile of the layers that says so."""
     layers = tuple(
         Layer(
             name=f"layer{at}",
@@ -50,11 +50,9 @@ def poor_plan(folder: Path) -> tuple[Path, Path]:
     )  # fmt: skip
     profile = folder / "profile.json"
     write_profile(Profile(device="CPU-core", model="small", sequence_length=1, rows=rows, layers=layers), profile)
-    path = written_plan(folder)
+    path = written_plan(folder, Case(shares=((3, 1),), num_micro_batches=2))
     plan = load_plan(path)
-    first, last = plan.stages
-    stages = (replace(first, end=5), replace(last, first=5))
-    path.write_text(dumps_plan(replace(plan, stages=stages, model=replace(plan.model, name=str(profile)))))
+    path.write_text(dumps_plan(replace(plan, model=replace(plan.model, name=str(profile)))))
     return path, profile
 
 
