@@ -115,6 +115,14 @@ def parse_path(path: str) -> Location:
     return tuple(int(index) if index else name for index, name in parts)
 
 
+def is_there(path: Path | str) -> bool:
+    """Whether there is a file or folder of that name; a name that none can have, such as one too long, has none."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
+
+
 def read_text(path: Path | str) -> str:
     """The text of a file, or an ``InputError`` that says why it cannot be read."""
     path = Path(path)

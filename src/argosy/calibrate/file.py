@@ -24,7 +24,7 @@ from argosy.calibrate.sailor import read_sailor_runs
 from argosy.calibrate.vtrain import is_vtrain, read_vtrain
 from argosy.cluster.file import bundled_clusters, cluster_from_content, load_cluster
 from argosy.cluster.topology import Cluster
-from argosy.document import Document, Schema, read_json, validate
+from argosy.document import Document, Schema, is_there, read_json, validate
 from argosy.errors import InputError, Mismatch, Problem
 from argosy.plan.check import check_plan
 from argosy.plan.file import plan_from_document, read_plan
@@ -75,7 +75,7 @@ class _File(Schema):
 def read_measured(source: Path | str) -> Measurements:
     """Runs from a file of this form, a CSV of vTrain, or a folder of Sailor's."""
     path = Path(source)
-    if not path.exists():
+    if not is_there(path):
         expected = "a file of measured runs (JSON, or vTrain's CSV) or a folder of Sailor's"
         raise InputError([Problem(file=str(path), expected=expected)])
     if path.is_dir():
@@ -146,7 +146,7 @@ def _what_ran(document: Document, index: int, run: _Run, folder: Path) -> tuple[
 def _planned(run: _Run, folder: Path) -> tuple[Plan, Chain, Cluster, str]:
     assert run.plan is not None
     path = folder / run.plan
-    document = read_plan(str(path) if path.exists() else run.plan)
+    document = read_plan(str(path) if is_there(path) else run.plan)
     plan = plan_from_document(document)
     cluster = cluster_from_content(plan.cluster.content) if run.cluster is None else _cluster(run.cluster, folder)
     ref = plan.model

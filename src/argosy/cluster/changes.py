@@ -13,7 +13,7 @@ from argosy.cluster.schema import ChangeSchema
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
 from argosy.cluster.tracefile import read_trace
-from argosy.document import Document, Location
+from argosy.document import Document, Location, is_there
 from argosy.errors import InputError, Mismatch, Problem, closest
 from argosy.units import RATE, TIME
 
@@ -56,8 +56,8 @@ def apply_change(
     problems = list(_contradictions(change, document, place))
     if problems:
         raise InputError(problems)
-    if change.trace is not None and not (folder / change.trace).is_file():
-        raise document.error((*place, "trace"), f"a file at {folder / change.trace}", change.trace)
+    if change.trace is not None and not (is_there(trace := folder / change.trace) and trace.is_file()):
+        raise document.error((*place, "trace"), f"a file at {trace}", change.trace)
     apply = _change_devices if change.link is None else _change_links
     try:
         return apply(cluster, change, document, place, stated, folder)

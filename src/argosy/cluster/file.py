@@ -13,13 +13,13 @@ from argosy.cluster.build import Builder
 from argosy.cluster.changes import apply_change
 from argosy.cluster.schema import ClusterSchema
 from argosy.cluster.topology import Cluster, canonical
-from argosy.document import Document, parse_json, parse_toml, read_toml, validate
+from argosy.document import Document, is_there, parse_json, parse_toml, read_toml, validate
 from argosy.errors import InputError, Problem, bad_input, closest
 
 
 def load_cluster(source: str | Path) -> Cluster:
     """A cluster from a TOML file, or a bundled one by its name (``mixed-16``)."""
-    if not _exists(source):
+    if not is_there(source):
         names = bundled_clusters()
         if str(source) in names:
             text = (resources.files("argosy") / "data" / "clusters" / f"{source}.toml").read_text(encoding="utf-8")
@@ -28,13 +28,6 @@ def load_cluster(source: str | Path) -> Cluster:
             expected = f"a cluster file or one of the bundled clusters {', '.join(names)}"
             raise bad_input(expected, str(source), suggestion=closest(str(source), names))
     return build_cluster(read_toml(source), folder=Path(source).parent)
-
-
-def _exists(source: str | Path) -> bool:
-    try:
-        return Path(source).exists()
-    except OSError:  # a name that is too long, such as the text of a cluster file
-        return False
 
 
 def bundled_clusters() -> list[str]:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from argosy.cost.calibration import Calibration
-from argosy.document import Schema, parse_json, read_json, validate
+from argosy.document import Schema, is_there, parse_json, read_json, validate
 from argosy.errors import Mismatch, bad_input, closest
 from argosy.units import finite
 from argosy.workload.fields import Amount
@@ -75,7 +75,7 @@ def read_calibration(path: Path | str) -> Calibration:
     if str(path) in names:
         file = f"{path}.json"
         document = parse_json((_folder() / file).read_text(encoding="utf-8"), file=file)
-    elif not Path(path).exists() and "/" not in str(path) and not Path(path).suffix:
+    elif not is_there(path) and "/" not in str(path) and not Path(path).suffix:
         expected = f"a file, or one of the calibrations {', '.join(names)}"
         raise bad_input(expected, str(path), where="--calibration", suggestion=closest(str(path), names))
     else:

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field
 
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import canonical
-from argosy.document import Document, Schema, parse_json, read_json, validate
+from argosy.document import Document, Schema, is_there, parse_json, read_json, validate
 from argosy.errors import InputError, Mismatch, Problem, bad_input, closest
 from argosy.plan.plan import (
     Algorithm,
@@ -187,10 +187,10 @@ def load_plan(source: Path | str) -> Plan:
 def read_plan(source: Path | str) -> Document:
     """The JSON document at a path, or the bundled plan of that name; a file wins."""
     bundled = resources.files("argosy") / "data" / "plans" / f"{source}.json"
-    if Path(source).exists() or Path(source).suffix == ".json" or "/" in str(source):
+    if is_there(source) or Path(source).suffix == ".json" or "/" in str(source):
         return read_json(source)
-    if not bundled.is_file():
-        names = bundled_plans()
+    names = bundled_plans()
+    if str(source) not in names:
         expected = f"a plan.json or one of the bundled plans {', '.join(names)}"
         raise bad_input(expected, str(source), suggestion=closest(str(source), names))
     return parse_json(bundled.read_text(encoding="utf-8"), file=f"{source}.json")

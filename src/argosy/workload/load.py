@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from argosy.document import Document, read_json, read_toml
+from argosy.document import Document, is_there, read_json, read_toml
 from argosy.dtype import Dtype
 from argosy.errors import InputError, Problem, bad_input, closest
 from argosy.workload.architecture import Architecture, Length
@@ -47,10 +47,10 @@ def load_model(
     if str(model) in preset_names():
         return _preset_chain(read_preset(str(model)), settings)
     path = Path(model)
+    if not is_there(path):
+        raise _unknown(str(model))
     if path.is_dir():
         path = path / "config.json"
-    elif not path.exists():
-        raise _unknown(str(model))
     match path.suffix:
         case ".toml":
             return _preset_chain(preset_of(read_toml(path)), settings)
@@ -67,9 +67,9 @@ def load_architecture(model: str | Path) -> Architecture:
     """The shape of a preset, of a ``config.json`` or its folder, or of a preset's TOML."""
     if str(model) in preset_names():
         return read_preset(str(model)).config.architecture
-    path = Path(model) / "config.json" if Path(model).is_dir() else Path(model)
-    if not path.exists():
+    if not is_there(model):
         raise _unknown(str(model))
+    path = Path(model) / "config.json" if Path(model).is_dir() else Path(model)
     if path.suffix == ".toml":
         return preset_of(read_toml(path)).config.architecture
     if path.suffix != ".json" or "model_type" not in (document := read_json(path)).data:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from argosy.document import Document, Schema, parse_json, read_json, validate
+from argosy.document import Document, Schema, is_there, parse_json, read_json, validate
 from argosy.errors import InputError, Problem, bad_input, closest
 from argosy.workload.chain import Layer
 from argosy.workload.fields import Amount, Count, DtypeField, Name, Natural
@@ -79,7 +79,7 @@ def read_profile(path: Path | str) -> Profile:
     if str(path) in profile_names():
         file = f"{path}.json"
         return parse_profile((_folder() / file).read_text(encoding="utf-8"), file=file)
-    if not Path(path).exists() and "/" not in str(path) and not Path(path).suffix:
+    if not is_there(path) and "/" not in str(path) and not Path(path).suffix:
         names = profile_names()
         expected = f"a file, or one of the profiles {', '.join(names)}"
         raise bad_input(expected, str(path), where="--profile", suggestion=closest(str(path), names))
