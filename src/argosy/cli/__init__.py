@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
 from collections.abc import Sequence
 
-from argosy.errors import ArgosyError
+from argosy.errors import ArgosyError, bad_input
 
 COMPLETING = "_ARGOSY_COMPLETE"
 """Set by a shell that asks what could come next."""
@@ -38,13 +39,22 @@ def _run(arguments: Sequence[str] | None) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except ArgosyError as error:
-        for line in str(error).splitlines():
-            sys.stderr.write(f"error: {line}\n")
-        return error.exit_code
+        return _tell(error)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has gone; keep the interpreter from flushing into the void once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        name = str(error.filename)
+        return _tell(bad_input("a name that a file can have", f"{len(name)} characters that begin with {name[:40]}"))
     return 0
+
+
+def _tell(error: ArgosyError) -> int:
+    for line in str(error).splitlines():
+        sys.stderr.write(f"error: {line}\n")
+    return error.exit_code
