@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, settings
+from fuzz_machines import machine_test
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from planning_cases import cluster_of
@@ -122,19 +122,5 @@ class ControllerMachine(RuleBasedStateMachine):
         in_world(self.cluster, self.controller.watch.world)
 
 
-def machine_test(examples: int, steps: int) -> type:
-    """The machine as a test of so many runs of so many steps."""
-    case = type(f"Controller{examples}", (ControllerMachine,), {}).TestCase  # type: ignore[attr-defined]
-    case.settings = settings(
-        max_examples=examples,
-        stateful_step_count=steps,
-        deadline=None,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )
-    assert isinstance(case, type)
-    return case
-
-
-TestController = machine_test(4, 8)
-TestControllerForLong = pytest.mark.exhaustive(machine_test(300, 15))
+TestController = machine_test(ControllerMachine, 4, 8)
+TestControllerForLong = pytest.mark.exhaustive(machine_test(ControllerMachine, 300, 15))

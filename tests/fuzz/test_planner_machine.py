@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from fuzz_machines import machine_test
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from planning_cases import cluster_of
@@ -138,19 +138,5 @@ class PlannerMachine(RuleBasedStateMachine):
             self.best = found
 
 
-def machine_test(examples: int, steps: int) -> type:
-    """The machine as a test of so many runs of so many steps."""
-    case = type(f"Planner{examples}", (PlannerMachine,), {}).TestCase  # type: ignore[attr-defined]
-    case.settings = settings(
-        max_examples=examples,
-        stateful_step_count=steps,
-        deadline=None,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )
-    assert isinstance(case, type)
-    return case
-
-
-TestPlanner = machine_test(5, 8)
-TestPlannerForLong = pytest.mark.exhaustive(machine_test(300, 12))
+TestPlanner = machine_test(PlannerMachine, 5, 8)
+TestPlannerForLong = pytest.mark.exhaustive(machine_test(PlannerMachine, 300, 12))
