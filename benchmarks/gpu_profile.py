@@ -2,10 +2,15 @@
 
 Needs torch with a CUDA device, and argosy with pydantic. From the repository:
 
-    PYTHONPATH=build/site312:src:. python3.12 benchmarks/gpu_profile.py --dtype bf16 --output $OUT/profile-bf16.json
-    PYTHONPATH=build/site312:src:. python3.12 benchmarks/gpu_profile.py --dtype fp32 --output $OUT/profile-fp32.json
+    python benchmarks/gpu_profile.py --dtype bf16 --output profile-bf16.json
+    python benchmarks/gpu_profile.py --dtype fp32 --output profile-fp32.json
+    python benchmarks/gpu_profile.py --dtype bf16 --resume profile-bf16.json --rounds 5 --output profile-bf16.json
 
 The first takes about nine minutes on an H200, the second about three. ``--models`` does it in parts.
+
+A host's pace drifts within seconds by a quarter, so blocks that wait for their host are measured again in ``--rounds``
+rounds, each of which goes over all of them; a row holds every round and their mean. The process keeps to ``--cores``
+cores: threads that wander over many make the scatter twice as large.
 
 The file is written after every row, so a run that is cut leaves what it has; ``--resume FILE`` goes on from one. Rows
 are written in order of the models' size; ``--limit`` ends a run before a time limit would. ``--device cpu --tiny`` is a
@@ -17,11 +22,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +37,7 @@ import torch
 
 from argosy.errors import InputError
 from argosy.runtime.slices import check_sliceable
-from argosy.runtime.stack import measure_stack
+from argosy.runtime.stack import measure_stack, stack_seconds
 from argosy.workload.preset import Preset, read_preset
 
 MODELS = {
@@ -90,7 +97,24 @@ def _fits(preset: Preset, case: Case) -> bool:
 
 
 def measure(case: Case, device: torch.device, *, seconds: float) -> dict[str, Any]:
-    row = measure_stack(
+    row = asdict(_of(case, measure_stack, device, seconds))
+    return asdict(case) | row | {"rounds": [[row["forward_seconds"], row["backward_seconds"]]]}
+
+
+def measure_again(row: dict[str, Any], device: torch.device, *, seconds: float) -> None:
+    """One more round of a row."""
+    case = Case(**{name: row[name] for name in Case.__dataclass_fields__})
+    row["rounds"].append(_of(case, stack_seconds, device, seconds))
+    row["forward_seconds"], row["backward_seconds"] = map(statistics.fmean, zip(*row["rounds"], strict=True))
+
+
+def waits_for_host(row: dict[str, Any]) -> bool:
+    alone = row["forward_device_seconds"] + row["backward_device_seconds"]
+    return row["layer"] == "block" and alone < 0.9 * (row["forward_seconds"] + row["backward_seconds"])
+
+
+def _of(case: Case, measured: Callable[..., Any], device: torch.device, seconds: float) -> Any:
+    return measured(
         read_preset(case.model).config.architecture,
         case.layer,
         samples=case.micro_batch,
@@ -100,7 +124,6 @@ def measure(case: Case, device: torch.device, *, seconds: float) -> dict[str, An
         device=device,
         seconds=seconds,
     )
-    return asdict(case) | asdict(row)
 
 
 def about(device: torch.device) -> dict[str, Any]:
@@ -126,6 +149,8 @@ def main() -> int:
     parser.add_argument("--resume", type=Path, help="a file of an earlier run, whose rows are kept")
     parser.add_argument("--limit", type=float, default=540.0, help="seconds after which no new row is begun")
     parser.add_argument("--seconds", type=float, default=0.15, help="that each measurement takes at least")
+    parser.add_argument("--rounds", type=int, default=1, help="measurements of blocks that wait for their host")
+    parser.add_argument("--cores", type=int, default=4, help="that the process keeps to; 0: all")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--tiny", action="store_true", help="short sequences and few cases: a try")
     options = parser.parse_args()
@@ -136,9 +161,19 @@ def main() -> int:
     todo = [
         case for case in cases(options.dtype, models, tiny=options.tiny) if tuple(asdict(case).values()) not in done
     ]
+    if options.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
     head, began = about(device), time.monotonic()
+
+    def out_of_time() -> bool:
+        return time.monotonic() - began > options.limit
+
+    def keep() -> None:
+        text = ",\n".join(json.dumps(row) for row in rows)
+        options.output.write_text(json.dumps(head)[:-1] + f', "rows": [\n{text}\n]}}\n')
+
     for number, case in enumerate(todo, 1):
-        if time.monotonic() - began > options.limit:
+        if out_of_time():
             print(f"stopped with {len(todo) - number + 1} of {len(todo)} to go", flush=True)
             break
         try:
@@ -146,9 +181,15 @@ def main() -> int:
         except torch.OutOfMemoryError:
             print(f"[{number}/{len(todo)}] {case}: out of memory", flush=True)
             continue
-        text = ",\n".join(json.dumps(row) for row in rows)
-        options.output.write_text(json.dumps(head)[:-1] + f', "rows": [\n{text}\n]}}\n')
+        keep()
         print(f"[{number}/{len(todo)}] {case.model} {case.layer} {case.micro_batch} x{case.tensor_width}", flush=True)
+    waiting = [row for row in rows if waits_for_host(row)]
+    for count in range(2, options.rounds + 1):
+        for row in waiting:
+            if len(row["rounds"]) < count and not out_of_time():
+                measure_again(row, device, seconds=options.seconds)
+        keep()
+        print(f"round {count} of {len(waiting)} rows that wait for their host", flush=True)
     print(f"{len(rows)} rows in {time.monotonic() - began:.0f} s", flush=True)
     return 0
 

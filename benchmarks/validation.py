@@ -51,7 +51,12 @@ def _runs() -> Iterator[str]:
     for name, text in OTHERS.items():
         yield f"Beside {name}, mean errors published with the data: {text}.\n"
     yield "Constants, fitted ones in bold:\n"
-    beside = ("gathered", "forward_start", "backward_start")  # 0 for all: whole iterations do not tell them apart
+    beside = (
+        "split_launches",
+        "gathered",
+        "forward_start",
+        "backward_start",
+    )  # whole iterations do not tell them apart
     names = [field.name for field in fields(Calibration) if field.name not in beside]
     yield from _table(
         ["runs of", *names], [[s.measured.source, *(_constant(s, name) for name in names)] for s in studies()]
@@ -133,10 +138,11 @@ slice alone), measured by `benchmarks/gpu_profile.py` with torch 2.11.0+cu130 on
 (`benchmarks/results/2026-11-15-h200-profile.json`); the same rows ship as profiles (`--profile h200-llama-2-7b`).
 `python -m benchmarks.h200` makes this table alone. *As they come*: a host launches kernels one by one; *the device
 alone*: every launch was made ahead; *device busy*: blocks for which the two differ by less than a quarter. Below that
-the host decides, and rows that differ by one sample scatter by up to a factor of two. (2) has six constants per dtype,
-and two floors as they come: the shares of the peak, the passes of kept bytes, what a split layer moves of whole
-outputs, and seconds beside the work. Without the last three, one set for both dtypes, it was 9.1 %, 5.2 % and 7.7 % on
-the other models. Fitted on all rows they ship as `--calibration h200-bf16` and `h200-fp32`.
+the host decides, whose pace drifts from second to second (one round of a row against another: 14 % in bf16, 11 % in
+fp32), so these rows are the mean of six rounds. (2) has six constants per dtype: the shares of the peak, the passes of
+kept bytes, what a split layer moves of whole outputs, and seconds beside the work; and as they come three more: two
+floors, and how many more launches a split layer makes. Fitted on all rows they ship as `--calibration h200-bf16` and
+`h200-fp32`.
 """
     rows = [[one.what, one.how, *error_cells(one.found)] for one in h200.judged()]
     yield from _table(("error of", "how", "rows", "median", "mean", "90 % below", "worst", "rank correlation"), rows)

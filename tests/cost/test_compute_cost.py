@@ -176,6 +176,13 @@ def test_floors_only_lengthen(layer: Layer, samples: int, share: float) -> None:
     assert real == (max(free[0], floors[0]), max(free[1], floors[1]))
 
 
+@pytest.mark.parametrize(("width", "context", "times"), [(1, 1, 1), (2, 1, 1.5), (2, 2, 1), (4, 2, 1.5)])
+def test_a_layer_whose_tensors_are_split_makes_more_launches(width: int, context: int, times: float) -> None:
+    model = replace(MODEL, forward_floor=1.0, backward_floor=2.0, split_launches=1.5)
+    portion = Portion(device=CARD, samples=1, share=1 / width, width=width, context=context)
+    assert layer_seconds(model, TOY, TOY.layers[1], portion) == (1.0 * times, 2.0 * times)
+
+
 def test_a_stage_takes_the_sum_of_its_parts() -> None:
     cut = [replace(whole(), end=1), replace(whole(), first=1, end=3), replace(whole(), first=3)]
     three = replace(ONE, samples=3)

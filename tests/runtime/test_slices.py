@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from argosy.dtype import Dtype
 from argosy.errors import InputError
 from argosy.runtime.slices import build_layer, check_sliceable
-from argosy.runtime.stack import measure_stack
+from argosy.runtime.stack import measure_stack, stack_seconds
 from argosy.workload.architecture import (
     Architecture,
     Attention,
@@ -114,6 +115,16 @@ def test_a_stack_is_timed_per_layer() -> None:
     assert row.weight_bytes == 4 * architecture().blocks[0].parameters(HIDDEN)
     assert 0 < row.forward_seconds < 1
     assert row.peak_bytes is None
+
+
+def test_a_row_can_be_timed_again() -> None:
+    forward, backward = stack_seconds(
+        architecture(), "block", samples=1, tokens=32, width=2, dtype=torch.float32, device=torch.device("cpu"),
+        seconds=0.0,
+    )  # fmt: skip
+    assert 0 < forward < 1
+    assert 0 < backward < 1
+    assert gc.isenabled()
 
 
 def test_what_cannot_be_built_is_refused_by_name() -> None:

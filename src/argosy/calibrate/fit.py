@@ -29,6 +29,7 @@ LIMITS = {
     "passes": (0.5, 20.0),
     "forward_floor": (1e-6, 0.1),
     "backward_floor": (1e-6, 0.1),
+    "split_launches": (0.5, 5.0),
     "gathered": (0.1, 100.0),
     "forward_start": (1e-7, 0.1),
     "backward_start": (1e-7, 0.1),

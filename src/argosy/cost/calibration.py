@@ -4,7 +4,8 @@
 datasheets and the model's shape. What a calibration changes:
 
     (1)  the share of a device's peak that matrix products reach, how often kept bytes and, where tensors are split,
-         whole outputs cross its memory bus, seconds beside the work of a layer and its least seconds (``cost.compute``)
+         whole outputs cross its memory bus, seconds beside the work of a layer, its least seconds, and how many times
+         as many they are where tensors are split (``cost.compute``)
     (2)  the share of a link's stated bandwidth that reaches the program, every link of a cluster being as much slower,
          what a message takes beside its bytes, and what of a link sums of gradients reach
     (3)  whether a transfer between stages keeps both its ends waiting (``sim.blocking``)
@@ -41,6 +42,8 @@ class Calibration:
     forward_floor: float = _DEFAULT.forward_floor
     """Seconds of a layer at least."""
     backward_floor: float = _DEFAULT.backward_floor
+    split_launches: float = _DEFAULT.split_launches
+    """Launches of a layer whose tensors are split over those of a whole one."""
     gathered: float = _DEFAULT.gathered
     """How often a layer's whole output crosses the memory bus in a forward where tensors are split."""
     forward_start: float = _DEFAULT.forward_start
@@ -67,6 +70,7 @@ class Calibration:
             passes=self.passes,
             forward_floor=self.forward_floor,
             backward_floor=self.backward_floor,
+            split_launches=self.split_launches,
             gathered=self.gathered,
             forward_start=self.forward_start,
             backward_start=self.backward_start,

@@ -50,6 +50,7 @@ class _Constants(Schema):
     passes: Positive = Calibration.passes
     forward_floor: Amount = Calibration.forward_floor
     backward_floor: Amount = Calibration.backward_floor
+    split_launches: Positive = Calibration.split_launches
     gathered: Amount = Calibration.gathered
     forward_start: Amount = Calibration.forward_start
     backward_start: Amount = Calibration.backward_start

@@ -4,9 +4,9 @@ For n samples of a layer on a device, with share r of a replica's work, the sequ
 holders, peak P of the device's kind for the dtype, memory bandwidth H and the device's own efficiency e':
 
     (1)  forward  = max( n r FLOP_f / (a_f e' P) + p (r c weights + r n kept) / (e' H) + g n / c out / (e' H) + s_f,
-                         floor_f )
+                         l floor_f )
     (2)  backward = max( n r FLOP_b / (a_b e' P) + 2 p (r c weights + r n kept) / (e' H) + 2 g n / c out / (e' H) + s_b,
-                         floor_b )
+                         l floor_b )
     (3)  with recomputation the backward also pays for what it computes again
     (4)  update   = 2 (weights + gradients + optimizer state on the device) / (e' H)
     (5)  weights  = those of no expert, and of experts Q / e (1 - (1 - q)^t): what any of the t tokens of a holder's
@@ -17,9 +17,10 @@ holders, peak P of the device's kind for the dtype, memory bandwidth H and the d
 Matrix products reach a share a of the datasheet's peak; everything between them (norms, activation functions,
 residuals) moves the ``kept`` bytes p times through memory, one kernel after the other, so the two add up; and a host
 that launches kernels one by one needs the floor whatever the device. The constants come from 128 measurements on an
-H200 (``benchmarks/results/2026-11-15-h200-layers.md``). Two things are 0 until a calibration says more: what devices of
-a tensor-parallel group move of a layer's whole output (out) g times, however narrow their slices are, and the seconds s
-between kernels that no launch ahead of time removes. Not in here: a device's speed over time, which stretches
+H200 (``benchmarks/results/2026-11-15-h200-layers.md``). Three things count only where a calibration says so: what
+devices of a tensor-parallel group move of a layer's whole output (out) g times, however narrow their slices are; how
+many times the launches of a whole layer they make (l, for devices alone 1); and the seconds s between kernels that no
+launch ahead of time removes. Not in here: a device's speed over time, which stretches
 these seconds in the simulator. Measured times already contain a, p and the floor and replace (1) and (2), divided by
 e'; a sequence in c parts is looked up as 1 / c of the samples, and below the fewest that were measured it takes its
 part of their time, but no less than the floor.
@@ -53,6 +54,8 @@ class ComputeModel:
     forward_floor: float = 0.3e-3
     """Seconds to launch the kernels of one layer."""
     backward_floor: float = 1.0e-3
+    split_launches: float = 1.0
+    """l: launches of a layer whose tensors are split over those of a whole one."""
     gathered: float = 0.0
     """g: how often a layer's whole output crosses the memory bus in a forward where tensors are split."""
     forward_start: float = 0.0
@@ -114,7 +117,14 @@ def layer_seconds(model: ComputeModel, chain: Chain, layer: Layer, portion: Port
     has_products = layer.forward_flop > 0
     forward = work * layer.forward_flop / model.forward_peak + moving + model.forward_start * has_products
     backward = work * layer.backward_flop / model.backward_peak + 2 * moving + model.backward_start * has_products
-    return max(forward, model.forward_floor * has_products), max(backward, model.backward_floor * has_products)
+    ahead, back = _floors(model, portion)
+    return max(forward, ahead * has_products), max(backward, back * has_products)
+
+
+def _floors(model: ComputeModel, portion: Portion) -> tuple[float, float]:
+    """What the launches of a layer take, forward and backward."""
+    launches = model.split_launches if portion.tensor_width > 1 else 1.0
+    return launches * model.forward_floor, launches * model.backward_floor
 
 
 def read_weights(chain: Chain, layer: Layer, portion: Portion) -> float:
@@ -160,7 +170,8 @@ def _measured_seconds(
     forward = profile.forward_seconds(name, looked_up, width, chain.dtype) * samples / looked_up
     backward = profile.backward_seconds(name, looked_up, width, chain.dtype) * samples / looked_up
     if samples < looked_up:
-        forward, backward = max(forward, model.forward_floor), max(backward, model.backward_floor)
+        floors = _floors(model, portion)
+        forward, backward = max(forward, floors[0]), max(backward, floors[1])
     return forward * stretch, backward * stretch
 
 

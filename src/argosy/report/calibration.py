@@ -18,6 +18,7 @@ MEANINGS = {
     "passes": "of kept bytes over the memory bus",
     "forward_floor": "least seconds of a layer",
     "backward_floor": "least seconds of a layer",
+    "split_launches": "of a split layer over a whole one's",
     "gathered": "of whole outputs, where tensors are split",
     "forward_start": "seconds beside a layer's work",
     "backward_start": "seconds beside a layer's work",

@@ -28,7 +28,7 @@ from argosy.workload.architecture import Architecture, TokenEmbedding
 
 BLOCKS = 4
 """Blocks in a stack; embeddings and heads stand alone."""
-_FEWEST, _MOST = 5, 25
+_FEWEST, _MOST = 5, 100
 """Repeats of a measurement."""
 _CYCLES_PER_SECOND = 2e9
 """About a GPU's clock: how long to keep it waiting for the host."""
@@ -65,31 +65,42 @@ def measure_stack(
     seconds: float = 0.25,
 ) -> StackRow:
     """(1) to (4) of the ``embedding``, a ``block`` or the ``head``, for micro-batches of ``samples``."""
-    layers = BLOCKS if kind == "block" else 1
     _empty(device, dtype)
     before = _memory(device)
-    with device:
-        stack = nn.Sequential(*(build_layer(architecture, kind, width=width) for _ in range(layers))).to(dtype)
-        given = _given(architecture, kind, samples, tokens, width, dtype)
-    step = _Step(stack, given)
-    for _ in range(3):
-        step.run(lambda: None)
+    step = _Step.of(architecture, kind, samples, tokens, width, dtype, device)
     kept, peak = _bytes(step, device, before)
     ahead, back = _median_seconds(step, device, seconds, wait=0.0)
     alone = (ahead, back)
     if device.type == "cuda":
-        alone = _median_seconds(step, device, seconds, wait=2 * layers * (ahead + back) + 5e-3)
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in stack.parameters())
+        alone = _median_seconds(step, device, seconds, wait=2 * step.layers * (ahead + back) + 5e-3)
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in step.stack.parameters())
     return StackRow(
-        layers=layers,
-        forward_seconds=ahead / layers,
-        backward_seconds=back / layers,
-        forward_device_seconds=alone[0] / layers,
-        backward_device_seconds=alone[1] / layers,
-        weight_bytes=weights // layers,
-        kept_bytes=None if kept is None else kept / layers,
+        layers=step.layers,
+        forward_seconds=ahead,
+        backward_seconds=back,
+        forward_device_seconds=alone[0],
+        backward_device_seconds=alone[1],
+        weight_bytes=weights // step.layers,
+        kept_bytes=None if kept is None else kept / step.layers,
         peak_bytes=peak,
     )
+
+
+def stack_seconds(
+    architecture: Architecture,
+    kind: str,
+    *,
+    samples: int,
+    tokens: int,
+    width: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    seconds: float = 0.25,
+) -> tuple[float, float]:
+    """(1) alone, forward and backward of one layer: a host's pace drifts, and a row measured again at another time
+    tells by how much."""
+    step = _Step.of(architecture, kind, samples, tokens, width, dtype, device)
+    return _median_seconds(step, device, seconds, wait=0.0)
 
 
 def _given(architecture: Architecture, kind: str, samples: int, tokens: int, width: int, dtype: torch.dtype) -> Tensor:
@@ -103,12 +114,32 @@ def _given(architecture: Architecture, kind: str, samples: int, tokens: int, wid
 class _Step:
     """One forward and backward; gradients add up, as they do over micro-batches."""
 
-    def __init__(self, stack: nn.Module, given: Tensor) -> None:
-        self.stack, self.given = stack, given
+    def __init__(self, stack: nn.Sequential, given: Tensor) -> None:
+        self.stack, self.given, self.layers = stack, given, len(stack)
         with torch.no_grad():
             result = stack(given)
         self.handed = torch.ones_like(result)
         """The gradient that comes from the next stage."""
+
+    @classmethod
+    def of(
+        cls,
+        architecture: Architecture,
+        kind: str,
+        samples: int,
+        tokens: int,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> _Step:
+        """Of a stack that has run a few times already."""
+        layers = BLOCKS if kind == "block" else 1
+        with device:
+            stack = nn.Sequential(*(build_layer(architecture, kind, width=width) for _ in range(layers))).to(dtype)
+            step = cls(stack, _given(architecture, kind, samples, tokens, width, dtype))
+        for _ in range(3):
+            step.run(lambda: None)
+        return step
 
     def run(self, between: Callable[[], None]) -> None:
         result = self.stack(self.given)
@@ -132,12 +163,20 @@ def _bytes(step: _Step, device: torch.device, before: float | None) -> tuple[flo
 
 
 def _median_seconds(step: _Step, device: torch.device, seconds: float, *, wait: float) -> tuple[float, float]:
-    """(1), or (2) where the device is kept waiting for ``wait`` seconds before each step."""
+    """(1) of one layer, or (2) where the device is kept waiting for ``wait`` seconds before each step. No garbage is
+    collected meanwhile: a collection takes as long as several layers."""
     times: list[tuple[float, float]] = []
-    began = time.perf_counter()
-    while len(times) < _FEWEST or (time.perf_counter() - began < seconds and len(times) < _MOST):
-        times.append(_on_card(step, wait) if device.type == "cuda" else _on_host(step))
-    return statistics.median(time[0] for time in times), statistics.median(time[1] for time in times)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        began = time.perf_counter()
+        while len(times) < _FEWEST or (time.perf_counter() - began < seconds and len(times) < _MOST):
+            times.append(_on_card(step, wait) if device.type == "cuda" else _on_host(step))
+    finally:
+        if collecting:
+            gc.enable()
+    forward, backward = (statistics.median(way) / step.layers for way in zip(*times, strict=True))
+    return forward, backward
 
 
 def _on_card(step: _Step, wait: float) -> tuple[float, float]:
