@@ -59,7 +59,7 @@ def growths() -> tuple[Growth, ...]:
     found = [
         _growth("level 1, llama-2-70b, a sample a device", "devices", sizes, [("plan", n, 1, 2, n) for n in sizes])
     ]
-    times = (1, 2, 4, 8)
+    times = (1, 2, 4, 8, 16)
     layers = tuple(32 * each + 2 for each in times)
     cases: list[tuple[str | int, ...]] = [("plan", 1024, 1, 2, 1024, "llama-2-7b", each) for each in times]
     found.append(_growth("level 1, 1,024 devices, blocks of llama-2-7b", "layers", layers, cases))

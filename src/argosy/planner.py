@@ -8,7 +8,7 @@
     (4)  Level 1 judges the plans that the bounds lead to and improves the best by small moves. Level 2 goes on
          best-first, from coarse to fine units of devices, until the gap between the best plan and the least open
          bound is small enough or time is up. Level 1 takes the first units that have a plan, and where devices are few
-         and alike all of them.
+         and alike all of them; of a long chain it looks at some of the cuts (``solve.grid``).
     (5)  The best few are placed on real devices and played by the exact engine, which decides (``solve.verdict``).
 
 Every plan carries a certificate: no plan in the stated scope is faster than its lower bound.
@@ -32,6 +32,7 @@ from argosy.solve.beside import with_uniform
 from argosy.solve.candidate import Candidate, diverse, single_stages
 from argosy.solve.feasible import batch_shapes, find_fit, is_quick
 from argosy.solve.frontier import Branch
+from argosy.solve.grid import all_cuts, coarse_cuts
 from argosy.solve.incumbents import Incumbents
 from argosy.solve.interleave import with_interleaved
 from argosy.solve.judge import Judge
@@ -242,6 +243,8 @@ class _PlanSearch:
         """One granularity: the least bound that is left open."""
         scope = self._scope(units)
         counts, ground = scope.counts(self.pools), ground_of(self.cluster, self.pools, units)
+        proves = self.settings.level > 1 or not self.settings.prune
+        grid = all_cuts(self.prices) if proves else coarse_cuts(self.prices)
         branches: list[Branch] = []
         menus: dict[int, dict[Vector, list[Option]]] = {}
         shapes = self._shapes(scope)
@@ -273,19 +276,14 @@ class _PlanSearch:
                 self.incumbents.keep(shape, list(alone), taken.units)
             if is_alone or not options:
                 continue
-            branches.append(self._first_look(Menu(self.prices, options, shape, ground), counts, bound, units))
+            menu = Menu(self.prices, options, shape, ground, grid)
+            branches.append(self._first_look(menu, counts, bound, units))
         if self.incumbents.found and self.incumbents.found[0].units == units:
             self.incumbents.improve(self.incumbents.found[0], menus[self.incumbents.found[0].shape.micro_batch_size])
-        if self.settings.level > 1 or not self.settings.prune:
+        if proves:
             self._prove(branches, units)
-        return min(
-            [
-                self.incumbents.best,
-                left_open,
-                *(branch.bound - self.slack for branch in branches),
-                *self.incumbents.doubtful(),
-            ]
-        )
+        bounds = (branch.bound - self.slack for branch in branches)
+        return min([self.incumbents.best, left_open, *bounds, *self.incumbents.doubtful()])
 
     @property
     def slack(self) -> float:
@@ -325,7 +323,7 @@ class _PlanSearch:
         most_stages = min(sum(counts), _MOST_STAGES)
         upper = upper if self.settings.prune else math.inf
         search = PlanSearch(menu, counts, most_stages, upper, slack=None, only_kind=False)
-        self.incumbents.keep(menu.shape, list(search.descend(self.incumbents.best)), units)
+        self.incumbents.settle(menu.shape, list(search.descend(self.incumbents.best)), units, menu.grid.bundle)
         return Branch(search=search, counts=counts, most_stages=most_stages)
 
     def _prove(self, branches: list[Branch], units: Vector) -> None:

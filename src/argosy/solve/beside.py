@@ -6,9 +6,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from argosy.solve.candidate import Candidate
+from argosy.solve.candidate import Candidate, shifted
 from argosy.solve.judge import Complete, Judge
-from argosy.solve.pipeline import Choice
 from argosy.solve.shape import Shape
 from argosy.solve.uniform import is_allowed, uniform_candidates
 from argosy.solve.verdict import Trial, Verdict
@@ -33,7 +32,7 @@ def with_uniform(verdict: Verdict, trial: Trial, judge: Judge, shapes: Sequence[
 
 def _moved(winner: Candidate, judge: Judge, scope: Scope, most_steps: int) -> list[Candidate]:
     """The winner with a layer moved or a stage in wider groups, the few that the judge finds no slower."""
-    plans = [*_shifted(winner.plan), *_regrouped(winner.plan, scope)]
+    plans = [*shifted(winner.plan), *_regrouped(winner.plan, scope)]
     if not plans or len(plans) * len(winner.plan) * winner.shape.num_micro_batches > most_steps:
         return []
     judged = zip(plans, *judge.seconds(winner.shape, plans), strict=True)
@@ -43,16 +42,6 @@ def _moved(winner: Candidate, judge: Judge, scope: Scope, most_steps: int) -> li
         if seconds <= winner.seconds
     ]
     return sorted(found)[:_MOVED]
-
-
-def _shifted(plan: Complete) -> Iterator[Complete]:
-    """The same stages with one layer moved from any of them to any other, where it fits is for the judge to say."""
-    lengths = [choice.end - choice.first for choice in plan]
-    for giver, taker in itertools.permutations(range(len(plan)), 2):
-        if lengths[giver] > 1:
-            moved = [n + (at == taker) - (at == giver) for at, n in enumerate(lengths)]
-            cuts = itertools.pairwise(itertools.accumulate(moved, initial=0))
-            yield tuple(Choice(choice.option, *cut) for choice, cut in zip(plan, cuts, strict=True))
 
 
 def _regrouped(plan: Complete, scope: Scope) -> Iterator[Complete]:

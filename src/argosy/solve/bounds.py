@@ -15,9 +15,9 @@ over options of vector v and ends b; a prime is the suffix [q-1, b, u - v]. P is
 back; R that of the first from its forward to the end of its backward, which n_q forwards precede; W the time from the
 first forward of a stage until it has handed the last gradient back; S until the stages have exchanged gradients and
 updated. Last term of (2): when the first micro-batch is back, M - n_q forwards and all M backwards are still to come.
-Each is a lower bound for every plan in the space because every number is taken at its least over the options that fit
-in memory, n_q in (2) under the schedule that hides most, in (1) under the one that hides least, and memory under the
-one that needs least.
+Layers a and b are cuts of a grid (``solve.grid``). Each is a lower bound for every plan in the space because every
+number is taken at its least over the options that fit in memory, n_q in (2) under the schedule that hides most, in (1)
+under the one that hides least, and memory under the one that needs least.
 
 A menu of one kind of plans (``solve.kinds``) has options that make plans of a later kind too, which are another
 menu's: with A a value over all plans, O over those with an *odd* stage, one that makes a plan of this kind, and o an
@@ -90,10 +90,10 @@ class Bounds:
 def suffix_bounds(menu: Menu, counts: Vector, most_stages: int, upper: float, *, only_kind: bool = False) -> Bounds:
     """(0) to (3) for all suffixes, with (4) if plans of later kinds do not count; what cannot stay below ``upper``
     becomes infinite."""
-    states, num_layers = States(counts), menu.prices.num_layers
-    never = np.full((len(states), num_layers + 1), np.inf)
+    states, size = States(counts), menu.grid.size
+    never = np.full((len(states), size + 1), np.inf)
     start = never.copy()
-    start[:, num_layers] = 0.0
+    start[:, size] = 0.0
     has_odd = only_kind and not menu.odd.all()
     bounds = Bounds(states, [(start,) * 4], [(never,) * 4] if has_odd else None)
     strips = _strips(menu, menu.rows, upper)
@@ -147,8 +147,9 @@ def _advance(
     for least, (target, source) in zip(terms, moves, strict=True):
         if least is None or not len(ends):
             continue
-        at = slice(max(0, int(ends[0]) - least.length), int(ends[-1]))  # other stages end where nothing goes on
-        way, rest, whole, tail = (_windows(values[source], least.length, at) for values in following)
+        begin = max(0, int(ends[0]) - least.fewest - least.length + 1)  # other stages end where nothing goes on
+        at = slice(begin, int(ends[-1]) - least.fewest + 1)
+        way, rest, whole, tail = (_windows(values[source], least, at) for values in following)
         passing = least.passing[:, :, at]
         longest = whole + passing
         np.maximum(longest, least.busy[:, :, at], out=longest)
@@ -166,9 +167,12 @@ def _advance(
 
 @dataclass(frozen=True)
 class _Least:
-    """Of one vector, [l, 1, a] for layers a..a+l: the least of every term over its options; the 1 is for the states."""
+    """Of one vector, [l, 1, a] for a stage from cut a to cut a + fewest + l: the least of every term over its options;
+    the 1 is for the states."""
 
+    fewest: int
     length: int
+    """Numbers l."""
     passing: FloatArray
     """p + 2x."""
     warm: FloatArray
@@ -186,28 +190,28 @@ class _Least:
 
 
 class _Strip:
-    """The tables of some options of one vector as [option, l, a] = those of layers a..a+l, as far as any of them stays
-    below a bound."""
+    """The tables of some options of one vector as [option, l, a] = those from cut a to cut a + fewest + l, as far as
+    any of them stays below a bound."""
 
     def __init__(self, menu: Menu, rows: NDArray[np.intp], upper: float) -> None:
         count = menu.shape.num_micro_batches
-        self.length = 0
+        self.length, self.fewest = 0, menu.grid.fewest
         if not len(rows):
             return
         busy = count * menu.slow[rows]
         first, end = np.nonzero(busy.min(axis=0) < upper)
-        self.length = int((end - first).max(initial=0))
-        if not self.length:
+        self.length = int((end - first).max(initial=0)) + 1 - self.fewest
+        if self.length < 1:
             return
         size = busy.shape[1]
         begin = np.arange(size)[None, :]
-        columns = begin + 1 + np.arange(self.length)[:, None]
+        columns = begin + self.fewest + np.arange(self.length)[:, None]
         outside = columns >= size
         columns = np.minimum(columns, size - 1)
-        cells = (begin * size + columns).ravel()
+        bundles = (begin * size + columns).ravel()
 
         def strip(table: FloatArray) -> FloatArray:
-            taken: FloatArray = table[rows].reshape(len(rows), -1).take(cells, axis=1)
+            taken: FloatArray = table[rows].reshape(len(rows), -1).take(bundles, axis=1)
             return taken.reshape(len(rows), *columns.shape)
 
         tail = strip(menu.tail)
@@ -226,7 +230,7 @@ class _Strip:
 
     def least(self, shape: Shape, left: int) -> _Least | None:
         """For the q-th stage from the end."""
-        if not self.length:
+        if self.length < 1:
             return None
         least, most = shape.least_in_flight(left), shape.most_in_flight(left)
         fits = self.most >= least
@@ -238,6 +242,7 @@ class _Strip:
             ]
         busy, done, after, quick, quick_forward = self.known
         return _Least(
+            fewest=self.fewest,
             length=self.length,
             passing=quick + self.both[:, None, :],
             warm=self._least(self.quick + (least - 1) * self.quick_forward) if least > 1 else quick,
@@ -253,11 +258,11 @@ class _Strip:
         return least
 
 
-def _windows(array: FloatArray, length: int, at: slice) -> FloatArray:
-    """[l, state, a] = array[state, a + 1 + l] for some a, infinite past the end."""
-    num_states, count = len(array), at.stop - at.start
+def _windows(array: FloatArray, least: _Least, at: slice) -> FloatArray:
+    """[l, state, a] = array[state, a + fewest + l] for some a, infinite past the end."""
+    num_states, length, count = len(array), least.length, at.stop - at.start
     padded = np.full((num_states, count + length - 1), np.inf)
-    some = array[:, at.start + 1 : at.stop + length]
+    some = array[:, at.start + least.fewest : at.stop + least.fewest + length - 1]
     padded[:, : some.shape[1]] = some
     across, along = padded.strides
     return np.lib.stride_tricks.as_strided(padded, (length, num_states, count), (along, across, along), writeable=False)

@@ -114,18 +114,25 @@ def neighbours(plan: Complete, options: Mapping[Vector, Sequence[Option]]) -> It
         for option in alike[id(choice.option)]:
             if option is not choice.option:
                 yield (*plan[:index], replace(choice, option=option), *plan[index + 1 :])
+    yield from shifted(plan)
     lengths = [choice.end - choice.first for choice in plan]
     chosen = [choice.option for choice in plan]
-    for one, other in itertools.permutations(range(len(plan)), 2):
-        if lengths[one] > 1:
-            moved = [*lengths]
-            moved[one], moved[other] = moved[one] - 1, moved[other] + 1
-            yield _with_lengths(chosen, moved)
     for one, other in itertools.combinations(range(len(plan)), 2):
         swapped, both = [*chosen], [*lengths]
         swapped[one], swapped[other] = swapped[other], swapped[one]
         both[one], both[other] = both[other], both[one]
         yield _with_lengths(swapped, both)
+
+
+def shifted(plan: Complete, number: int = 1) -> Iterator[Complete]:
+    """The same stages with so many layers moved from any of them to any other; where they fit is for a judge to say."""
+    lengths = [choice.end - choice.first for choice in plan]
+    chosen = [choice.option for choice in plan]
+    for one, other in itertools.permutations(range(len(plan)), 2):
+        if lengths[one] > number:
+            moved = [*lengths]
+            moved[one], moved[other] = moved[one] - number, moved[other] + number
+            yield _with_lengths(chosen, moved)
 
 
 def _with_lengths(options: Sequence[Option], lengths: Sequence[int]) -> Complete:

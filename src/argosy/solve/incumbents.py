@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from argosy.solve.candidate import Candidate, Key, neighbours, plan_key
+from argosy.solve.candidate import Candidate, Key, neighbours, plan_key, shifted
 from argosy.solve.frontier import Branch
 from argosy.solve.judge import Complete, Judge
 from argosy.solve.shape import Shape
@@ -48,6 +48,21 @@ class Incumbents:
                 self.found.append(found)
         self.found.sort()
         del self.found[_MOST:]
+
+    def settle(self, shape: Shape, plans: Sequence[Complete], units: Vector, bundle: int) -> None:
+        """Judge plans whose cuts are so many layers apart (``solve.grid``), and then with cuts between: half as many
+        layers move to another stage while that helps, then a quarter, and in the end single ones."""
+        self.keep(shape, plans, units)
+        for plan in plans if bundle > 1 else ():
+            step = (bundle + 1) // 2
+            while step:
+                moved = list(shifted(plan, step))
+                self.keep(shape, moved, units)
+                best = min(moved, key=lambda one: self.known[plan_key(shape, one)], default=plan)
+                if self.known[plan_key(shape, best)] < self.known[plan_key(shape, plan)] * (1 - 1e-9):
+                    plan = best
+                else:
+                    step //= 2
 
     def improve(self, best: Candidate, options: Mapping[Vector, Sequence[Option]]) -> None:
         """Small moves from a plan while they help."""

@@ -1,6 +1,6 @@
 """What every option of a stage costs for every range of layers, as tables: the ground of the bounds.
 
-For option o and layers a..b-1, with M micro-batches of B samples:
+For option o and layers a..b-1, a and b cuts of a grid (``solve.grid``), with M micro-batches of B samples:
 
     (1)  slow    t: forward + backward of the slowest replica, with what ZeRO 3 adds between a backward and the next
                  action, (M - 1) / M times
@@ -25,10 +25,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from argosy.solve.grid import Grid, all_cuts
 from argosy.solve.kinds import Ground, Kind, hop_per_byte, kinds_of, nic_seconds, tied_seconds
 from argosy.solve.shape import Shape
 from argosy.space.option import Option, Part, Vector
-from argosy.space.price import FloatArray, Prices
+from argosy.space.price import FloatArray, Prices, Rates
 
 _TABLES = ("slow", "gated", "ahead", "quick", "quick_forward", "late", "tail", "load", "most", "over", "both")
 
@@ -37,9 +38,16 @@ class Menu:
     """Options grouped by vector (in units of the search's granularity), with (1) to (8)."""
 
     def __init__(
-        self, prices: Prices, options: Mapping[Vector, Sequence[Option]], shape: Shape, ground: Ground
+        self,
+        prices: Prices,
+        options: Mapping[Vector, Sequence[Option]],
+        shape: Shape,
+        ground: Ground,
+        grid: Grid | None = None,
     ) -> None:
         self.prices = prices
+        self.grid = grid or all_cuts(prices)
+        self.at = (self.grid.first, self.grid.end)
         self.shape = shape
         self.ground = ground
         self.vectors = sorted(options)
@@ -68,13 +76,22 @@ class Menu:
         odd: NDArray[np.bool_] = self.kinds == self.kind
         return odd
 
+    @cached_property
+    def loose(self) -> Menu:
+        """What bounds plans with any cuts, for a menu of the cuts of a coarse grid."""
+        return Menu(self.prices, self._by_vector(), self.shape, self.ground, self.grid.loose)
+
+    def _by_vector(self) -> dict[Vector, list[Option]]:
+        by_vector: dict[Vector, list[Option]] = defaultdict(list)
+        for option, vector in zip(self.options, self.vector_of, strict=True):
+            by_vector[self.vectors[vector]].append(option)
+        return by_vector
+
     def under(self, shape: Shape) -> Menu:
         """The menu for some of the schedules; memory stays that of all of them."""
+        assert self.grid.loose is None, "a coarse grid is for a first look"
         if shape.gate != self.shape.gate:
-            by_vector: dict[Vector, list[Option]] = defaultdict(list)
-            for option, vector in zip(self.options, self.vector_of, strict=True):
-                by_vector[self.vectors[vector]].append(option)
-            return Menu(self.prices, by_vector, shape, self.ground)
+            return Menu(self.prices, self._by_vector(), shape, self.ground)
         menu = copy.copy(self)
         menu.shape = shape
         return menu
@@ -117,9 +134,9 @@ class Menu:
         forward, backward = _sums(self.options, least=False)
         gate = self.shape.gate
         self.quick_forward = self.ahead
-        self.quick = _ranges(forward + gate * backward)[0]
+        self.quick = self._ranges(forward + gate * backward)[0]
         if gate < 1:
-            self.late = (1 - gate) * _ranges(backward)[0]
+            self.late = (1 - gate) * self._ranges(backward)[0]
 
     def undominated(self, fits: NDArray[np.bool_], first: int, in_flight: int, slack: float) -> NDArray[np.bool_]:
         """*dominance*: of options with the same parts that ``fits`` allows ([option, end]) for stages from ``first``
@@ -160,19 +177,19 @@ class Menu:
         """(1) to (4), and what is late: the least of a backward that the stage before does not wait for."""
         gate, count = self.shape.gate, self.shape.num_micro_batches
         forward, backward = _sums(self.options, least=False)
-        self.ahead = _largest(_ranges(forward))
-        self.slow = _largest(_ranges(forward + backward))
-        self.gated = self.slow if gate == 1 else _largest(_ranges(forward + gate * backward))
+        self.ahead = _largest(self._ranges(forward))
+        self.slow = _largest(self._ranges(forward + backward))
+        self.gated = self.slow if gate == 1 else _largest(self._ranges(forward + gate * backward))
         self.late = np.zeros(self.slow.shape)
         if self.kind is Kind.MIXED:
             first, second = _sums(self.options, least=True)
-            self.quick_forward = _ranges(first).min(axis=0)
-            self.quick = _ranges(first + gate * second).min(axis=0)
-            self.late = (1 - gate) * _ranges(second).min(axis=0) if gate < 1 else self.late
+            self.quick_forward = self._ranges(first).min(axis=0)
+            self.quick = self._ranges(first + gate * second).min(axis=0)
+            self.late = (1 - gate) * self._ranges(second).min(axis=0) if gate < 1 else self.late
         else:
             self._follow_threads()
         if gate == 1 and len(self._gathering):
-            stretch = self.prices.weigh([self.options[row].stretch for row in self._gathering])
+            stretch = self._weigh([self.options[row].stretch for row in self._gathering])
             self.slow[self._gathering] += stretch * ((count - 1) / count)
 
     @cached_property
@@ -182,38 +199,38 @@ class Menu:
 
     def _add_tails(self) -> None:
         """(5)."""
-        prices, size = self.prices, self.prices.num_layers + 1
+        prices = self.prices
         exchange = self._exchange(0)
         if any(len(option.exchanges) > 1 for option in self.options):
             np.minimum(exchange, self._exchange(-1), out=exchange)
         for index, partner, weights in prices.tied:
-            alone = _holds(size, index) != _holds(size, partner)
+            alone = self._holds(index) != self._holds(partner)
             least = np.array([tied_seconds(option, weights, self.ground) for option in self.options])
             exchange[:, alone] = np.maximum(exchange[:, alone], least[:, None])
-        exchange += prices.weigh([option.update for option in self.options])
+        exchange += self._weigh([option.update for option in self.options])
         self.tail = exchange
 
     def _exchange(self, way: int) -> FloatArray:
         """By one algorithm, with what ZeRO 3 stretches the last backward by."""
         rates = [option.exchanges[way] for option in self.options]
         if self.shape.gate < 1:
-            return np.maximum(self.prices.weigh(rates), 0.0)
+            return np.maximum(self._weigh(rates), 0.0)
         for row in self._gathering.tolist():
             one, more = rates[row], self.options[row].stretch
             rates[row] = one[0] + more[0], one[1] + more[1], one[2] + more[2]
-        return self.prices.weigh(rates)
+        return self._weigh(rates)
 
     def _loads(self) -> FloatArray:
         """(6)."""
         prices = self.prices
         if self.ground.plain:
-            crossing = prices.outputs[:, None] + prices.outputs[None, :]
+            crossing = prices.outputs[self.grid.first] + prices.outputs[self.grid.end]
             busy = np.array([self._nic_load(option) for option in self.options])[:, None, None] * crossing
         else:
             busy = np.zeros(self.slow.shape)
         rows = [row for row, option in enumerate(self.options) if option.zero > 1]
         if rows:
-            busy[rows] = np.maximum(busy[rows], prices.weigh([self.options[row].load for row in rows]))
+            busy[rows] = np.maximum(busy[rows], self._weigh([self.options[row].load for row in rows]))
         return busy
 
     def _nic_load(self, option: Option) -> float:
@@ -225,7 +242,7 @@ class Menu:
         """(7), with the receive buffers of the least group."""
         prices, options = self.prices, self.options
         buffers = (2 * self.shape.group + 1) * prices.largest_output
-        weights = prices.weigh([option.state for option in options])
+        weights = self._weigh([option.state for option in options])
         least: FloatArray | None = None
         for part in range(max(len(option.parts) for option in options)):
             rooms = [option.room[min(part, len(option.parts) - 1)] for option in options]
@@ -234,15 +251,18 @@ class Menu:
             for recompute in sorted({option.recompute for option in options}):
                 rows = np.array([row for row, option in enumerate(options) if option.recompute is recompute])
                 some = fits[rows]
-                some -= samples[rows] * (prices.transient(recompute) + buffers)
-                some /= np.maximum(samples[rows] * prices.kept_ranges(recompute), 1e-9)
+                some -= samples[rows] * (prices.transient(recompute)[self.at] + buffers)
+                some /= np.maximum(samples[rows] * prices.kept_ranges(recompute)[self.at], 1e-9)
                 fits[rows] = some
             fits += 1e-9
             np.floor(fits, out=fits)
             least = fits if least is None else np.minimum(least, fits)
         assert least is not None
-        width = np.array([option.width for option in options])
-        least[width[:, None, None] > prices.widest] = 0.0
+        width, widest = np.array([option.width for option in options]), prices.widest[self.at]
+        if self.grid.single is not None:
+            np.fill_diagonal(widest, widest.max())
+            least[:, self.grid.single, self.grid.single] = 0.0
+        least[width[:, None, None] > widest] = 0.0
         return least
 
     def _hops(self) -> tuple[FloatArray, FloatArray]:
@@ -258,9 +278,21 @@ class Menu:
         return self._both_ways(np.array([(nic_seconds(o.parts[0], pool), pool.nic_latency) for o, pool in pairs]))
 
     def _both_ways(self, hops: FloatArray) -> tuple[FloatArray, FloatArray]:
-        outputs = self.prices.outputs
+        outputs = self.prices.outputs[self.grid.cuts]
         over = np.where(outputs > 0, outputs * hops[:, :1] + hops[:, 1:], 0.0)
         return over, 2 * over
+
+    def _ranges(self, sums: FloatArray) -> FloatArray:
+        """[part, option, a, b] = sums[part, option, b] - sums[part, option, a]."""
+        return np.asarray(sums.take(self.grid.end, axis=2) - sums.take(self.grid.first, axis=2))
+
+    def _holds(self, layer: int) -> NDArray[np.bool_]:
+        """[a, b]: whether layers a..b-1 have a layer."""
+        holds: NDArray[np.bool_] = (self.grid.first <= layer) & (layer < self.grid.end)
+        return holds
+
+    def _weigh(self, rates: Sequence[Rates]) -> FloatArray:
+        return self.prices.weigh(rates, self.at)
 
 
 def _sums(options: Sequence[Option], *, least: bool) -> tuple[FloatArray, FloatArray]:
@@ -283,17 +315,6 @@ def _largest(tables: FloatArray) -> FloatArray:
     return largest
 
 
-def _ranges(sums: FloatArray) -> FloatArray:
-    """[part, option, a, b] = sums[part, option, b] - sums[part, option, a]."""
-    return sums[:, :, None, :] - sums[:, :, :, None]
-
-
 def _columns(pairs: Sequence[tuple[float, float]]) -> tuple[FloatArray, FloatArray]:
     table = np.array(pairs)
     return table[:, 0, None, None], table[:, 1, None, None]
-
-
-def _holds(size: int, layer: int) -> NDArray[np.bool_]:
-    """[a, b]: whether layers a..b-1 have a layer."""
-    at = np.arange(size)
-    return (at[:, None] <= layer) & (layer < at[None, :])

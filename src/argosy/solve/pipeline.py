@@ -58,7 +58,7 @@ class _Node:
     left: int
     """Stages still to come."""
     first: int
-    """The first layer that is not placed."""
+    """The cut before the first layer that is not placed."""
     devices: Vector
     has_odd: bool = False
     """Whether one of the fixed stages is odd (``solve.bounds``)."""
@@ -90,7 +90,7 @@ class _Entry:
 
 @dataclass(frozen=True)
 class _Fan:
-    """All stages that may stand at a place and begin at a layer, one row each: the terms of (1)."""
+    """All stages that may stand at a place and begin at a cut, one row each: the terms of (1)."""
 
     option: NDArray[np.intp]
     vector: NDArray[np.intp]
@@ -132,7 +132,9 @@ class PlanSearch:
         """Seconds by which what dominance removes may be faster; None for no dominance."""
         self.upper = upper
         most_stages = min(most_stages, menu.prices.num_layers)
-        self.bounds = suffix_bounds(menu, counts, most_stages, upper, only_kind=only_kind)
+        bounding = menu if menu.grid.loose is None else menu.loose
+        self.bounds = suffix_bounds(bounding, counts, most_stages, upper, only_kind=only_kind)
+        self.cuts: list[int] = menu.grid.cuts.tolist()
         self.odd = menu.odd
         self.takes = np.array(menu.vectors)
         self.steps = self.takes @ self.bounds.states.steps
@@ -329,7 +331,7 @@ class PlanSearch:
         passing = float(fan.passing[row])
         vector = self.menu.vectors[int(fan.vector[row])]
         return _Node(
-            choices=(*node.choices, Choice(self.menu.options[option], node.first, end)),
+            choices=(*node.choices, Choice(self.menu.options[option], self.cuts[node.first], self.cuts[end])),
             left=node.left - 1,
             first=end,
             devices=tuple(have - take for have, take in zip(node.devices, vector, strict=True)),

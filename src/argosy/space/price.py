@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import EllipsisType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,9 @@ from argosy.workload.chain import Chain, Layer
 FloatArray = NDArray[np.float64]
 Rates = tuple[float, float, float]
 """Per weight that every holder has, per weight of an expert, and whatever the weights."""
+
+Ranges = tuple[NDArray[np.intp], NDArray[np.intp]] | EllipsisType
+"""First layers and ends, for tables as [a, b]."""
 
 _Way = tuple[int, int, int, Recompute, int, int]
 """Pool, width, samples, recomputation, context, expert."""
@@ -144,11 +148,11 @@ class Prices:
         split, where = Split(width, 1, self.most_experts), self.pools[pool]
         portion = Portion(device=where.device, samples=samples, share=1 / width, width=width, expert=self.most_experts)
         each = {}
-        for at in set(self._shapes):
+        for at in set(self.shapes):
             layer = self.chain.layers[at]
             compute = sum(layer_seconds(self.model, self.chain, layer, portion)) / where.device.speed.at(0)
             each[at] = compute + 2 * reduction_seconds(where, layer, split, samples)
-        return np.array([each[shape] for shape in self._shapes])
+        return np.array([each[shape] for shape in self.shapes])
 
     @cached_property
     def most_experts(self) -> int:
@@ -177,7 +181,7 @@ class Prices:
         return len(self.chain.layers)
 
     @cached_property
-    def _shapes(self) -> list[int]:
+    def shapes(self) -> list[int]:
         """Per layer, the first layer that costs the same."""
         first: dict[tuple[object, ...], int] = {}
         skipped = ("name", "tied_to")
@@ -187,12 +191,12 @@ class Prices:
     @cached_property
     def distinct_layers(self) -> list[int]:
         """One layer of each cost."""
-        return sorted(set(self._shapes))
+        return sorted(set(self.shapes))
 
     @cached_property
     def _layer_shapes(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Per layer, its place among the distinct ones; and how many layers there are of each."""
-        at = np.searchsorted(self.distinct_layers, self._shapes)
+        at = np.searchsorted(self.distinct_layers, self.shapes)
         return at, np.bincount(at)
 
     @cached_property
@@ -231,11 +235,11 @@ class Prices:
         split = experts[None, :] - experts[:, None]
         return np.stack([self.held - split, split]) if experts[-1] else self.held[None]
 
-    def weigh(self, rates: Sequence[Rates]) -> FloatArray:
-        """[option, a, b]: what the weights of layers a..b-1 come to at each of several rates."""
-        found = np.multiply.outer([rate[0] for rate in rates], self.held_by_kind[0])
+    def weigh(self, rates: Sequence[Rates], at: Ranges = ...) -> FloatArray:
+        """[option, a, b]: what the weights of layers a..b-1 come to at each of several rates; of some ranges only."""
+        found = np.multiply.outer([rate[0] for rate in rates], self.held_by_kind[0][at])
         if len(self.held_by_kind) > 1:
-            found += np.multiply.outer([rate[1] for rate in rates], self.held_by_kind[1])
+            found += np.multiply.outer([rate[1] for rate in rates], self.held_by_kind[1][at])
         once = np.array([rate[-1] for rate in rates])
         if once.any():
             found += once[:, None, None]
