@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import os
 import signal
 import socket
@@ -25,7 +24,7 @@ from argosy.runtime.elastic.copies import Header, Store
 from argosy.runtime.elastic.job import Events, Job
 from argosy.runtime.elastic.leader import DeposedError, Leader
 from argosy.runtime.elastic.replan import Replanner
-from argosy.runtime.elastic.wire import LONGEST, Line, LostError, Message
+from argosy.runtime.elastic.wire import Line, LostError, Message
 from argosy.runtime.elastic.workers import Workers
 from argosy.runtime.orphan import end_with_parent
 from argosy.workload.chain import Chain
@@ -58,7 +57,7 @@ class Agent:
 
     async def run(self) -> Outcome:
         """Until the job is over, or this host has left it."""
-        server = await asyncio.start_server(self._serve, self.job.address, 0, limit=LONGEST)
+        server = await self.listen()
         self.here = Host(name=self.job.node, address=self.job.address, port=server.sockets[0].getsockname()[1])
         self.claims.register(self.here)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._leave)
@@ -77,6 +76,9 @@ class Agent:
                 self.claims.clear()  # an agent that came late may have written what the last leader had removed
             else:
                 self.claims.unregister(self.job.node)
+
+    async def listen(self) -> asyncio.Server:
+        return await asyncio.start_server(self._serve, self.job.address, 0)
 
     def _leave(self) -> None:
         """The notice that this host will be taken away."""
@@ -131,7 +133,7 @@ class Agent:
         hello = {"kind": "join", "host": vars(self.here), "devices": self.devices, "leaving": self.is_leaving}
         try:
             patience = self.job.lost_after / 2
-            line = await Line.open(host.address, host.port, {"token": self.token, **hello}, patience=patience)
+            line = await Line.open(host.address, host.port, self.token, hello, patience=patience)
             answer = await line.receive(patience=patience)
         except LostError:
             return None
@@ -148,7 +150,7 @@ class Agent:
     async def _ping(self, host: Host) -> bool:
         try:
             patience = self.job.lost_after / 3
-            line = await Line.open(host.address, host.port, {"token": self.token, "kind": "ping"}, patience=patience)
+            line = await Line.open(host.address, host.port, self.token, {"kind": "ping"}, patience=patience)
             await line.receive(patience=patience)
         except LostError:
             return False
@@ -262,9 +264,9 @@ class Agent:
         """Whoever connects: a host that joins, a worker with a copy, a worker that wants one."""
         line = Line(reader, writer)
         try:
-            hello = await line.receive(patience=self.job.lost_after)
-            if not hmac.compare_digest(str(hello.get("token")).encode(), self.token.encode()):
+            if not await line.opens_with(self.token, patience=self.job.lost_after):
                 return
+            hello = await line.receive(patience=self.job.lost_after)
             match hello["kind"]:
                 case "join" if self.leader is not None:
                     line.send({"kind": "welcome"})

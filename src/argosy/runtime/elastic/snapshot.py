@@ -160,8 +160,8 @@ class Copier:
         try:
             for place, header, block in blocks:
                 about = {"keep_from": keep_from, "header": header.to_dict(), "size": block.numel()}
-                greeting = {"token": self.token, "kind": "put", **about}
-                with asking(place.address, place.port, greeting, patience=self.patience) as file:
+                greeting = {"kind": "put", **about}
+                with asking(place.address, place.port, self.token, greeting, patience=self.patience) as file:
                     file.write(block.numpy().data)
                     file.flush()
                     hear(file)
@@ -241,8 +241,9 @@ class Reading:
 
     def _fetch(self, source: Source, asked_for: list[tuple[Piece, Tensor]]) -> None:
         ranges = [(piece.begin, piece.end) for piece, _ in asked_for]
-        greeting = {"token": self.token, "kind": "get", "moment": source.header.moment, "rank": source.header.rank}
-        with asking(source.address, source.port, {**greeting, "ranges": ranges}, patience=self.patience) as file:
+        header, place = source.header, (source.address, source.port)
+        greeting = {"kind": "get", "moment": header.moment, "rank": header.rank, "ranges": ranges}
+        with asking(*place, self.token, greeting, patience=self.patience) as file:
             for piece, rows in asked_for:
                 data = bytearray(file.read(piece.end - piece.begin))
                 if len(data) < piece.end - piece.begin:

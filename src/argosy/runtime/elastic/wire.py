@@ -1,13 +1,15 @@
 """What agents and workers say to one another over TCP: a line of JSON, sometimes with a block of bytes after it.
 
-Every connection opens with the run's token, which only those know who can read the run's folder. Agents wait for many
-things at once (asyncio); workers ask for one thing at a time (plain sockets). Needs no torch.
+Every connection opens with a line that holds the run's token, which only those know who can read the run's folder; of
+whoever does not know it no more is kept than that line may have. Agents wait for many things at once (asyncio); workers
+ask for one thing at a time (plain sockets). Needs no torch.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import json
 import socket
 from collections.abc import Iterator
@@ -15,8 +17,10 @@ from io import BufferedRWPair
 from typing import Any
 
 Message = dict[str, Any]
-LONGEST = 2**28
+_LONGEST = 2**28
 """Bytes of a line."""
+_LONGEST_OPENING = 2**10
+"""Bytes of the line with the token."""
 
 
 class LostError(Exception):
@@ -30,28 +34,34 @@ class Line:
         self.reader, self.writer = reader, writer
 
     @staticmethod
-    async def open(address: str, port: int, greeting: Message, *, patience: float) -> Line:
+    async def open(address: str, port: int, token: str, greeting: Message, *, patience: float) -> Line:
         try:
             async with asyncio.timeout(patience):
-                line = Line(*await asyncio.open_connection(address, port, limit=LONGEST))
+                line = Line(*await asyncio.open_connection(address, port))
         except (OSError, TimeoutError) as error:
             raise LostError(f"{address}:{port} cannot be reached ({error or 'no answer'})") from None
+        line.send({"token": token})
         line.send(greeting)
         return line
+
+    async def opens_with(self, token: str, *, patience: float) -> bool:
+        """Whether the other side knows the run's token."""
+        opening = await self.receive(patience=patience, longest=_LONGEST_OPENING)
+        return hmac.compare_digest(str(opening.get("token")).encode(errors="replace"), token.encode())
 
     def send(self, message: Message) -> None:
         """Without waiting; what cannot be sent shows when something is to be received."""
         if not self.writer.is_closing():
             self.writer.write(json.dumps(message).encode() + b"\n")
 
-    async def receive(self, *, patience: float | None = None) -> Message:
+    async def receive(self, *, patience: float, longest: int = _LONGEST) -> Message:
         try:
             async with asyncio.timeout(patience):
-                data = await self.reader.readline()
-        except (OSError, TimeoutError, ValueError) as error:  # the last for a line without end
+                data = await self._line(longest)
+        except (OSError, TimeoutError) as error:
             raise LostError(str(error) or f"nothing heard for {patience:g} s") from None
-        if not data.endswith(b"\n"):
-            raise LostError("the connection was closed")
+        except asyncio.IncompleteReadError:
+            raise LostError("the connection was closed") from None
         try:
             message = json.loads(data)
         except (ValueError, RecursionError):
@@ -59,6 +69,18 @@ class Line:
         if not isinstance(message, dict):
             raise LostError("a line that is no message")
         return message
+
+    async def _line(self, longest: int) -> bytearray:
+        """Taken from the reader part by part, which holds little (64 KiB) before it lets the other side wait."""
+        line = bytearray()
+        while not line.endswith(b"\n"):
+            try:
+                line += await self.reader.readuntil()
+            except asyncio.LimitOverrunError as error:
+                line += await self.reader.readexactly(error.consumed)
+            if len(line) > longest:
+                raise LostError(f"a line of more than {longest} bytes")
+        return line
 
     async def receive_block(self, size: int) -> bytes:
         try:
@@ -76,9 +98,10 @@ class Line:
 
 
 @contextlib.contextmanager
-def asking(address: str, port: int, greeting: Message, *, patience: float) -> Iterator[BufferedRWPair]:
+def asking(address: str, port: int, token: str, greeting: Message, *, patience: float) -> Iterator[BufferedRWPair]:
     """A worker's connection to an agent, as a file."""
     with socket.create_connection((address, port), patience) as connection, connection.makefile("rwb") as file:
+        say(file, {"token": token})
         say(file, greeting)
         yield file
 

@@ -1,0 +1,107 @@
+"""What agents say to one another, and what becomes of those who do not know the run's token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from argosy.runtime.elastic.agent import Agent
+from argosy.runtime.elastic.copies import Store
+from argosy.runtime.elastic.wire import Line, LostError, Message, asking, hear
+
+TOKEN = "0123456789abcdef"
+PATIENCE = 20.0
+"""Seconds of silence that the agent allows."""
+
+
+def with_agent(talk: Callable[[int], Awaitable[bytes]]) -> bytes:
+    """Serve as an agent does, without the job around it."""
+    agent: Any = Agent.__new__(Agent)
+    agent.job, agent.token = SimpleNamespace(address="127.0.0.1", lost_after=PATIENCE), TOKEN
+    agent.leader, agent.store = None, Store()
+
+    async def main() -> bytes:
+        async with await agent.listen() as server:
+            return await talk(server.sockets[0].getsockname()[1])
+
+    return asyncio.run(main())
+
+
+async def answer_to(port: int, said: bytes) -> bytes:
+    """What is answered before the connection ends, which is to be long before the agent's patience does."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(said)
+    try:
+        async with asyncio.timeout(PATIENCE / 4):
+            return await reader.read()
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.transport.abort()
+
+
+PING = b'{"kind": "ping"}\n'
+"""What is answered where the token was right."""
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        b"x" * 2**20,
+        json.dumps({"token": TOKEN, "more": "x" * 2**20}).encode() + b"\n" + PING,
+        b'{"token": "another"}\n' + PING,
+        b'{"token": "\\ud800"}\n' + PING,
+        b"[]\n" + PING,
+        PING,
+    ],
+    ids=["no end", "too long", "another token", "no text", "no message", "no token"],
+)
+def test_whoever_does_not_know_the_token_is_sent_away_at_once(opening: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    assert with_agent(lambda port: answer_to(port, opening)) == b""
+    assert not caplog.records
+
+
+def test_whoever_knows_the_token_is_answered() -> None:
+    opening = json.dumps({"token": TOKEN}).encode() + b"\n"
+    assert with_agent(lambda port: answer_to(port, opening + PING)) == b'{"kind": "here"}\n'
+
+
+def test_a_block_larger_than_what_a_reader_holds_comes_back() -> None:
+    """With a header of more than 64 KiB, as that of a rank with many tensors."""
+    block = bytes(range(256)) * 2**12
+    piece = {"entry": "model." + "x" * 2**17, "first": 0, "rows": 1, "whole": [], "dtype": "uint8"}
+    pieces = [{**piece, "begin": 0, "end": len(block)}]
+    counts = {"generation": 1, "step": 2, "rank": 3, "scale": 1.0, "entries": 1, "elements": len(block)}
+    put: Message = {"kind": "put", "keep_from": [0, 0], "size": len(block), "header": {**counts, "pieces": pieces}}
+    get: Message = {"kind": "get", "moment": [1, 2], "rank": 3, "ranges": [[1, len(block)]]}
+
+    def talk(port: int) -> bytes:
+        with asking("127.0.0.1", port, TOKEN, put, patience=PATIENCE) as file:
+            file.write(block)
+            file.flush()
+            assert hear(file) == {"kind": "kept"}
+        with asking("127.0.0.1", port, TOKEN, get, patience=PATIENCE) as file:
+            return file.read(len(block) - 1)
+
+    assert with_agent(lambda port: asyncio.to_thread(talk, port)) == block[1:]
+
+
+def test_a_long_message_arrives_whole_and_one_without_end_is_a_loss() -> None:
+    async def talk() -> Message:
+        reader = asyncio.StreamReader()
+        line = Line(reader, SimpleNamespace())  # type: ignore[arg-type]
+        for size in (2**16 - 11, 2**20):
+            reader.feed_data(json.dumps({"what": "x" * size}).encode() + b"\n")
+        assert len((await line.receive(patience=PATIENCE))["what"]) == 2**16 - 11
+        message = await line.receive(patience=PATIENCE)
+        reader.feed_data(b"x" * 2**20)
+        with pytest.raises(LostError, match="more than 1000 bytes"):
+            await line.receive(patience=PATIENCE, longest=1000)
+        return message
+
+    assert len(asyncio.run(talk())["what"]) == 2**20
