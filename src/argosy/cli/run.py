@@ -159,10 +159,13 @@ def start_here(launch: Launch, *, quiet: bool, environment: Mapping[str, str] | 
 
 def _check(launch: Launch, node_rank: int, model: str | None = None) -> None:
     """Everything that can be known before a process is started."""
+    from argosy.cluster.file import cluster_from_content
     from argosy.errors import InputError, Problem, bad_input
+    from argosy.plan.check import check_devices
     from argosy.plan.runnable import unsupported
     from argosy.runtime.launch import check_port
 
+    check_devices(launch.plan, cluster_from_content(launch.plan.cluster.content))
     sentences = unsupported(launch.plan)
     if sentences:
         hint = "argosy plan --runnable keeps to what runs"

@@ -13,6 +13,7 @@ are apart or whose devices are out of order.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 
 from argosy.dtype import Dtype
@@ -43,7 +44,8 @@ def export_deepspeed(plan: Plan, *, lossy: bool = False) -> Export:
     lost = settle(limits(plan), lossy=lossy)
     grid = grid_of(plan)
     include = "@".join(f"{host.name}:{','.join(map(str, host.devices))}" for host in grid.hosts)
-    command = f'deepspeed --hostfile hostfile --include "{include}" train.py --deepspeed_config ds_config.json "$@"'
+    options = shlex.join(["--hostfile", "hostfile", "--include", include])
+    command = f'deepspeed {options} train.py --deepspeed_config ds_config.json "$@"'
     files = (
         ("ds_config.json", json.dumps(_config(plan, grid), indent=1) + "\n"),
         ("pipeline.json", json.dumps(_pipeline(plan, grid), indent=1) + "\n"),

@@ -21,6 +21,7 @@ from argosy.export.architecture import Value, model_arguments, precision_argumen
 from argosy.export.form import (
     Export,
     Limit,
+    head,
     limit,
     policy_is_absent,
     samples_are_even,
@@ -72,12 +73,12 @@ def export_flagscale(
             "global_batch_size": plan.global_batch,
         },
     }
-    head = f"# {NAME}: {chain.name} on {plan.cluster.name}. Data, tokenizer and optimizer are yours to add.\n"
     hosts = "".join(
         f"{host.name} slots={len(host.devices)} type={cluster.device(f'{host.name}.{host.devices[0]}').kind.name}\n"
         for host in hosts_of(plan)
     )
-    return Export(files=(("train_hetero.yaml", head + _yaml(content)), ("hostfile", hosts)), lost=lost)
+    text = f"{head(NAME, plan, chain)}\n{_yaml(content)}"
+    return Export(files=(("train_hetero.yaml", text), ("hostfile", hosts)), lost=lost)
 
 
 def limits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Limit]:

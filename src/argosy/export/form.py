@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 
 from argosy.errors import InputError, Problem
 from argosy.plan.plan import Plan, Recompute, Replica, Stage
+from argosy.runtime.launch import comment
 from argosy.schedule import ScheduleKind
+from argosy.workload.chain import Chain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,11 @@ class Export:
     """Names and contents."""
     lost: tuple[Problem, ...] = ()
     """What the files do not say although the plan does."""
+
+
+def head(target: str, plan: Plan, chain: Chain) -> str:
+    """The first line of a file that is made for a target."""
+    return comment(f"{target}: {chain.name} on {plan.cluster.name}. Data, tokenizer and optimizer are yours to add.")
 
 
 def settle(limits: Iterable[Limit], *, lossy: bool) -> tuple[Problem, ...]:

@@ -16,6 +16,7 @@ from itertools import groupby
 
 from argosy.export.form import Limit, limit
 from argosy.plan.plan import Plan
+from argosy.runtime.launch import comment
 from argosy.schedule import ScheduleKind
 
 PORT = 29500
@@ -89,5 +90,5 @@ def torchrun_lines(hosts: Sequence[Host], program: str) -> Iterator[str]:
         options = ["--nnodes", str(len(hosts)), "--node-rank", str(rank), "--nproc-per-node", str(len(host.devices))]
         options += ["--master-addr", hosts[0].name, "--master-port", str(PORT)]
         visible = f"CUDA_VISIBLE_DEVICES={','.join(map(str, host.devices))}"
-        yield f"# on {host.name}"
+        yield comment(f"on {host.name}")
         yield f"{visible} torchrun {shlex.join(options)} {program}"

@@ -19,6 +19,7 @@ from argosy.export.architecture import Value, model_arguments, precision_argumen
 from argosy.export.form import (
     Export,
     Limit,
+    head,
     limit,
     policy_is_absent,
     recomputation_is_one,
@@ -56,7 +57,7 @@ def export_megatron(plan: Plan, chain: Chain, architecture: Architecture, *, los
     flags = [_flag(name, value) for name, value in arguments(plan, chain, architecture, grid).items()]
     lines = [
         "#!/usr/bin/env bash",
-        f"# {NAME}: {chain.name} on {plan.cluster.name}. Data, tokenizer and optimizer are yours to add.",
+        head(NAME, plan, chain),
         "ARGUMENTS=(",
         *(f"  {flag}" for flag in flags),
         ")",

@@ -18,6 +18,7 @@ from argosy.dtype import Dtype
 from argosy.export.form import (
     Export,
     Limit,
+    head,
     limit,
     policy_is_absent,
     recomputation_is_one,
@@ -127,7 +128,7 @@ def _job(plan: Plan, chain: Chain, grid: Grid) -> str:
         "parallelism": parallelism,
         "activation_checkpoint": {"mode": str(strongest_recompute(plan))},
     }
-    lines = [f"# {NAME}: {chain.name} on {plan.cluster.name}. Data, tokenizer and optimizer are yours to add."]
+    lines = [head(NAME, plan, chain)]
     for table, values in tables.items():
         lines += ["", f"[{table}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
     return "\n".join(lines) + "\n"

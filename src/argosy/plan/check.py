@@ -41,6 +41,13 @@ def check_plan(
         raise InputError(problems)
 
 
+def check_devices(plan: Plan, cluster: Cluster) -> None:
+    """What can be checked without the plan's model: an ``InputError`` where the cluster has no such device."""
+    problems = list(_unknown_devices(plan, cluster))
+    if problems:
+        raise InputError(problems)
+
+
 def batch_adds_up(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
     """``micro_batch_size * num_micro_batches = global_batch``."""
     product = plan.micro_batch_size * plan.num_micro_batches
@@ -72,9 +79,7 @@ def layers_are_covered(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[P
 
 
 def devices_exist(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
-    for path, name, _ in _placed_devices(plan):
-        if name not in cluster.device_index:
-            yield _unknown_device(path, name, cluster)
+    yield from _unknown_devices(plan, cluster)
 
 
 def devices_work_once(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
@@ -102,6 +107,12 @@ def _placed_devices(plan: Plan) -> Iterator[tuple[str, str, int]]:
         for position, replica in enumerate(stage.replicas):
             for name in replica.devices:
                 yield f"stages[{index}].replicas[{position}].devices", name, index
+
+
+def _unknown_devices(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
+    for path, name, _ in _placed_devices(plan):
+        if name not in cluster.device_index:
+            yield _unknown_device(path, name, cluster)
 
 
 def _unknown_device(path: str, name: str, cluster: Cluster) -> Problem:

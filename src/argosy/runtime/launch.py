@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import socket
 import sys
@@ -99,10 +100,19 @@ def dry_run(launch: Launch) -> str:
     lines = []
     for rank, node in enumerate(launch.nodes()):
         lines += [
-            f"# on {node.name}: {', '.join(node.devices)}",
+            comment(f"on {node.name}: {', '.join(node.devices)}"),
             shlex.join(command_line(launch, rank, python="python")),
         ]
     return "\n".join(lines)
+
+
+def comment(text: str) -> str:
+    """A line of a script that says something, whatever a file has for names: what follows it is not part of it.
+
+    >>> comment("gpt\\nrm -r /")
+    '# gpt rm -r /'
+    """
+    return f"# {' '.join(text.split())}"
 
 
 def slurm_script(launch: Launch) -> str:
@@ -110,26 +120,26 @@ def slurm_script(launch: Launch) -> str:
     nodes = launch.nodes()
     most = max(len(node.devices) for node in nodes)
     counts = " ".join(str(len(node.devices)) for node in nodes)
-    arguments = shlex.join(worker_arguments(launch))
+    on_each = f"""
+devices=($devices_text)
+python -m torch.distributed.run --nproc-per-node "${{devices[$SLURM_NODEID]}}" \\
+  --nnodes {len(nodes)} --node-rank "$SLURM_NODEID" \\
+  --master-addr "$address" --master-port {launch.port or DEFAULT_PORT} \\
+  -m argosy.runtime.worker {shlex.join(worker_arguments(launch))}
+"""
     return f"""#!/bin/bash
-#SBATCH --job-name=argosy-{launch.plan.model.name}
+#SBATCH --job-name=argosy-{re.sub(r"[^A-Za-z0-9._-]+", "-", launch.plan.model.name)}
 #SBATCH --nodes={len(nodes)}
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node={most}
-#SBATCH --output={launch.folder}/slurm-%j.out
-# The plan's nodes, in this order: {", ".join(node.name for node in nodes)}
+#SBATCH --output={shlex.quote(f"{launch.folder}/slurm-%j.out")}
+{comment("The plan's nodes, in this order: " + ", ".join(node.name for node in nodes))}
 set -euo pipefail
 devices=({counts})
 export devices_text="${{devices[*]}}"
 address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export address
-srun --kill-on-bad-exit=1 bash -c '
-devices=($devices_text)
-python -m torch.distributed.run --nproc-per-node "${{devices[$SLURM_NODEID]}}" \\
-  --nnodes {len(nodes)} --node-rank "$SLURM_NODEID" \\
-  --master-addr "$address" --master-port {launch.port or DEFAULT_PORT} \\
-  -m argosy.runtime.worker {arguments}
-'
+srun --kill-on-bad-exit=1 bash -c {shlex.quote(on_each)}
 """
 
 

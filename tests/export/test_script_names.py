@@ -1,0 +1,82 @@
+"""Scripts that are made of a plan: what its files have for names is text in them, and never a command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from target_readers import plan
+
+from argosy.cli import main
+from argosy.export.deepspeed import export_deepspeed
+from argosy.export.megatron import export_megatron
+from argosy.export.torchtitan import export_torchtitan
+from argosy.plan.file import dumps_plan
+from argosy.plan.plan import Plan
+from argosy.runtime.launch import Launch, dry_run, slurm_script
+from argosy.workload.load import load_architecture, load_model
+
+CHAIN, SHAPE = load_model("llama-3-8b", sequence_length=2048), load_architecture("llama-3-8b")
+
+
+def hostile(mark: Path) -> Plan:
+    """A plan whose names are commands."""
+    text = f'a\ntouch {mark}\n$(touch {mark})`touch {mark}`"; touch {mark} #'
+    made = plan([9, 18, 26, 34])
+    return replace(made, cluster=replace(made.cluster, name=text), model=replace(made.model, name=text))
+
+
+def scripts(made: Plan, folder: Path) -> dict[str, str]:
+    chain = replace(CHAIN, name=made.cluster.name)
+    files = (
+        *export_megatron(made, chain, SHAPE).files,
+        *export_torchtitan(made, chain, lossy=True).files,
+        *export_deepspeed(made, lossy=True).files,
+    )
+    launch = Launch(plan=made, plan_file="my plan's.json", program="train.py", folder=folder, steps=1)
+    made_here = {"dry-run.sh": dry_run(launch), "job.sh": slurm_script(launch)}
+    return {name: text for name, text in files if name.endswith(".sh")} | made_here
+
+
+def run_in_shell(script: str) -> list[str]:
+    """The words of every command that a script starts, one a line; nothing else is there to start."""
+    told = "printf '%s\\n' \"$@\";"
+    stub = f"torchrun() {{ {told} }}; python() {{ {told} }}; deepspeed() {{ {told} }}; scontrol() {{ echo n0; }}\n"
+    stub += 'srun() { "${@:2}"; }; export -f python; export SLURM_NODEID=0 SLURM_JOB_NODELIST=n0\n'
+    done = subprocess.run(["bash", "-c", stub + script], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_names_are_not_commands(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    for name, text in scripts(hostile(mark), tmp_path / "a run").items():
+        assert run_in_shell(text), name
+        assert not mark.exists(), name
+
+
+def test_a_batch_script_keeps_names_with_spaces_and_quotes_whole(tmp_path: Path) -> None:
+    text = scripts(plan([9, 18, 26, 34]), tmp_path / "a run")["job.sh"]
+    words = run_in_shell(text)
+    at = words.index("argosy.runtime.worker")
+    assert words[at + 1 : at + 5] == ["my plan's.json", "train.py", "--out", str(tmp_path / "a run")]
+    assert f"#SBATCH --output='{tmp_path / 'a run'}/slurm-%j.out'" in text
+
+
+@pytest.mark.parametrize("arguments", [["export", "--to", "torchrun"], ["export", "--to", "deepspeed"], ["run"]])
+@pytest.mark.parametrize("name", ["foo", "b0.0", "a0.x"])
+def test_devices_that_the_cluster_does_not_have_are_named(
+    arguments: list[str], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, program = tmp_path / "plan.json", tmp_path / "train.py"
+    program.write_text("")
+    content = json.loads(dumps_plan(plan([9, 18, 26, 34], width=1)))
+    content["stages"][1]["replicas"][0]["devices"] = [name]
+    file.write_text(json.dumps(content))
+    more = [str(program), "--dry-run"] if arguments == ["run"] else []
+    with pytest.raises(SystemExit) as stop:
+        main([arguments[0], str(file), *more, *arguments[1:]])
+    assert stop.value.code == 2
+    assert f'stages[1].replicas[0].devices: found "{name}", expected a device of' in capsys.readouterr().err
