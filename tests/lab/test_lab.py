@@ -18,7 +18,7 @@ from argosy.cluster.topology import Cluster
 from argosy.errors import InputError, RunError
 from argosy.lab import Lab
 from argosy.lab import lab as labs
-from argosy.lab.record import FOLDER, records
+from argosy.lab.record import FOLDER, prefix_of, records
 from argosy.lab.system import namespaces, why_not
 
 REASON = why_not()
@@ -150,7 +150,7 @@ def test_nothing_is_left_when_its_owner_ends(tmp_path: Path, number: signal.Sign
         assert lab is not None
         assert lab.is_orphan
         assert "test-owner" in labs.sweep()
-    assert namespaces("argosy-test-owner-") == []
+    assert namespaces(prefix_of("test-owner")) == []
     assert all(record.name != "test-owner" for record in records())
     ended = subprocess.run(["pgrep", "-f", f"{PROGRAMS} sleep"], capture_output=True, text=True, check=False)
     assert ended.stdout == ""

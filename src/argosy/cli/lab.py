@@ -1,4 +1,4 @@
-"""``argosy lab up | run | change | show | down``: an emulated cluster on this machine."""
+"""``argosy lab up | run | card | change | show | down``: an emulated cluster on this machine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def up(
 
     \b
     Example:
-        argosy lab up lab-4 --name trial
+        argosy lab up cluster.toml --name trial
     """
     from argosy.cli.terminal import print_json
     from argosy.cluster.file import load_cluster
@@ -89,9 +89,7 @@ def run(
     from argosy.errors import bad_input
     from argosy.lab.lab import Clock, open_lab
 
-    command = [word for at, word in enumerate(context.args) if at or word != "--"]
-    if not command:
-        raise bad_input("a command after --", where="COMMAND")
+    command = _command(context)
     if clock not in list(Clock):
         raise bad_input("launch or ready", clock, where="--clock")
     lab = open_lab(name)
@@ -114,12 +112,9 @@ def card(
         argosy lab card unequal.toml -- python train.py
     """
     from argosy.cluster.file import load_cluster
-    from argosy.errors import bad_input
     from argosy.lab.card import SharedCard, shares_of
 
-    command = [word for at, word in enumerate(context.args) if at or word != "--"]
-    if not command:
-        raise bad_input("a command after --", where="COMMAND")
+    command = _command(context)
     with SharedCard(shares_of(load_cluster(source))) as shared:
         job = shared.run(command, timeout=timeout)
     for device, lines in job.output.items():
@@ -199,6 +194,16 @@ def down(
         typer.echo(f"lab {each} is down")
     if not names:
         typer.echo("no lab is up")
+
+
+def _command(context: typer.Context) -> list[str]:
+    """What follows the options, with or without the ``--`` before it."""
+    from argosy.errors import bad_input
+
+    command = [word for at, word in enumerate(context.args) if at or word != "--"]
+    if not command:
+        raise bad_input("a command after --", where="COMMAND")
+    return command
 
 
 def _described(lab: Lab) -> dict[str, object]:

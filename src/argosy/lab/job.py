@@ -44,20 +44,27 @@ class Job:
         self._readers: list[threading.Thread] = []
 
     def __enter__(self) -> Job:
-        for worker in self.workers:
-            process = subprocess.Popen(
-                worker.command,
-                env=dict(worker.environment),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-            )
-            self.processes.append(process)
-            reader = threading.Thread(target=self._read, args=(worker.label, process), daemon=True)
-            reader.start()
-            self._readers.append(reader)
+        try:
+            for worker in self.workers:
+                self._start(worker)
+        except OSError as error:
+            self._end()
+            raise RunError(f"{worker.label} cannot be started: {worker.command[0]}: {error.strerror}") from None
         return self
+
+    def _start(self, worker: Worker) -> None:
+        process = subprocess.Popen(
+            worker.command,
+            env=dict(worker.environment),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.processes.append(process)
+        reader = threading.Thread(target=self._read, args=(worker.label, process), daemon=True)
+        reader.start()
+        self._readers.append(reader)
 
     def _read(self, label: str, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
@@ -97,6 +104,10 @@ class Job:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        """Whatever still runs."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             for process in self.processes:
                 if process.poll() is None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from argosy.errors import RunError, bad_input, closest
 from argosy.lab import system
 from argosy.lab.job import Job, Worker, free_port
 from argosy.lab.layout import INTERFACE, Layout, Port, lay_out
-from argosy.lab.record import FOLDER, Record, myself, records
+from argosy.lab.record import FOLDER, Record, myself, prefix_of, records
 
 _SPARE = 0.8
 _POLL = 0.01
@@ -61,8 +62,8 @@ class Lab:
     def __init__(self, cluster: Cluster, *, name: str | None = None, shares: bool = True) -> None:
         self.cluster = cluster
         self.name = name or f"{cluster.name[:_NAME_LENGTH]}-{os.getpid()}"
-        if not self.name.replace("-", "").isalnum() or len(self.name) > 2 * _NAME_LENGTH:
-            raise bad_input(f"at most {2 * _NAME_LENGTH} letters, digits and -", self.name, where="lab name")
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", self.name) or len(self.name) > 2 * _NAME_LENGTH:
+            raise bad_input(f"at most {2 * _NAME_LENGTH} letters, digits, - and _", self.name, where="lab name")
         self.layout: Layout = lay_out(cluster)
         self.with_shares = shares
 
@@ -94,7 +95,7 @@ class Lab:
 
     @property
     def prefix(self) -> str:
-        return f"argosy-{self.name}-"
+        return prefix_of(self.name)
 
     def _build(self) -> None:
         system.add_namespaces([self.prefix + name for name in self.layout.namespaces])

@@ -26,8 +26,7 @@ class Record:
 
     @property
     def prefix(self) -> str:
-        """Of every namespace of the lab."""
-        return f"argosy-{self.name}-"
+        return prefix_of(self.name)
 
     @property
     def is_orphan(self) -> bool:
@@ -44,10 +43,18 @@ class Record:
         _path(self.name).unlink(missing_ok=True)
 
 
+def prefix_of(lab: str) -> str:
+    """Of whatever a lab makes. A lab's name has no dot: what belongs to ``trial-2`` is none of ``trial``'s."""
+    return f"argosy-{lab}."
+
+
 def records() -> Iterator[Record]:
     """Every lab of this machine, by name."""
     for path in sorted(FOLDER.glob("*.json")) if FOLDER.is_dir() else []:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:  # somebody has removed it meanwhile
+            continue
         owner = content.pop("owner")
         shares = tuple(content.pop("shares"))
         yield Record(**content, shares=shares, owner=None if owner is None else (int(owner[0]), str(owner[1])))
