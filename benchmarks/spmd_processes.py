@@ -22,7 +22,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from argosy.cost.group import DeviceGroup
+from argosy.lab.record import start_time
 from argosy.lab.system import CoreShare
+from argosy.runtime.orphan import end_with_parent
 from argosy.solve.placement import Pricing
 from argosy.solve.spmd import Program, find_program
 from argosy.space.rules import Kind
@@ -31,6 +33,8 @@ from benchmarks.spmd_models import Language
 
 SHARES = (0.3, 0.1)
 """Of a core."""
+GROUPS = "argosy-spmd-"
+"""Before the process and the rank that a control group is for."""
 STEPS = 5
 
 
@@ -49,6 +53,7 @@ def _rank(rank: int, store: str, program: Program, threads: str, pipe: Any) -> N
 
     from argosy.runtime.spmd import Trainer
 
+    end_with_parent()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
     torch.manual_seed(0)
@@ -87,15 +92,25 @@ def measured(program: Program) -> tuple[float, list[float]]:
 
 @contextlib.contextmanager
 def _core_shares() -> Iterator[list[CoreShare]]:
-    shares = [CoreShare(f"argosy-spmd-{os.getpid()}-{rank}") for rank in range(len(SHARES))]
-    for share, part in zip(shares, SHARES, strict=True):
-        share.create()
-        share.set(part)
+    remove_left()
+    shares = [CoreShare(f"{GROUPS}{os.getpid()}-{rank}") for rank in range(len(SHARES))]
     try:
+        for share, part in zip(shares, SHARES, strict=True):
+            share.create()
+            share.set(part)
         yield shares
     finally:
         for share in shares:
             share.remove()
+
+
+def remove_left() -> None:
+    """The groups of runs that were killed, and could not remove them."""
+    for folder in CoreShare(GROUPS).folder.parent.glob(f"{GROUPS}*"):
+        process = folder.name.removeprefix(GROUPS).partition("-")[0]
+        if process.isdigit() and start_time(int(process)) is None:
+            with contextlib.suppress(OSError):  # its ranks are still ending: the next run removes it
+                folder.rmdir()
 
 
 def group() -> DeviceGroup:
