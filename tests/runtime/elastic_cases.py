@@ -19,7 +19,8 @@ from argosy.cluster.file import cluster_from_content
 from argosy.cluster.topology import canonical
 from argosy.plan.file import dumps_plan
 from argosy.planner import Settings, find_plan
-from argosy.runtime.elastic.job import Job, read_events
+from argosy.runtime.elastic.job import Job
+from argosy.runtime.folder import EVENTS, read_lines
 from argosy.workload.load import load_model
 
 PROGRAM = Path(__file__).parent / "programs" / "double_gpt.py"
@@ -149,7 +150,7 @@ class ElasticRun:
         return sum(event["event"] == "decision" for event in events)
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
-        return [event for event in read_events(self.run) if name in (None, event["event"])]
+        return [event for event in read_lines(self.run / EVENTS) if name in (None, event["event"])]
 
     def await_(self, condition: Callable[[], object], seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -13,7 +13,7 @@ from rank_pool import rank_pool as open_rank_pool
 from training_cases import Case, box_of, built
 
 from argosy.runtime.checkpoint import read_state_dict
-from argosy.runtime.saved import checkpoints
+from argosy.runtime.folder import checkpoints
 from argosy.schedule import ScheduleKind
 
 Written = tuple[Path, dict[str, np.ndarray], list[float]]

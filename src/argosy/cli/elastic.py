@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 import subprocess
@@ -68,13 +67,12 @@ def elastic_jobs(
 def follow_elastic(jobs: Sequence[Job], *, show: Callable[[dict[str, Any]], str], quiet: bool) -> list[dict[str, Any]]:
     """Start the agents, show progress and events, and return the figures of every step as it was trained last."""
     from argosy.runtime.elastic.folder import check_folder
-    from argosy.runtime.elastic.job import EVENTS
-    from argosy.runtime.elastic.origin import PROGRESS
+    from argosy.runtime.folder import EVENTS, PROGRESS, Tail
 
     folder = jobs[0].folder
     folder.mkdir(parents=True, exist_ok=True)
     check_folder(jobs[0])
-    tails = [_Tail(folder / EVENTS, _event_line), _Tail(folder / PROGRESS, show)]
+    events, progress = Tail(folder / EVENTS), Tail(folder / PROGRESS)
     agents = [_start(job) for job in jobs]
 
     def tell_to_go(*_: object) -> None:
@@ -86,8 +84,8 @@ def follow_elastic(jobs: Sequence[Job], *, show: Callable[[dict[str, Any]], str]
         ended = False
         while not ended:
             ended = all(agent.poll() is not None for agent in agents)
-            for text in [text for tail in tails for text in tail.read()]:
-                if not quiet:
+            for text in [*map(_event_line, events.read()), *map(show, progress.read())]:
+                if text and not quiet:
                     sys.stderr.write(text + "\n")
             time.sleep(_POLL)
     finally:
@@ -97,7 +95,7 @@ def follow_elastic(jobs: Sequence[Job], *, show: Callable[[dict[str, Any]], str]
                 agent.wait()
         signal.signal(signal.SIGTERM, asked)
     _judge(jobs, [agent.returncode for agent in agents])
-    return list({line["step"]: line for line in tails[1].lines}.values())
+    return list({line["step"]: line for line in progress.lines}.values())
 
 
 def _start(job: Job) -> subprocess.Popen[bytes]:
@@ -129,28 +127,6 @@ def _judge(jobs: Sequence[Job], codes: Sequence[int]) -> None:
     error = RunError(f"{said or 'an agent was killed'}\nwhat agents and workers said is in {jobs[0].folder}/*.log")
     error.exit_code = outcome.exit_code if outcome is not None else RunError.exit_code
     raise error
-
-
-class _Tail:
-    """The lines of JSON that are added to a file."""
-
-    def __init__(self, path: Path, show: Callable[[dict[str, Any]], str]) -> None:
-        self.path, self.show = path, show
-        self.lines: list[dict[str, Any]] = []
-        self.skipped = len(self._texts())
-        """What an earlier run has left."""
-
-    def _texts(self) -> list[str]:
-        return self.path.read_text().splitlines() if self.path.exists() else []
-
-    def read(self) -> list[str]:
-        """What has been added, for people."""
-        texts = self._texts()
-        if len(texts) < self.skipped + len(self.lines):  # begun anew
-            self.skipped, self.lines = 0, []
-        found = [json.loads(text) for text in texts[self.skipped + len(self.lines) :]]
-        self.lines += found
-        return [text for text in map(self.show, found) if text]
 
 
 def _event_line(event: dict[str, Any]) -> str:

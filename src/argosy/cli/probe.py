@@ -86,11 +86,12 @@ def _of_run(folder: Path, plan: str, profiles: list[str], *, json: bool) -> None
     from argosy.plan.file import read_plan
     from argosy.report.marks import percent
     from argosy.report.tables import plain_table
+    from argosy.runtime.folder import TIMELINE
     from argosy.timeline.file import load_timeline
     from argosy.units import RATE
 
     scenario = load_scenario(read_plan(plan), profiles=profiles)
-    timeline = load_timeline(folder / "timeline.json")
+    timeline = load_timeline(folder / TIMELINE)
     seen = seen_in(timeline, scenario.plan, scenario.chain, scenario.cluster, scenario.model)
     if json:
         print_json("probe", {"bandwidths": seen.bandwidths, "speeds": seen.speeds})

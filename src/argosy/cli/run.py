@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import os
 import signal
 import subprocess
@@ -186,6 +185,7 @@ def _follow(
 ) -> list[dict[str, Any]]:
     """Start the processes, show progress, and return every step's figures; raises where one of them fails."""
     from argosy.runtime.failure import clear_notes
+    from argosy.runtime.folder import DECISIONS, PROGRESS, TIMELINE
     from argosy.runtime.launch import command_line
     from argosy.runtime.orphan import end_with_parent
 
@@ -193,7 +193,7 @@ def _follow(
     log = launch.folder / _log_name(node_rank)
     if node_rank == 0:  # the folder is common to all nodes
         clear_notes(launch.folder)
-        for name in ("progress.jsonl", "decisions.jsonl", "timeline.json"):
+        for name in (PROGRESS, DECISIONS, TIMELINE):
             (launch.folder / name).unlink(missing_ok=True)
     with log.open("w") as file:
         process = subprocess.Popen(
@@ -221,31 +221,21 @@ def _log_name(node_rank: int) -> str:
 def _watch(process: subprocess.Popen[bytes], launch: Launch, *, is_first: bool, quiet: bool) -> list[dict[str, Any]]:
     """Until the processes end; the steps' figures, on the first node."""
     from argosy.report.decisions import event_in_a_line
+    from argosy.runtime.folder import DECISIONS, PROGRESS, Tail
 
-    lines: list[dict[str, Any]] = []
-    decisions: list[dict[str, Any]] = []
+    if not is_first:
+        process.wait()
+        return []
+    progress, decisions = (Tail(launch.folder / name, skip=False) for name in (PROGRESS, DECISIONS))
     while True:
         ended = process.poll() is not None
-        if not is_first:
-            if ended:
-                return lines
-            time.sleep(_POLL)
-            continue
-        told = [_progress_line(line, launch.plan) for line in _new_lines(launch.folder / "progress.jsonl", lines)]
-        told += [event_in_a_line(line) for line in _new_lines(launch.folder / "decisions.jsonl", decisions)]
+        told = [_progress_line(line, launch.plan) for line in progress.read()]
+        told += [event_in_a_line(line) for line in decisions.read()]
         if told and not quiet:
             sys.stderr.write("\n".join(told) + "\n")
         if ended:
-            return lines
+            return progress.lines
         time.sleep(_POLL)
-
-
-def _new_lines(path: Path, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Lines of a file that has grown, added to those that are known; one that is not whole yet comes later."""
-    text = path.read_text() if path.exists() else ""
-    found = [json_module.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()[len(known) :]]
-    known += found
-    return found
 
 
 def _progress_line(line: dict[str, Any], plan: Plan) -> str:
@@ -282,17 +272,20 @@ def _fail(launch: Launch, log: Path) -> None:
 
 def _figures(plan: Plan, lines: list[dict[str, Any]], out: Path) -> dict[str, Any]:
     """What a run came to. The first step, which also prepares everything, counts only where it is the only one."""
+    from argosy.runtime.folder import CHECKPOINTS, TIMELINE
+
     seconds = sorted(line["seconds"] for line in lines[1:] or lines)
     middle = seconds[len(seconds) // 2] if seconds else None
+    timeline = out / TIMELINE
     return {
         "steps": len(lines),
         "losses": [line["loss"] for line in lines],
         "iteration_seconds": middle,
         "samples_per_second": None if middle is None else plan.global_batch / middle,
         "predicted_seconds": None if plan.predicted is None else plan.predicted.iteration_seconds,
-        "waiting": _waiting(out / "timeline.json"),
-        "timeline": str(out / "timeline.json"),
-        "checkpoints": str(out / "checkpoints"),
+        "waiting": _waiting(timeline),
+        "timeline": str(timeline),
+        "checkpoints": str(out / CHECKPOINTS),
     }
 
 

@@ -30,8 +30,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_distribut
 from argosy.document import Schema, read_json, validate
 from argosy.errors import InputError, Problem, show
 from argosy.runtime.boxes import Box
+from argosy.runtime.folder import checkpoints
 from argosy.runtime.reading import entries, load_tensors, read_weights
-from argosy.runtime.saved import checkpoints
 from argosy.workload.fields import Natural
 
 if TYPE_CHECKING:

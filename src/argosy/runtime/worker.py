@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import sys
 import time
@@ -35,13 +34,13 @@ from argosy.runtime import checkpoint
 from argosy.runtime.adapting import Adapter
 from argosy.runtime.emulated import join_device, say_ready
 from argosy.runtime.failure import ElsewhereError, leave_note
+from argosy.runtime.folder import CHECKPOINTS, DECISIONS, PROGRESS, TIMELINE, append, checkpoints
 from argosy.runtime.hardware import check_hardware
 from argosy.runtime.initialise import Recording
 from argosy.runtime.metrics import Metrics, serve
 from argosy.runtime.orphan import end_with_parent
 from argosy.runtime.program import Program, load_program
 from argosy.runtime.ranks import devices_by_rank
-from argosy.runtime.saved import checkpoints
 from argosy.runtime.saving import Saver
 from argosy.runtime.trainer import Trainer, parallelize
 from argosy.runtime.world import check_supported, join
@@ -49,7 +48,6 @@ from argosy.timeline.file import dumps_timeline
 from argosy.workload.load import load_model
 from argosy.workload.profile_file import read_profile
 
-PROGRESS, DECISIONS, TIMELINE, CHECKPOINTS = "progress.jsonl", "decisions.jsonl", "timeline.json", "checkpoints"
 _RECORDED = 50
 """Steps whose spans are kept."""
 
@@ -198,12 +196,6 @@ def adapter_of(
         roster=trainer.roster,
     )
     return Adapter(trainer, brief, tell)
-
-
-def append(path: Path, line: dict[str, Any]) -> None:
-    """One line of JSON."""
-    with path.open("a") as file:
-        file.write(json.dumps(line) + "\n")
 
 
 def write_timeline(trainer: Trainer, path: Path) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from argosy.errors import InputError, Problem
 from argosy.runtime.elastic.claims import Claims
 from argosy.runtime.elastic.job import Job
-from argosy.runtime.elastic.origin import CHECKPOINTS
-from argosy.runtime.saved import checkpoints
+from argosy.runtime.folder import CHECKPOINTS, checkpoints
 
 
 def check_folder(job: Job) -> None:

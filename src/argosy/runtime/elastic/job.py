@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-EVENTS = "events.jsonl"
+from argosy.runtime.folder import EVENTS, append
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +76,4 @@ class Events:
         self.path, self.host = folder / EVENTS, host
 
     def write(self, event: str, **facts: Any) -> None:
-        line = {"event": event, "at": round(time.time(), 3), "by": self.host, **facts}
-        with self.path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-
-
-def read_events(folder: Path) -> list[dict[str, Any]]:
-    path = folder / EVENTS
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        append(self.path, {"event": event, "at": round(time.time(), 3), "by": self.host, **facts})

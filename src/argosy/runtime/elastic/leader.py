@@ -23,10 +23,11 @@ from argosy.plan.plan import Plan
 from argosy.runtime.elastic.claims import Claim, Claims, Host, Outcome
 from argosy.runtime.elastic.copies import Header, Source
 from argosy.runtime.elastic.job import Events, Job
-from argosy.runtime.elastic.origin import PROGRESS, newest_base, steps_told
+from argosy.runtime.elastic.origin import newest_base, steps_told
 from argosy.runtime.elastic.replan import Replanner
 from argosy.runtime.elastic.watch import Generation, Watch
 from argosy.runtime.elastic.wire import Line, LostError, Message
+from argosy.runtime.folder import PROGRESS
 from argosy.runtime.ranks import devices_by_rank
 
 _MOST_BARREN = 5

@@ -3,16 +3,13 @@ Needs no torch."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from argosy.runtime.elastic.copies import Moment, Source, newest_whole
-from argosy.runtime.saved import checkpoints
-
-CHECKPOINTS, PROGRESS = "checkpoints", "progress.jsonl"
+from argosy.runtime.folder import CHECKPOINTS, PROGRESS, checkpoints, read_lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +43,5 @@ def newest_base(run: Path, sources: Iterable[Source]) -> Base:
 
 def steps_told(run: Path) -> int:
     """Steps done, as far as the run's progress says."""
-    path = run / PROGRESS
-    lines = path.read_text().splitlines() if path.exists() else []
-    return int(json.loads(lines[-1])["step"]) + 1 if lines else 0
+    lines = read_lines(run / PROGRESS)
+    return int(lines[-1]["step"]) + 1 if lines else 0

@@ -29,20 +29,12 @@ from argosy.runtime.elastic.job import Job
 from argosy.runtime.elastic.snapshot import Copier, Place, restore
 from argosy.runtime.emulated import join_device, say_ready
 from argosy.runtime.failure import ElsewhereError
+from argosy.runtime.folder import CHECKPOINTS, DECISIONS, PROGRESS, TIMELINE, append
 from argosy.runtime.hardware import check_hardware
 from argosy.runtime.program import load_program
 from argosy.runtime.saving import Saver
 from argosy.runtime.trainer import Trainer
-from argosy.runtime.worker import (
-    CHECKPOINTS,
-    DECISIONS,
-    PROGRESS,
-    TIMELINE,
-    adapter_of,
-    append,
-    prepare,
-    write_timeline,
-)
+from argosy.runtime.worker import adapter_of, prepare, write_timeline
 from argosy.runtime.world import check_supported, join
 
 _RECORDED = 50
