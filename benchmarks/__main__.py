@@ -56,10 +56,7 @@ def _run(entry: Entry, folder: Path | None) -> int:
     """What was measured is printed; a command of its own prints by itself."""
     print(f"\n{entry.name}: {entry.shows}", flush=True)
     if entry.benchmark is None:
-        command = shlex.split(entry.command)
-        if command[0] == "pytest":
-            command[:1] = ["python", "-m", "pytest"]
-        return subprocess.run([sys.executable, *command[1:]], check=False).returncode
+        return subprocess.run(words_of(entry.command), check=False).returncode
     rows = entry.benchmark.measure()
     for row in rows:
         target = f"  (target {row.target})" if row.target else ""
@@ -74,6 +71,13 @@ def _run(entry: Entry, folder: Path | None) -> int:
         note.write_text(note_text(entry, rows, today), encoding="utf-8")
         print(f"wrote {note}")
     return 0
+
+
+def words_of(command: str) -> list[str]:
+    """A command of the table, with the Python that runs this one."""
+    words = shlex.split(command)
+    own = {"python": [sys.executable], "pytest": [sys.executable, "-m", "pytest"]}
+    return [*own.get(words[0], words[:1]), *words[1:]]
 
 
 def note_text(entry: Entry, rows: Sequence[Row], date: str) -> str:

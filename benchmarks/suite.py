@@ -116,14 +116,14 @@ SUITE = (
         name="gpu-runtime",
         shows="the runtime on a GPU against one process",
         note="2026-11-15-h200-plans.md",
-        command="python benchmarks/gpu_runtime.py",
+        command="python -m benchmarks.gpu_runtime",
         needs="a GPU",
     ),
     Entry(
         name="gpu-spmd",
         shows="shared programs on a GPU",
         note="2026-11-15-spmd.md",
-        command="python benchmarks/gpu_spmd.py",
+        command="python -m benchmarks.gpu_spmd",
         needs="a GPU",
     ),
     Entry(

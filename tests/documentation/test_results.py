@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,22 @@ def test_a_list_and_a_name_that_is_none(capsys: pytest.CaptureFixture[str]) -> N
     assert all(f"\n{name} " in f"\n{listed}" for name in ENTRIES)
     assert main(["nothing"]) == 2
     assert "expected one of ratios, simulator" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "first"), [("fuzz", "make"), ("chaos", sys.executable), ("lab", sys.executable)])
+def test_a_command_of_its_own_is_run_as_it_stands(
+    name: str, first: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[list[str]] = []
+
+    def run(words: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        ran.append(words)
+        return subprocess.CompletedProcess(words, 3)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert main([name]) == 3
+    assert ran[0][0] == first and ran[0][-1] == shlex.split(ENTRIES[name].command)[-1]
+    assert ENTRIES[name].shows in capsys.readouterr().out
 
 
 def test_a_note_says_what_was_measured_when_and_how() -> None:

@@ -103,7 +103,7 @@ def test_devices_get_shares_of_a_core_by_their_speed(tmp_path: Path) -> None:
 def test_a_worker_that_fails_is_named_and_the_others_end(tmp_path: Path) -> None:
     lab = Lab(cluster_of(tmp_path, host("a", "100 Mbit/s"), host("b", "100 Mbit/s")), shares=False)
     began = time.monotonic()
-    with pytest.raises(RunError, match=r"b0.0 failed with exit code 1\n  rank 1 gives up"), lab:
+    with pytest.raises(RunError, match=r"b0.0 ended with exit code 1\n  rank 1 gives up"), lab:
         lab.run([sys.executable, PROGRAMS, "fail"])
     assert time.monotonic() - began < 30
     assert traces_left(lab) == []

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from argosy.cli import main
+from argosy.cli.nbody_plan import parse_count
+from argosy.errors import InputError
 from argosy.nbody.snapshot import read_snapshot
 
 
@@ -28,6 +30,30 @@ def initial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("nbody") / "ic.hdf5"
     assert argosy("ic", "--box", "50", "--per-side", "16", "-z", "24", "-o", str(path), "--quiet") == 0
     return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--device", "gpu"], '--device: found "gpu", expected cpu, cuda, or cuda and a number'),
+        (["--resume"], "run.json:1: found"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    arguments: list[str], says: str, initial: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    if "--resume" in arguments:
+        (tmp_path / "run" / "run.json").write_text('{"version": 1, "bo')  # a kill can leave half of it
+    assert argosy("run", str(initial), "-o", str(tmp_path / "run"), "--steps", "1", "-q", *arguments) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["9^99999999999", "0^-1", "1e400", "nan", "2^3^4", "-8^3", "10^2"])
+def test_numbers_that_no_box_has_are_refused_at_once(text: str) -> None:
+    with pytest.raises(InputError, match="--particles"):
+        parse_count(text)
+    assert (parse_count("512^3"), parse_count("1e9")) == (512**3, 10**9)
 
 
 def run_process(*arguments: str) -> subprocess.Popen[bytes]:

@@ -38,7 +38,7 @@ def elastic_jobs(
     else:
         expected = f"the name of this node ({', '.join(names)}), or --here"
         raise bad_input(expected, node or "nothing", where="--node", suggestion=closest(node or "", names))
-    address = launch.address or ("127.0.0.1" if launch.here else socket.gethostbyname(socket.gethostname()))
+    address = launch.address or ("127.0.0.1" if launch.here else _own_address())
     job = Job(
         plan=launch.plan_file,
         program=launch.program,
@@ -62,6 +62,18 @@ def elastic_jobs(
         profile=launch.profiles,
     )
     return [replace(job, node=name) for name in here]
+
+
+def _own_address() -> str:
+    """Where this host's name leads."""
+    from argosy.errors import bad_input
+
+    name = socket.gethostname()
+    try:
+        return socket.gethostbyname(name)
+    except OSError as error:
+        expected = f"where others reach this host, whose name {name} leads nowhere ({error})"
+        raise bad_input(expected, where="--address") from None
 
 
 def follow_elastic(jobs: Sequence[Job], *, show: Callable[[dict[str, Any]], str], quiet: bool) -> list[dict[str, Any]]:

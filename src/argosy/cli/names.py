@@ -35,8 +35,10 @@ def calibrations(incomplete: str) -> list[str]:
 
 def _beginning(incomplete: str, names: list[str]) -> list[str]:
     """Bundled names, and files as the shell would offer them: an own list takes the place of the shell's."""
+    from glob import escape
     from pathlib import Path
 
     folder, _, begin = incomplete.rpartition("/")
-    entries = sorted(Path(folder or ("/" if incomplete.startswith("/") else ".")).glob(f"{begin}*")) if begin else []
+    place = Path(folder or ("/" if incomplete.startswith("/") else "."))
+    entries = sorted(place.glob(f"{escape(begin)}*")) if incomplete else []
     return [name for name in names if name.startswith(incomplete)] + [str(entry) for entry in entries]

@@ -69,8 +69,9 @@ def parse_count(text: str, where: str = "--particles") -> int:
 
     base, caret, power = text.partition("^")
     try:
-        value = int(base) ** int(power) if caret else int(float(text))
-    except (ValueError, OverflowError):
+        # A float's power overflows where a whole number's would fill the memory.
+        value = round(float(int(base)) ** int(power)) if caret else int(float(text))
+    except (ValueError, ArithmeticError):
         raise bad_input("a number such as 512^3 or 1e9", text, where=where) from None
     if not 1000 <= value <= 10**14:
         raise bad_input("1e3 to 1e14 particles", text, where=where)

@@ -58,7 +58,7 @@ def report(
     from argosy.report.decisions import read_decisions, tell_decisions
     from argosy.timeline.file import load_timeline
 
-    measured = {path.name: load_timeline(path) for path in timeline or ()}
+    measured = {name: load_timeline(path) for name, path in _names(timeline or ()).items()}
     scenario = load_scenario(read_plan(plan), cluster=cluster, traces=trace or (), profiles=profile or ())
     rivals = _rivals(compare, scenario.plan)
     decided = [] if decisions is None else tell_decisions(read_decisions(decisions))
@@ -68,6 +68,12 @@ def report(
         print_json("report", {"file": str(output), "bytes": size})
     else:
         typer.echo(f"wrote {output} ({size / 1e3:.0f} kB)")
+
+
+def _names(paths: Sequence[Path]) -> dict[str, Path]:
+    """Files by their names; by their whole paths where several have one name, as timelines of runs do."""
+    short = len({path.name for path in paths}) == len(set(paths))
+    return {path.name if short else str(path): path for path in paths}
 
 
 def write_page(

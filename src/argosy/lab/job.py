@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import IO
 
 from argosy.errors import RunError
+from argosy.runtime.failure import how_it_ended
 
 _POLL = 0.02
 _PATIENCE = 3.0
@@ -93,9 +94,8 @@ class Job:
     def _why(self, index: int, code: int | None) -> str:
         label = self.workers[index].label
         assert code is not None
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
         said = [line for line in self.output[label] if line.strip()][-12:]
-        return "\n".join([f"{label} {how}", *(f"  {line}" for line in said)])
+        return "\n".join([f"{label} {how_it_ended(code)}", *(f"  {line}" for line in said)])
 
     def _finish_reading(self) -> None:
         for reader in self._readers:

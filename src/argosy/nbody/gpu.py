@@ -148,7 +148,10 @@ class GpuGravity(LocalGravity):
 
 def usable_device(name: str, place: int) -> str:
     """The torch device of this name, for the process with this place on its machine; ``InputError`` if it is not."""
-    where = torch.device(name)
+    try:
+        where = torch.device(name)
+    except RuntimeError:
+        raise bad_input("cpu, cuda, or cuda and a number", name, where="--device") from None
     if where.type == "cuda" and not torch.cuda.is_available():
         raise bad_input("a device that torch finds here (it finds no CUDA card)", name, where="--device")
     if where.type == "cuda" and where.index is None:

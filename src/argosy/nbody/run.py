@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from argosy.cluster.topology import Cluster
+from argosy.document import read_json
 from argosy.errors import InputError, Problem
 from argosy.nbody.balance import Balancer
 from argosy.nbody.evolve import BlockSteps, LocalGravity, evolve, evolve_in_blocks, expansion_steps
@@ -163,7 +164,7 @@ def _begin(folder: Path, box: Box, settings: RunSettings, count: int, ranks: Ran
     """The step to go on from; the folder is checked by every rank before rank 0 writes into it."""
     asked = _what_is_asked(box, settings, count)
     mark = folder / "run.json"
-    known = json.loads(mark.read_text(encoding="utf-8")) if mark.exists() else None
+    known = read_json(mark).data if mark.exists() else None
     if known is not None and known != asked:
         differs = ", ".join(sorted(key for key in {*known, *asked} if known.get(key) != asked.get(key)))
         problem = Problem(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from argosy.cluster.trace import Trace
 
@@ -44,22 +44,22 @@ def sparkline(trace: Trace, start: float, end: float, *, width: int = 24, top: f
 def names_in_short(names: Iterable[str]) -> str:
     """Device or node names, with runs of consecutive numbers drawn together.
 
-    >>> names_in_short(["a0.0", "a0.1", "a0.2", "v1.3"])
-    'a0.0..2, v1.3'
+    >>> names_in_short(["a0.0", "a0.1", "a0.2", "v1.3"]), names_in_short(["gpu08", "gpu09", "gpu10", "gpu011"])
+    ('a0.0..2, v1.3', 'gpu08..10, gpu011')
     """
-    runs: list[tuple[str, list[int]]] = []
+    runs: list[tuple[str, list[str]]] = []
     for name in names:
         stem = name.rstrip("0123456789")
-        number = int(name[len(stem) :] or -1)
-        if runs and runs[-1][0] == stem and runs[-1][1][-1] + 1 == number:
-            runs[-1][1].append(number)
+        digits = name[len(stem) :]
+        if runs and runs[-1][0] == stem and _follows(digits, runs[-1][1][-1]):
+            runs[-1][1].append(digits)
         else:
-            runs.append((stem, [number]))
-    return ", ".join(_run(stem, numbers) for stem, numbers in runs)
+            runs.append((stem, [digits]))
+    return ", ".join(f"{stem}{run[0]}" + (f"..{run[-1]}" if len(run) > 1 else "") for stem, run in runs)
 
 
-def _run(stem: str, numbers: Sequence[int]) -> str:
-    if numbers[0] < 0:
-        return stem
-    last = f"..{numbers[-1]}" if len(numbers) > 1 else ""
-    return f"{stem}{numbers[0]}{last}"
+def _follows(digits: str, before: str) -> bool:
+    """Whether one number comes after another, both written in the same way: padded with zeros, or not."""
+    if not digits or not before or int(digits) != int(before) + 1:
+        return False
+    return len(digits) == len(before) or not (digits.startswith("0") or before.startswith("0"))

@@ -197,6 +197,9 @@ class Executor:
         """Keep what goes to the next stage; the first time, tell it what will come."""
         number = stage.seat.stage
         form, tensors = describe(carry, stage.seat.samples, where=f"stage {number}")
+        if len(tensors) > _MOST_TENSORS:
+            found, expected = f"{len(tensors)} tensors handed on", f"at most {_MOST_TENSORS}"
+            raise InputError([Problem(path=f"stage {number}", found=found, expected=expected)])
         if stage.output_form is None:
             stage.output_form = form
             self._tell_form(stage, form)
@@ -308,7 +311,6 @@ class Executor:
 
     def _tag(self, target: int, index: int, position: int, *, gradient: bool) -> int:
         """Unique among the messages of a step from one rank to another."""
-        assert position < _MOST_TENSORS
         return ((index * len(self.plan.stages) + target) * 2 + gradient) * _MOST_TENSORS + position
 
 

@@ -48,6 +48,18 @@ def in_contact(what: str) -> Iterator[None]:
         raise ElsewhereError(f"lost contact {what}: {reason.partition('. This is typically')[0]}") from error
 
 
+def how_it_ended(code: int) -> str:
+    """Of a process that has not ended well.
+
+    >>> how_it_ended(-9), how_it_ended(-35), how_it_ended(3)
+    ('was killed by SIGKILL', 'was killed by signal 35', 'ended with exit code 3')
+    """
+    if code >= 0:
+        return f"ended with exit code {code}"
+    known = {int(number): number.name for number in signal.Signals}
+    return f"was killed by {known.get(-code, f'signal {-code}')}"
+
+
 def leave_note(folder: Path, *, rank: int, device: str, message: str, exit_code: int, first_hand: bool) -> None:
     note = Note(rank=rank, device=device, message=message, exit_code=exit_code, first_hand=first_hand, at=time.time())
     (folder / f"failure-{rank}.json").write_text(json.dumps(asdict(note)))
@@ -71,8 +83,7 @@ def verdict(folder: Path, log: str, devices: Sequence[str]) -> tuple[str, int]:
     sentences = []
     for rank, code in dict(_TORCHRUN.findall(log)).items():
         if int(code) < 0 and int(code) != -signal.SIGTERM and int(rank) not in told:
-            name = signal.Signals(-int(code)).name
-            sentences.append(f"rank {rank} ({devices[int(rank)]}) was killed by {name}")
+            sentences.append(f"rank {rank} ({devices[int(rank)]}) {how_it_ended(int(code))}")
     if notes and (notes[0].first_hand or not sentences):
         sentences.append(f"rank {notes[0].rank} ({notes[0].device}): {notes[0].message}")
     elif notes:

@@ -9,12 +9,13 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
+
+from argosy.runtime.failure import how_it_ended
 
 Report = Callable[[str, dict[str, Any]], None]
 """Called with a device and what its worker says; last of all ``{"kind": "ended", ...}``."""
@@ -82,7 +83,8 @@ class Workers:
         worker.process.join()
         if self.running.get(device) is worker:
             del self.running[device]
-            self.report(device, worker.last or {"kind": "ending", "how": "killed", "message": _how(worker.process)})
+            message = how_it_ended(worker.process.exitcode or 0)
+            self.report(device, worker.last or {"kind": "ending", "how": "killed", "message": message})
 
     def pause(self, *, save: bool) -> None:
         """Ask every worker to leave at the end of a step, which they agree on, and to write a checkpoint before."""
@@ -100,8 +102,3 @@ class Workers:
             worker.pipe.close()
         for worker in ended.values():
             await asyncio.to_thread(worker.process.join)
-
-
-def _how(process: ForkServerProcess) -> str:
-    code = process.exitcode or 0
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

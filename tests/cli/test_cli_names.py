@@ -1,0 +1,49 @@
+"""What the tab key completes, names of several timelines, and a host that nobody reaches by its name."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from argosy.cli import elastic, main, names
+from argosy.errors import InputError
+
+PLAN = "gpt2-xl-on-two-cards"
+
+
+def test_files_complete_beside_bundled_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    for name in ("runs/one.json", "runs/two.json", "gpt.json"):
+        Path(name).touch()
+    assert names.plans("gpt") == [PLAN, "gpt.json"]
+    assert names.plans("runs/") == ["runs/one.json", "runs/two.json"]
+    assert names.plans("runs/t") == ["runs/two.json"]
+    assert "gpt.json" not in names.plans("")
+    assert names.plans("**[") == []
+
+
+def test_timelines_of_one_name_are_all_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [tmp_path / run / "timeline.json" for run in ("before", "after")]
+    for file in files:
+        file.parent.mkdir()
+        with pytest.raises(SystemExit):
+            main(["simulate", PLAN, "-q", "-o", str(file)])
+    for shown, labels in ((files, [str(file) for file in files]), (files[:1], ["timeline.json"])):
+        page = tmp_path / "page.html"
+        with pytest.raises(SystemExit) as stop:
+            main(["report", PLAN, *map(str, shown), "-q", "-o", str(page)])
+        assert stop.value.code == 0
+        assert all(f">simulated, {label}</option>" in page.read_text() for label in labels)
+    capsys.readouterr()
+
+
+def test_a_host_whose_name_leads_nowhere_is_asked_for_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(name: str) -> str:
+        raise socket.gaierror(-2, f"{name} is not known")
+
+    monkeypatch.setattr(socket, "gethostbyname", nowhere)
+    with pytest.raises(InputError, match="--address: expected where others reach this host"):
+        elastic._own_address()
