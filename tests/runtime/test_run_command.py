@@ -106,7 +106,7 @@ def test_what_is_planned_for_a_captured_program_is_run(tmp_path: Path) -> None:
         "--program",
         f"{program}:build",
         "-c",
-        str(tmp_path / "pair.json"),
+        str(tmp_path / "pair.toml"),
     ]
     subprocess.run([*planned, "-o", str(folder / "plan.json")], env=environment(), capture_output=True, check=True)
     done = run(folder / "plan.json", "--steps", "2", "--json", "--any-device", program=program)
