@@ -135,11 +135,11 @@ def play(
     scenario: Scenario, *, iterations: int | None, until: str | None, quiet: bool, least_recorded: int = 1
 ) -> Timeline:
     """Simulate as the options say."""
-    from argosy.cli.inputs import check_at_least, parse_until
+    from argosy.cli.inputs import check_at_least, parse_time
     from argosy.cli.terminal import progress
     from argosy.sim.simulate import simulate as simulate_plan
 
-    end = parse_until(until)
+    end = parse_time("--until", until)
     check_at_least("--iteration", least_recorded - 1, 0)
     count = (1 if until is None else _ENDLESS) if iterations is None else iterations
     check_at_least("--iterations", count, 1)
@@ -171,14 +171,14 @@ def _show(
     from argosy.report.gantt import gantt
     from argosy.report.plan import plan_title
     from argosy.report.tables import device_table, link_table, summary_table
+    from argosy.units import counted
 
     # Drawn first, so that an --iteration that does not exist is an error and not half an answer.
     chart = gantt(timeline, iteration=iteration, width=console.width, transfers=transfers) if timeline.spans else None
     where = replace(scenario.plan.cluster, name=scenario.cluster.name)
     console.print(f"{plan_title(replace(scenario.plan, cluster=where))}\n")
     if summary.stalled is not None:
-        count = len(summary.iteration_seconds)
-        finished = f"{count} iteration{'' if count == 1 else 's'} finished"
+        finished = f"{counted(len(summary.iteration_seconds), 'iteration')} finished"
         console.print(Text(f"STALLED, {finished}: {summary.stalled}.\n", style="bold red"))
     console.print(summary_table(summary))
     console.print()

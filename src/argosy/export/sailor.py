@@ -19,6 +19,7 @@ from typing import Any
 
 from argosy.cluster.topology import Cluster
 from argosy.errors import InputError, Problem
+from argosy.export.form import replicas
 from argosy.plan.plan import Plan, Recompute, Replica, Stage
 from argosy.schedule import ScheduleKind
 from argosy.workload.sailor import CATALOGUE_NAMES
@@ -72,7 +73,7 @@ def _replica(replica: Replica, cluster: Cluster, zone: str) -> list[Any]:
 def shares_are_equal(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
     """``mbs`` is one number for the whole plan."""
     usual = plan.stages[0].replicas[0].samples
-    for path, _, replica in _replicas(plan):
+    for path, _, replica in replicas(plan):
         if replica.samples != usual:
             expected = f"{usual} samples, as everywhere: Sailor has one micro-batch for all replicas of all stages"
             yield Problem(
@@ -85,7 +86,7 @@ def shares_are_equal(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
 
 
 def tensors_are_split_evenly(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
-    for path, _, replica in _replicas(plan):
+    for path, _, replica in replicas(plan):
         if max(replica.shares) - min(replica.shares) > 1e-9:
             expected = "equal ratios: Sailor knows the width of a tensor-parallel group only"
             yield Problem(path=f"{path}.ratios", found=str(list(replica.ratios)), expected=expected)
@@ -118,12 +119,6 @@ def kinds_have_names(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
         if kind not in SAILOR_NAMES:
             expected = f"device kinds that Sailor has measured ({', '.join(sorted(SAILOR_NAMES))})"
             yield Problem(path="stages", found=kind, expected=expected)
-
-
-def _replicas(plan: Plan) -> Iterator[tuple[str, Stage, Replica]]:
-    for index, stage in enumerate(plan.stages):
-        for position, replica in enumerate(stage.replicas):
-            yield f"stages[{index}].replicas[{position}]", stage, replica
 
 
 RULES: tuple[Rule, ...] = (

@@ -1,4 +1,5 @@
 """How results are shown: figures, tables, a text Gantt chart, traces for other viewers.
 
-Everything here is a pure function from values to text; reading and writing files is the command line's affair.
+Functions from values to text. Files are the command line's affair, but for what a run decided, which is read here, and
+a page that a notebook saves.
 """

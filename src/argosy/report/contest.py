@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from argosy.explain.contest import Entry, Loss, why_slower
 from argosy.plan.plan import Plan, Recompute, Stage
 from argosy.report.marks import bar, percent
 from argosy.report.tables import plain_table
-from argosy.units import TIME
+from argosy.units import TIME, counted
 
 OURS = "argosy"
 _SAME = 1.0005
@@ -60,7 +59,7 @@ def _reason(entry: Entry, best: Entry, cluster: Cluster) -> str:
 def in_words(loss: Loss, share: float, plan: Plan, cluster: Cluster) -> str:
     """Where the time goes, as a phrase with the share of the cluster's capacity that is lost to it."""
     lost = percent(share)
-    stages = f"{len(plan.stages)} stage{'' if len(plan.stages) == 1 else 's'}"
+    stages = counted(len(plan.stages), "stage")
     match loss:
         case Loss.LEFT_OUT:
             idle = len(cluster.devices) - len(plan.devices)
@@ -92,8 +91,8 @@ def _peak(kind: str, cluster: Cluster) -> float:
     return max(rate for _, rate in device.kind.flops)
 
 
-def _kinds(stage: Stage, cluster: Cluster) -> Counter[str]:
-    return Counter(cluster.device(name).kind.name for name in stage.devices)
+def _kinds(stage: Stage, cluster: Cluster) -> set[str]:
+    return {cluster.device(name).kind.name for name in stage.devices}
 
 
 def _of_what(plan: Plan) -> str:
@@ -106,7 +105,7 @@ def _of_what(plan: Plan) -> str:
 
 def shape_of(plan: Plan) -> str:
     """``4 stages, 16 x 4, recompute``: the plan in a few letters."""
-    stages = f"{len(plan.stages)} stage{'' if len(plan.stages) == 1 else 's'}"
+    stages = counted(len(plan.stages), "stage")
     again = ", recompute" if any(stage.recompute is not Recompute.NONE for stage in plan.stages) else ""
     return f"{stages}, {plan.num_micro_batches} x {plan.micro_batch_size}{again}"
 

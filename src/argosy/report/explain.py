@@ -14,12 +14,13 @@ from argosy.explain import DeviceMemory, Explanation, WhatIf
 from argosy.report.marks import percent
 from argosy.report.plan import collectives_in_short, devices_in_short, throughput
 from argosy.report.summary import critical_parts
-from argosy.report.tables import plain_table
+from argosy.report.tables import named_lines, plain_table
 from argosy.units import SIZE, TIME
 
 _MOST_PARTS = 4
 _MOST_SETTINGS = 4
-_PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
+MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
+"""Of what a device holds (``explain.DeviceMemory``)."""
 _NOTHING = 0.0005
 """A gain below this is none."""
 _HALF_A_PERCENT = 0.005
@@ -29,7 +30,7 @@ _MORE_MEMORY = 1e9
 
 def memory_table(explanation: Explanation, cluster: Cluster) -> Table:
     """GiB when a device holds most; neighbours with the same figures share a line."""
-    columns = ("device", *_PARTS, "peak", "of", "free")
+    columns = ("device", *MEMORY_PARTS, "peak", "of", "free")
     table = plain_table(*columns, right=columns[1:])
     table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
     for cells, group in groupby(explanation.memory, key=_memory_cells):
@@ -41,7 +42,7 @@ def memory_table(explanation: Explanation, cluster: Cluster) -> Table:
 
 
 def _memory_cells(memory: DeviceMemory) -> tuple[str, ...]:
-    amounts = [getattr(memory, part) for part in _PARTS]
+    amounts = [getattr(memory, part) for part in MEMORY_PARTS]
     return (*(_gib(one) for one in (*amounts, memory.peak)), f"{memory.capacity / 2**30:.0f}", _gib(memory.free))
 
 
@@ -51,12 +52,7 @@ def _gib(num_bytes: float) -> str:
 
 def reason_table(explanation: Explanation) -> Table:
     """Time, bottleneck, busiest link and critical path, one a line."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for name, text in _reasons(explanation):
-        table.add_row(name, text)
-    return table
+    return named_lines(_reasons(explanation))
 
 
 def _reasons(explanation: Explanation) -> Iterator[tuple[str, str]]:
@@ -157,7 +153,7 @@ def explanation_to_dict(explanation: Explanation) -> dict[str, Any]:
 
 
 def _memory_to_dict(memory: DeviceMemory) -> dict[str, Any]:
-    parts = {f"{part}_bytes": getattr(memory, part) for part in (*_PARTS, "peak", "capacity", "free")}
+    parts = {f"{part}_bytes": getattr(memory, part) for part in (*MEMORY_PARTS, "peak", "capacity", "free")}
     return {"device": memory.device, "kind": memory.kind, **parts}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
@@ -10,7 +11,7 @@ from rich.table import Table
 from argosy.cluster.topology import Cluster
 from argosy.plan.plan import Certificate, Plan, Predicted, Recompute, Replica, Search, Stage
 from argosy.report.marks import names_in_short
-from argosy.report.tables import plain_table
+from argosy.report.tables import named_lines, plain_table
 from argosy.units import SIZE, TIME, counted
 
 _MOST_PRUNED = 6
@@ -35,7 +36,7 @@ def stage_table(plan: Plan, cluster: Cluster) -> Table:
         table.add_row(
             str(index),
             f"{stage.first}..{stage.end - 1}",
-            "\n".join(_kinds(stage, cluster)),
+            "\n".join(kinds_in_short(stage, cluster)),
             devices_in_short(stage.devices, cluster),
             "\n".join(_groups(stage)),
             samples_in_short(stage.replicas),
@@ -45,12 +46,10 @@ def stage_table(plan: Plan, cluster: Cluster) -> Table:
     return table
 
 
-def _kinds(stage: Stage, cluster: Cluster) -> Iterator[str]:
-    counts: dict[str, int] = {}
-    for name in stage.devices:
-        kind = cluster.device(name).kind.name
-        counts[kind] = counts.get(kind, 0) + 1
-    yield from (f"{count}x {kind}" for kind, count in counts.items())
+def kinds_in_short(stage: Stage, cluster: Cluster) -> list[str]:
+    """``4x A100-80GB`` for every kind of device in a stage."""
+    counts = Counter(cluster.device(name).kind.name for name in stage.devices)
+    return [f"{count}x {kind}" for kind, count in counts.items()]
 
 
 def _groups(stage: Stage) -> Iterator[str]:
@@ -116,12 +115,7 @@ def devices_in_short(devices: Iterable[str], cluster: Cluster) -> str:
 
 def figure_table(plan: Plan, cluster: Cluster) -> Table:
     """What is expected of a plan and how it was found, one figure a line."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for name, text in _figures(plan, cluster):
-        table.add_row(name, text)
-    return table
+    return named_lines(_figures(plan, cluster))
 
 
 def _figures(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, str]]:
@@ -194,9 +188,13 @@ def runner_up_table(plan: Plan) -> Table:
     return table
 
 
-def left_out_lines(plan: Plan, cluster: Cluster) -> list[str]:
-    """Devices that the plan does not use, those with one reason together."""
+def left_out(plan: Plan, cluster: Cluster) -> list[tuple[str, str]]:
+    """Devices that the plan does not use, and why; those with one reason together."""
     reasons: dict[str, list[str]] = {}
     for left in plan.left_out:
         reasons.setdefault(left.reason, []).append(left.device)
-    return [f"left out: {devices_in_short(names, cluster)}: {reason}" for reason, names in reasons.items()]
+    return [(devices_in_short(names, cluster), reason) for reason, names in reasons.items()]
+
+
+def left_out_lines(plan: Plan, cluster: Cluster) -> list[str]:
+    return [f"left out: {names}: {reason}" for names, reason in left_out(plan, cluster)]

@@ -24,14 +24,19 @@ def plain_table(*columns: str, right: Iterable[str] = ()) -> Table:
     return table
 
 
-def summary_table(summary: Summary) -> Table:
-    """The first figures, one a line."""
+def named_lines(lines: Iterable[tuple[str, str]]) -> Table:
+    """A bold name and a text, one a line."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    for name, text in _summary_lines(summary):
+    for name, text in lines:
         table.add_row(name, text)
     return table
+
+
+def summary_table(summary: Summary) -> Table:
+    """The first figures, one a line."""
+    return named_lines(_summary_lines(summary))
 
 
 def _summary_lines(summary: Summary) -> Iterable[tuple[str, str]]:

@@ -20,7 +20,7 @@ from argosy.cluster.topology import Cluster
 from argosy.explain import DeviceMemory, Explanation
 from argosy.plan.plan import Plan, Recompute, Stage
 from argosy.report.decisions import Told
-from argosy.report.explain import gain_in_percent, help_in_a_sentence, memory_in_a_sentence
+from argosy.report.explain import MEMORY_PARTS, gain_in_percent, help_in_a_sentence, memory_in_a_sentence
 from argosy.report.page.against import median_seconds, predicted_and_measured
 from argosy.report.page.curve import search_curve, spark_line
 from argosy.report.page.tracks import KINDS, TICKS, timeline_tracks
@@ -28,6 +28,8 @@ from argosy.report.plan import (
     certificate_in_a_sentence,
     devices_in_short,
     gap_in_percent,
+    kinds_in_short,
+    left_out,
     plan_title,
     samples_in_short,
     throughput,
@@ -35,7 +37,6 @@ from argosy.report.plan import (
 from argosy.timeline import Timeline
 from argosy.units import SIZE, TIME, counted
 
-_PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 _MOST_MEMORY_ROWS = 64
 
 
@@ -89,7 +90,7 @@ def report_page(
         facts=_facts(plan, cluster, pictures),
         nodes=_nodes(plan, cluster),
         stages=[_stage(index, stage, cluster) for index, stage in enumerate(plan.stages)],
-        left_out=_left_out(plan, cluster),
+        left_out=left_out(plan, cluster),
         against=predicted_and_measured(plan, cluster, [one.timeline for one in pictures]),
         memory=_memory(memory if explanation is None else explanation.memory, cluster),
         what_ifs=_what_ifs(explanation),
@@ -160,10 +161,6 @@ def _nodes(plan: Plan, cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def _stage(index: int, stage: Stage, cluster: Cluster) -> dict[str, str | int]:
-    counts: dict[str, int] = {}
-    for name in stage.devices:
-        kind = cluster.device(name).kind.name
-        counts[kind] = counts.get(kind, 0) + 1
     widths = sorted({replica.width for replica in stage.replicas})
     extras = [f"recompute {stage.recompute}"] if stage.recompute is not Recompute.NONE else []
     extras += [f"ZeRO {stage.zero}"] if stage.zero else []
@@ -173,7 +170,7 @@ def _stage(index: int, stage: Stage, cluster: Cluster) -> dict[str, str | int]:
         "hue": index % 8,
         "layers": f"{stage.first}..{stage.end - 1}",
         "count": stage.end - stage.first,
-        "on": ", ".join(f"{count}x {kind}" for kind, count in counts.items()),
+        "on": ", ".join(kinds_in_short(stage, cluster)),
         "devices": devices_in_short(stage.devices, cluster),
         "replicas": f"{len(stage.replicas)} x {'/'.join(map(str, widths))}",
         "samples": samples_in_short(stage.replicas),
@@ -181,18 +178,11 @@ def _stage(index: int, stage: Stage, cluster: Cluster) -> dict[str, str | int]:
     }
 
 
-def _left_out(plan: Plan, cluster: Cluster) -> list[tuple[str, str]]:
-    reasons: dict[str, list[str]] = {}
-    for left in plan.left_out:
-        reasons.setdefault(left.reason, []).append(left.device)
-    return [(devices_in_short(names, cluster), reason) for reason, names in reasons.items()]
-
-
 def _memory(held: Iterable[DeviceMemory], cluster: Cluster) -> list[dict[str, Any]]:
     """Stacked bars, percent of the device's memory for each part; devices that hold the same share one."""
     alike: dict[tuple[tuple[float, ...], float], list[str]] = {}
     for one in held:
-        parts = tuple(float(f"{getattr(one, part):.4g}") for part in _PARTS)
+        parts = tuple(float(f"{getattr(one, part):.4g}") for part in MEMORY_PARTS)
         alike.setdefault((parts, one.capacity), []).append(one.device)
     rows = []
     for (parts, capacity), devices in list(alike.items())[:_MOST_MEMORY_ROWS]:
@@ -202,7 +192,7 @@ def _memory(held: Iterable[DeviceMemory], cluster: Cluster) -> list[dict[str, An
                 "device": devices_in_short(devices, cluster),
                 "parts": [
                     (name, 100 * part / capacity, SIZE.format(part, digits=3))
-                    for name, part in zip(_PARTS, parts, strict=True)
+                    for name, part in zip(MEMORY_PARTS, parts, strict=True)
                 ],
                 "text": f"{SIZE.format(peak, digits=3)} of {SIZE.format(capacity, digits=3)}",
                 "over": peak > capacity,

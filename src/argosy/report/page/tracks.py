@@ -86,8 +86,8 @@ def _alike(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["note"], row["limit"], *row["area"]), []).append(row)
-    more = {len(group): f" and {len(group) - 1} alike" if len(group) > 1 else "" for group in groups.values()}
-    return [group[0] | {"label": group[0]["label"] + more[len(group)]} for group in groups.values()]
+    more = [f" and {len(group) - 1} alike" if len(group) > 1 else "" for group in groups.values()]
+    return [group[0] | {"label": group[0]["label"] + text} for group, text in zip(groups.values(), more, strict=True)]
 
 
 def _area(steps: Sequence[tuple[float, float]], tick: float, *, top: float) -> dict[str, Any]:
