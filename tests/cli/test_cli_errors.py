@@ -38,8 +38,7 @@ CASES = {
     ("simulate", PLAN, "-n", "0"): "--iterations: found 0, expected a whole number of at least 1",
     ("simulate", PLAN, "--iteration", "-1"): "--iteration: found -1, expected a whole number of at least 0",
     ("simulate", PLAN, "--iteration", "3"): "iteration: found 3, expected one of the 1 recorded iterations, from 0",
-    ("simulate", PLAN, "--until", "120"): '--until: found "120", expected a time such as "30 us"; '
-    'a number needs its unit: did you mean "120 us"?',
+    ("simulate", PLAN, "--until", "120"): '--until: found "120", expected a time such as "30 s"',
     ("simulate", PLAN, "--trace", "v0.nic"): '--trace: found "v0.nic", expected LINK=FILE.csv, DEVICE=FILE.csv, '
     "a .toml with [[changes]], or none",
     ("simulate", PLAN, "--trace", "v9.nic=ok.csv"): '--trace: found "v9.nic", expected a link or device of '

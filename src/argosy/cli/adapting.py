@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from argosy.cli.inputs import Scenario, parse_until
-from argosy.errors import bad_input, closest
+from argosy.cli.inputs import Scenario, parse_time
+from argosy.cli.names import known_name
+from argosy.errors import bad_input
 
 if TYPE_CHECKING:
     from argosy.adapt.controller import Reach
@@ -33,7 +34,7 @@ def show_courses(
     from argosy.report.plan import plan_title
 
     check_reach(adapt)
-    end = parse_until(until)
+    end = parse_time("--until", until)
     if math.isinf(end):
         raise bad_input('a time such as --until "10 min" with --adapt', where="--until")
     limits = Limits(reach=Reach(adapt), horizon=horizon, min_gain=min_gain)
@@ -53,8 +54,7 @@ def show_courses(
 def check_reach(adapt: str) -> None:
     from argosy.adapt.controller import Reach
 
-    if adapt not in list(Reach):
-        raise bad_input(f"one of {', '.join(Reach)}", adapt, where="--adapt", suggestion=closest(adapt, list(Reach)))
+    known_name("--adapt", adapt, Reach)
 
 
 def check_adapting(plan: Plan, adapt: str, model: str | None = None) -> None:

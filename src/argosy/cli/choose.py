@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from argosy.errors import bad_input, closest
+from argosy.cli.names import known_name
+from argosy.errors import bad_input
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -42,14 +43,6 @@ class Outcome:
     """For people, after the plan."""
 
 
-def known_name(option: str, name: str, known: Sequence[str], what: str) -> str:
-    """``name``, or an error that lists what there is."""
-    if name not in known:
-        expected = f"one of the {what} {', '.join(known)}"
-        raise bad_input(expected, name, where=option, suggestion=closest(name, known))
-    return name
-
-
 def plan_for_scenarios(task: Task, names: Sequence[str], robust: str) -> Outcome:
     """``--scenario`` and ``--robust``."""
     from argosy.choose.robust import find_robust_plan
@@ -57,7 +50,7 @@ def plan_for_scenarios(task: Task, names: Sequence[str], robust: str) -> Outcome
     from argosy.cli.scenarios import load_scenarios
     from argosy.report.robust import robust_lines, robust_to_dict, scenario_table
 
-    wanted = Robust(known_name("--robust", robust, [str(one) for one in Robust], "objectives"))
+    wanted = Robust(known_name("--robust", robust, Robust, "objectives"))
     choice = find_robust_plan(
         task.chain,
         task.cluster,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from argosy.cli.names import known_name
 from argosy.cli.options import (
     DtypeName,
     Json,
@@ -83,7 +84,7 @@ def compare(
         argosy compare -m gpt2-xl -c mixed-16 -b 64 --dtype fp16 --scenario "v*.nic=on-off:low=0.1" --robust p95
     """
     from argosy.choose.scenario import Robust
-    from argosy.cli.choose import known_name
+    from argosy.cli.gravity import PREFIX, compare_gravity, refuse_options
     from argosy.cli.inputs import check_at_least, compute_model, with_traces
     from argosy.cli.scenarios import load_scenarios
     from argosy.cli.terminal import print_json, stdout_console
@@ -96,15 +97,13 @@ def compare(
     if trace and scenario:
         raise bad_input("--trace or --scenario, not both", where="argosy compare")
     where = with_traces(where, trace) if trace else where
-    if model.startswith("gravity:"):
-        from argosy.cli.gravity import compare_gravity, refuse_options
-
+    if model.startswith(PREFIX):
         given = {"--global-batch": global_batch, "--only": only, "--sequence-length": sequence_length, "--dtype": dtype}
         given |= {"--optimizer": optimizer, "--profile": profile, "--scenario": scenario}
         refuse_options(given, "for gravity")
         compare_gravity(model, where, width=width, json=json, quiet=quiet)
         return
-    wanted = Robust(known_name("--robust", robust, [str(one) for one in Robust], "objectives"))
+    wanted = Robust(known_name("--robust", robust, Robust, "objectives"))
     changes = Changes(scenarios=tuple(load_scenarios(where, scenario) if scenario else (where,)), robust=wanted)
     batch = _PER_DEVICE * len(where.devices) if global_batch is None else global_batch
     check_at_least("--global-batch", batch, 1)
@@ -122,12 +121,8 @@ def compare(
 
 def _chosen(only: list[str] | None) -> tuple[str, ...]:
     from argosy.baselines import BASELINES
-    from argosy.errors import bad_input, closest
 
-    for name in only or ():
-        if name not in BASELINES:
-            raise bad_input(f"one of {', '.join(BASELINES)}", name, where="--only", suggestion=closest(name, BASELINES))
-    return tuple(only or BASELINES)
+    return tuple(known_name("--only", name, BASELINES) for name in only or BASELINES)
 
 
 def _answer(name: str, job: Job) -> Plan | NoPlan:

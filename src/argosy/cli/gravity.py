@@ -41,7 +41,7 @@ def simulate_gravity(
     quiet: bool,
 ) -> None:
     """Play a gravity plan step after step, with ``adapt`` also re-balanced."""
-    from argosy.cli.inputs import check_at_least, parse_until, with_traces
+    from argosy.cli.inputs import check_at_least, parse_time, with_traces
     from argosy.cli.terminal import print_json, progress, stdout_console
     from argosy.cluster.file import load_cluster
     from argosy.nbody.plan_file import gravity_plan_from_document
@@ -56,7 +56,7 @@ def simulate_gravity(
         raise bad_input(expected, f"{len(where.devices)} in {where.name}", where="--cluster")
     where = with_traces(where, traces) if traces else where
     steps = (1 if until is None else _ENDLESS) if iterations is None else check_at_least("--iterations", iterations, 1)
-    end = parse_until(until)
+    end = parse_time("--until", until)
     ways = [(domains.name, domains, False) for domains in (plan.plan, *plan.compared)]
     if adapt not in (None, "off"):
         ways.insert(1, (f"{plan.plan.name}, re-balanced", plan.plan, True))

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import Field
 
+from argosy.cli.names import known_name
 from argosy.cluster.file import build_cluster, cluster_from_content, load_cluster, with_changes
 from argosy.cluster.schema import ChangeSchema
 from argosy.cluster.topology import Cluster
@@ -26,7 +27,7 @@ from argosy.plan.check import check_plan
 from argosy.plan.file import plan_from_document
 from argosy.plan.plan import Plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
-from argosy.units import RATE, TIME, Quantity
+from argosy.units import RATE, TIME
 from argosy.workload.chain import Chain
 from argosy.workload.dapple import read_dapple
 from argosy.workload.load import load_model, preset_names
@@ -112,19 +113,20 @@ def _check_same_model(profile: Profile, chain: Chain) -> None:
         raise bad_input(expected, profile.sequence_length, where="--profile")
 
 
-def parse_until(text: str | None) -> float:
-    """Seconds; infinity where nothing is given."""
-    return math.inf if text is None else _quantity(TIME, "--until", text)
+def parse_time(where: str, text: str | None) -> float:
+    """Seconds of an option; infinity where nothing is given."""
+    if text is None:
+        return math.inf
+    try:
+        return TIME.parse(text)
+    except Mismatch:
+        raise bad_input('a time such as "30 s"', text, where=where) from None
 
 
 def parse_rate(where: str, text: str) -> float:
     """Bytes/s of an option or argument."""
-    return _quantity(RATE, where, text)
-
-
-def _quantity(quantity: Quantity, where: str, text: str) -> float:
     try:
-        return quantity.parse(text)
+        return RATE.parse(text)
     except Mismatch as error:
         problem = Problem(path=where, found=error.found, expected=error.expected, suggestion=error.suggestion)
         raise InputError([problem]) from None
@@ -140,11 +142,10 @@ def _schedule(planned: ScheduleSpec, name: str | None, k: int | None) -> Schedul
     """The plan's schedule, or the one that the options ask for; ``--k`` alone asks for kfkb."""
     if name is None and k is None:
         return planned
-    kinds = [str(kind) for kind in ScheduleKind]
-    if name is not None and name not in kinds:
-        expected = f"one of the schedules {', '.join(kinds)}"
-        raise bad_input(expected, name, where="--schedule", suggestion=closest(name, kinds))
-    kind = ScheduleKind.KFKB if name is None else ScheduleKind(name)
+    if name is None:
+        kind = ScheduleKind.KFKB
+    else:
+        kind = ScheduleKind(known_name("--schedule", name, ScheduleKind, "schedules"))
     if k is not None and kind is not ScheduleKind.KFKB:
         raise bad_input("no --k with a schedule other than kfkb", k, where="--k")
     wanted = planned.k if k is None else check_at_least("--k", k, 1)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from argosy.cli.names import known_name
 from argosy.cli.options import Json, Quiet
 
 if TYPE_CHECKING:
@@ -86,15 +87,13 @@ def run(
     """
     import sys
 
-    from argosy.errors import bad_input
     from argosy.lab.lab import Clock, open_lab
 
     command = _command(context)
-    if clock not in list(Clock):
-        raise bad_input("launch or ready", clock, where="--clock")
+    began = Clock(known_name("--clock", clock, Clock))
     lab = open_lab(name)
     names = None if devices is None else devices.split(",")
-    lab.run(command, devices=names, timeout=timeout, clock=Clock(clock), echo=None if quiet else sys.stdout)
+    lab.run(command, devices=names, timeout=timeout, clock=began, echo=None if quiet else sys.stdout)
 
 
 @lab_app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

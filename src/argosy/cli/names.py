@@ -1,6 +1,19 @@
-"""Names that the tab key completes: what comes with Argosy, and files."""
+"""Names: those that the tab key completes (what comes with Argosy, and files), and what is said of one that is none."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def known_name(option: str, name: str, known: Iterable[str], what: str = "") -> str:
+    """``name``, or an error that lists what there is; ``what`` says of what sort."""
+    from argosy.errors import bad_input, closest
+
+    names = [str(one) for one in known]
+    if name not in names:
+        expected = f"one of {f'the {what} ' if what else ''}{', '.join(names)}"
+        raise bad_input(expected, name, where=option, suggestion=closest(name, names))
+    return name
 
 
 def models(incomplete: str) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from argosy.cli.names import known_name
 from argosy.cli.nbody_plan import plan
 from argosy.cli.nbody_run import run
 from argosy.cli.options import Json, Quiet, Width
@@ -61,19 +62,16 @@ def ic(
         argosy nbody ic --box 100 --per-side 64 -o ic.hdf5
     """
     from argosy.cli.terminal import print_json, progress, stdout_console
-    from argosy.errors import bad_input, closest
 
     with needs_extra():
         from argosy.nbody.cosmology import Cosmology
         from argosy.nbody.initial import Order, initial_conditions
         from argosy.nbody.snapshot import write_snapshot
-    known = [str(name) for name in Order]
-    if order not in known:
-        raise bad_input(f"one of {', '.join(known)}", order, where="--order", suggestion=closest(order, known))
+    chosen = Order(known_name("--order", order, Order))
     cosmology = Cosmology(matter=matter, vacuum=1 - matter, hubble=hubble, baryons=baryons, sigma8=sigma8, index=index)
     with progress(f"displacing {per_side}^3 particles", quiet=quiet):
         made = initial_conditions(
-            box=box, per_side=per_side, redshift=redshift, seed=seed, cosmology=cosmology, order=Order(order)
+            box=box, per_side=per_side, redshift=redshift, seed=seed, cosmology=cosmology, order=chosen
         )
         write_snapshot(output, made)
     if json:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from argosy.cli.names import known_name
 from argosy.cli.options import Json, Quiet
 
 if TYPE_CHECKING:
@@ -117,19 +118,15 @@ class _Choice:
         return [text for name, value in options for text in (name, str(value))]
 
     def gravity(self, box: float, count: int, processes: int) -> GravitySettings:
-        from argosy.errors import bad_input, closest
         from argosy.nbody.settings import Cloud, GravitySettings
 
-        known = [str(name) for name in Cloud]
-        if self.cloud not in known:
-            suggestion = closest(self.cloud, known)
-            raise bad_input(f"one of {', '.join(known)}", self.cloud, where="--cloud", suggestion=suggestion)
+        cloud = Cloud(known_name("--cloud", self.cloud, Cloud))
         side = count ** (1 / 3)
         settings = GravitySettings(
             mesh_cells=max(2 * round(side), 32) if self.mesh is None else self.mesh,
             softening=box / side / 30 if self.softening is None else self.softening,
             theta=self.theta,
-            cloud=Cloud(self.cloud),
+            cloud=cloud,
             threads=self.threads or max((os.cpu_count() or 1) // processes, 1),
         )
         if self.device == "cpu":

@@ -93,7 +93,6 @@ ProgramSource = Annotated[
     str | None,
     typer.Option("--program", metavar="FILE.py:build", help="A torch program to share, in place of a model."),
 ]
-GlobalBatch = Annotated[int, typer.Option("--global-batch", "-b", help="Samples per iteration.")]
 SequenceLength = Annotated[
     int | None, typer.Option("--sequence-length", help="Tokens per sample, in place of the model's.")
 ]

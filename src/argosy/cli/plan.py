@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from argosy.cli.names import known_name
 from argosy.cli.options import (
     CalibrationFile,
     DtypeName,
@@ -114,7 +115,7 @@ def plan(
         argosy plan -m llama-3-8b -c mixed-16 -b 64 --dtype fp16 --scenario "v*.nic=on-off:low=0.1" --robust p95
     """
     from argosy.cli.choose import Task, courses_over
-    from argosy.cli.inputs import check_at_least, compute_model, load_calibration
+    from argosy.cli.inputs import check_at_least, compute_model, load_calibration, parse_time
     from argosy.cli.program import plan_program
     from argosy.cli.terminal import check_folder, print_json, progress, stdout_console, write_file
     from argosy.cluster.file import load_cluster
@@ -131,7 +132,8 @@ def plan(
     check_at_least("--global-batch", global_batch, 1)
     if output is not None:
         check_folder(output)
-    settings = Settings(level=level, gap=gap, time_budget=_budget(time_budget), prune=not no_prune, runnable=runnable)
+    budget = parse_time("--time-budget", time_budget)
+    settings = Settings(level=level, gap=gap, time_budget=budget, prune=not no_prune, runnable=runnable)
     settings = replace(settings, mixed=False if no_mixed else None, even_shares=even_shares)
     settings = replace(settings, max_width=max_width, max_context=max_context, max_expert=max_expert)
     if schedule:
@@ -159,7 +161,7 @@ def plan(
 
         with progress("nothing fits; looking for what would", quiet=quiet):
             why = diagnose(chain, where, global_batch=global_batch, settings=settings, model=costs, reload=reload)
-        show_infeasibility(why, where, json=json, width=width)
+        show_infeasibility(why, json=json, width=width)
         raise NothingFitsError(why.reason) from None
     found = outcome.plan
     found = replace(found, model=replace(found.model, name=model))  # what ``load_model`` takes, also for a file
@@ -189,7 +191,7 @@ def _find(
     quiet: bool,
 ) -> Outcome:
     """The plan by whatever counts: time at time 0, time over scenarios, or money."""
-    from argosy.cli.choose import Outcome, known_name, plan_for_money, plan_for_scenarios
+    from argosy.cli.choose import Outcome, plan_for_money, plan_for_scenarios
     from argosy.cli.terminal import progress
     from argosy.errors import bad_input
 
@@ -286,26 +288,9 @@ def _state(state: Progress) -> str:
 
 
 def _workers(name: str, count: int) -> AbstractContextManager[Executor | None]:
-    from argosy.errors import bad_input, closest
     from argosy.solve.executors import ExecutorKind, workers
 
-    kinds = [str(kind) for kind in ExecutorKind]
-    if name not in kinds:
-        expected = f"one of the executors {', '.join(kinds)}"
-        raise bad_input(expected, name, where="--executor", suggestion=closest(name, kinds))
-    return workers(ExecutorKind(name), count)
-
-
-def _budget(text: str | None) -> float:
-    from argosy.errors import Mismatch, bad_input
-    from argosy.units import TIME
-
-    if text is None:
-        return math.inf
-    try:
-        return TIME.parse(text)
-    except Mismatch:
-        raise bad_input('a time such as "30 s"', text, where="--time-budget") from None
+    return workers(ExecutorKind(known_name("--executor", name, ExecutorKind, "executors")), count)
 
 
 def parse_schedules(names: Sequence[str]) -> tuple[ScheduleSpec, ...]:
@@ -353,7 +338,7 @@ def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:
     console.print(figure_table(plan, cluster))
 
 
-def show_infeasibility(why: Infeasibility, cluster: Cluster, *, json: bool, width: int | None) -> None:
+def show_infeasibility(why: Infeasibility, *, json: bool, width: int | None) -> None:
     """The plan that comes closest, and what would make one fit; the reason itself is the error's message."""
     from argosy.cli.terminal import print_json, stdout_console
     from argosy.report.infeasible import change_lines, infeasibility_to_dict, need_table

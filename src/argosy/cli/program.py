@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
+from argosy.cli.names import known_name
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -71,14 +73,12 @@ def write_plan(shared: Shared, output: Path) -> None:
 def _dtype(graph: Graph, named: str | None) -> Dtype:
     """The number format of matrix products: as named, or that of the largest parameter."""
     from argosy.dtype import Dtype
-    from argosy.errors import bad_input, closest
 
-    known = [str(dtype) for dtype in Dtype]
-    if named is not None and named not in known:
-        raise bad_input(f"one of the dtypes {', '.join(known)}", named, where="dtype", suggestion=closest(named, known))
+    if named is not None:
+        return Dtype(known_name("--dtype", named, Dtype, "dtypes"))
     largest = max(graph.parameters, key=lambda value: graph.values[value].elements, default=None)
     own = DTYPES.get(graph.values[largest].dtype, "fp32") if largest is not None else "fp32"
-    return Dtype(named or own)
+    return Dtype(own)
 
 
 def plan_program(
