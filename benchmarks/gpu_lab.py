@@ -200,8 +200,7 @@ def main(num_layers: int) -> None:
             told = with_prediction(plan, chain, question.cluster, model=model)
             path = folder / "plan.json"
             path.write_text(dumps_plan(told), encoding="utf-8")
-            card_of_plan = SHARES if len(plan.devices) > 1 else None
-            if card_of_plan is None or list(devices_by_rank(plan)) != list(SHARES):
+            if list(devices_by_rank(plan)) != list(SHARES):
                 print(json.dumps({"plan": title, "skipped": "it does not use both devices in order"}), flush=True)
                 continue
             card.run([sys.executable, me, "train", str(num_layers), str(path), str(folder / "result")], timeout=300)

@@ -10,7 +10,6 @@ import argparse
 import json
 import math
 import os
-import socket
 import time
 from typing import Any
 
@@ -21,6 +20,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from argosy.dtype import Dtype
+from argosy.lab.job import free_port
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
 from argosy.runtime.initialise import Recording
 from argosy.runtime.trainer import parallelize
@@ -123,13 +123,6 @@ def work(rank: int, world: int, backend: str, port: int, options: argparse.Names
             with open(options.out, "a") as file:  # noqa: PTH123
                 file.write(json.dumps(row) + "\n")
     dist.destroy_process_group()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def main() -> None:

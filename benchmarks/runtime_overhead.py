@@ -7,7 +7,6 @@ ideal is the recurrence of the schedule with the same durations and free transfe
 from __future__ import annotations
 
 import os
-import socket
 import statistics
 import time
 from typing import Any
@@ -18,6 +17,7 @@ import torch.multiprocessing as multiprocessing
 from torch import Tensor, nn
 
 from argosy.dtype import Dtype
+from argosy.lab.job import free_port
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
 from argosy.runtime.measure import Recorder
 from argosy.runtime.trainer import parallelize
@@ -160,7 +160,7 @@ def mark_seconds(count: int = 100_000) -> float:
 
 def measure() -> list[Row]:
     results = multiprocessing.get_context("spawn").SimpleQueue()
-    multiprocessing.spawn(_one_stage, args=(_free_port(), results), nprocs=1)  # type: ignore[no-untyped-call]
+    multiprocessing.spawn(_one_stage, args=(free_port(), results), nprocs=1)  # type: ignore[no-untyped-call]
     repeats = results.get()
     ratios = sorted(times["runtime"] / times["loop"] for times in repeats)
     step = statistics.median(times["loop"] for times in repeats)
@@ -177,20 +177,13 @@ def measure() -> list[Row]:
     ]
     rows.append(Row(what="writing a span down", value=mark_seconds() * 1e6, unit="us"))
     for world, kind, k, count in ((2, "1f1b", 1, 8), (2, "kfkb", 2, 8), (3, "1f1b", 1, 8)):
-        arguments = (world, _free_port(), kind, k, count, results)
+        arguments = (world, free_port(), kind, k, count, results)
         multiprocessing.spawn(_pipeline, args=arguments, nprocs=world)  # type: ignore[no-untyped-call]
         measured = results.get()
         times = unit_times(build_schedule(ScheduleSpec(kind=ScheduleKind(kind), k=k), world, count))
         ideal = UNIT * max(end for _, end in times.values())
         rows.append(Row(what=f"{world} stages, {kind} k={k}, over the recurrence", value=measured / ideal, unit="x"))
     return rows
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 BENCHMARK = Benchmark(name="runtime", shows="what the runtime costs beside the computation", measure=measure)

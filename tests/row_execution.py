@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from argosy.runtime.calls import filled
-from argosy.runtime.local import Clock, local_calls
+from argosy.runtime.local import Clock, LocalCall
 from argosy.runtime.shards import join, take
 from argosy.space.sharding import State, local_shape
 from argosy.workload.graph import Graph, Node
@@ -25,10 +25,18 @@ def parts_of(tensor: Tensor, state: State, ratios: tuple[float, ...]) -> list[Te
     return [tensor - sum(spread), *spread] if tensor.is_floating_point() else []
 
 
+def local_calls(graph: Graph, node: Node, row: Any, ratios: tuple[float, ...]) -> list[LocalCall]:
+    """One call per device."""
+    return [
+        LocalCall(graph=graph, node=node, row=row, ratios=ratios, rank=rank, clock=Clock())
+        for rank in range(len(ratios))
+    ]
+
+
 def check_row(graph: Graph, node: Node, row: Any, held: dict[int, Any], expected: list[Any], ratios: Any) -> None:
     shards = [parts_of(held[v], state, ratios) for v, state in zip(node.inputs, row.inputs, strict=True)]
     made = []
-    for rank, call in enumerate(local_calls(graph, node, row, ratios, Clock())):
+    for rank, call in enumerate(local_calls(graph, node, row, tuple(ratios))):
         given = iter(shard[rank] for shard in shards)
         arguments = [filled(part, lambda _, given=given: next(given), CPU) for part in call.arguments]
         keywords = {key: filled(part, lambda _, given=given: next(given), CPU) for key, part in node.keywords}

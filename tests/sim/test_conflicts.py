@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
+from critical import critical_shares
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import cluster_of
@@ -240,7 +241,7 @@ def test_waiting_for_a_conflict_is_waiting_in_the_critical_path() -> None:
     )
     timeline = simulate_exact(TaskGraph(devices=("a0.0", "b0.0", "c0.0"), tasks=tasks), wan_or_nic())
     assert timeline.end == 7
-    assert timeline.critical_shares() == {"waiting": 4.0, "transfer on a0.0>c0.0": 3.0}
+    assert critical_shares(timeline) == {"waiting": 4.0, "transfer on a0.0>c0.0": 3.0}
 
 
 @settings(max_examples=150, deadline=None)

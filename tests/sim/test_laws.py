@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 
 import pytest
+from critical import critical_shares
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 from strategies import (
@@ -423,7 +424,7 @@ def test_the_critical_path_is_contiguous_from_0_to_the_end(problem: Problem, ite
             event("waited for a conflict")
             assert later.kind.is_communication
             assert problem.cluster.conflicts
-    assert sum(timeline.critical_shares().values()) == pytest.approx(timeline.end, rel=1e-9)
+    assert sum(critical_shares(timeline).values()) == pytest.approx(timeline.end, rel=1e-9)
 
 
 @few

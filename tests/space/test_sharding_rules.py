@@ -11,12 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from row_execution import CPU, RATIOS, check_row
+from row_execution import CPU, RATIOS, check_row, local_calls
 from spmd_models import BUILDS, built, captured
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from argosy.runtime.calls import filled, tensor_constants, whole_tensors
-from argosy.runtime.local import Clock, local_calls
 from argosy.runtime.shards import take
 from argosy.space.operations import table
 from argosy.space.rules import Choices
@@ -37,7 +36,7 @@ def executed(name: str) -> Iterator[tuple[Graph, Node, int, dict[int, Any], list
     held: dict[int, Any] = {**whole_tensors(graph, named), **tensor_constants(graph, CPU)}
     seen: set[Any] = set()
     for index, node in enumerate(graph.nodes):
-        (call,) = local_calls(graph, node, Choices.only_whole(graph, node), (1.0,), Clock())
+        (call,) = local_calls(graph, node, Choices.only_whole(graph, node), (1.0,))
         arguments = [filled(part, held.__getitem__, CPU) for part in node.arguments]
         keywords = {key: filled(part, held.__getitem__, CPU) for key, part in node.keywords}
         out = call.run(*arguments, **keywords)

@@ -1,4 +1,4 @@
-"""A cluster that stays as it is at one moment."""
+"""A cluster as it is at one moment, for ever, or from one moment on."""
 
 from __future__ import annotations
 
@@ -19,6 +19,18 @@ def at_time_zero(cluster: Cluster) -> Cluster:
         for link in cluster.links
     )
     devices = tuple(replace(device, speed=Trace.constant(device.speed.at(0))) for device in cluster.devices)
+    return replace(cluster, links=links, devices=devices)
+
+
+def from_moment(cluster: Cluster, moment: float) -> Cluster:
+    """The cluster with time 0 at a later moment."""
+    if moment == 0:
+        return cluster
+    links = tuple(
+        replace(link, bandwidth=link.bandwidth.after(moment), latency=link.latency.after(moment))
+        for link in cluster.links
+    )
+    devices = tuple(replace(device, speed=device.speed.after(moment)) for device in cluster.devices)
     return replace(cluster, links=links, devices=devices)
 
 

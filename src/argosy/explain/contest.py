@@ -25,8 +25,9 @@ from enum import StrEnum
 
 import numpy as np
 
+from argosy.cluster.lasting import from_moment
 from argosy.cluster.topology import Cluster
-from argosy.cluster.trace import FloatArray, Trace
+from argosy.cluster.trace import FloatArray
 from argosy.cost.compute import ComputeModel, Portion, stage_seconds, update_seconds
 from argosy.plan.plan import Plan, Recompute, Replica, Stage
 from argosy.sim.compile import compile_plan
@@ -101,20 +102,6 @@ def moments(cluster: Cluster, count: int = MOMENTS) -> list[float]:
     traces += [device.speed for device in cluster.devices]
     last = max(trace.times[-1] for trace in traces)
     return [last * index / count for index in range(count)] if last > 0 else [0.0]
-
-
-def from_moment(cluster: Cluster, moment: float) -> Cluster:
-    """The cluster with time 0 at a later moment."""
-    if moment == 0:
-        return cluster
-
-    def later(trace: Trace) -> Trace:
-        steps = [(time - moment, value) for time, value in zip(trace.times, trace.values, strict=True) if time > moment]
-        return Trace.from_steps(steps, initial=trace.at(moment))
-
-    links = [replace(link, bandwidth=later(link.bandwidth), latency=later(link.latency)) for link in cluster.links]
-    devices = [replace(device, speed=later(device.speed)) for device in cluster.devices]
-    return replace(cluster, links=tuple(links), devices=tuple(devices))
 
 
 def _entry(

@@ -143,11 +143,6 @@ def run_totals(values: Floats, ends: Ends) -> Floats:
     return np.diff(prefix[np.array((0, *ends))])
 
 
-def imbalance(seconds: Floats, work: Floats, speeds: Floats) -> float:
-    """The slowest rank over the ideal, in which all work is done at all ranks' speed together."""
-    return float(seconds.max() / (work.sum() / speeds.sum()))
-
-
 def _moved_bytes(leaves: Leaves, before: Ends, after: Ends) -> float:
     prefix = np.concatenate(([0.0], np.cumsum(leaves.sent)))
     stays = 0.0

@@ -17,7 +17,6 @@ import numba
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-Function = Callable[Arguments, Result]
 
 _REORDER = {"reassoc", "contract", "arcp", "nsz"}
 

@@ -54,10 +54,6 @@ class GravityPlan:
     """What others would choose."""
 
 
-def is_gravity(document: Document) -> bool:
-    return isinstance(document.data, dict) and document.data.get("kind") == KIND
-
-
 def dumps_gravity_plan(found: StepPlan, seed: int) -> str:
     def row(domains: Domains) -> dict[str, Any]:
         return {"name": domains.name, "ends": list(domains.ends), "planes": list(domains.planes)}

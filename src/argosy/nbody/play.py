@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from argosy.cluster.lasting import from_moment
 from argosy.cluster.topology import Cluster
-from argosy.cluster.trace import Trace
 from argosy.nbody.balance import Balancer, Look, Rules
 from argosy.nbody.particles import Floats
 from argosy.nbody.plan import Domains, Phase, Prices
@@ -55,7 +55,7 @@ def play_run(
             look = Look(leaves=leaves, ends=domains.ends, tree_seconds=seconds_of[:, 0], mesh_seconds=seconds_of[:, 1])
             domains = replace(domains, ends=balancer.decide(look) or domains.ends)
         if len(ends) < steps:
-            timeline = simulate_exact(prices.graph(domains), _from(cluster, now))
+            timeline = simulate_exact(prices.graph(domains), from_moment(cluster, now))
     return PlayedRun(ends=tuple(ends), moves=balancer.moves, first=first)
 
 
@@ -80,18 +80,3 @@ def _changes(cluster: Cluster) -> bool:
     traces = [device.speed for device in cluster.devices]
     traces += [trace for link in cluster.links for trace in (link.bandwidth, link.latency)]
     return not all(trace.is_constant for trace in traces)
-
-
-def _from(cluster: Cluster, time: float) -> Cluster:
-    """The cluster as it is from ``time`` on."""
-    if time == 0:
-        return cluster
-
-    def later(trace: Trace) -> Trace:
-        steps = [(at - time, value) for at, value in zip(trace.times, trace.values, strict=True) if at > time]
-        return Trace.from_steps(steps, initial=trace.at(time))
-
-    links = tuple(replace(link, bandwidth=later(link.bandwidth), latency=later(link.latency)) for link in cluster.links)
-    return replace(
-        cluster, links=links, devices=tuple(replace(device, speed=later(device.speed)) for device in cluster.devices)
-    )

@@ -33,6 +33,7 @@ PEAK_SHARE = 0.03
 TREE_SECONDS = 4e-7
 MESH_BYTES = 400.0
 PARTICLE_BYTES = 400.0
+"""Positions, momenta, forces and the tree's share, with what is held twice while particles travel."""
 GHOST_BYTES = 100.0
 CELL_BYTES = 48.0
 SENT_BYTES = 36.0

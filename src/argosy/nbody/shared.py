@@ -22,17 +22,11 @@ from argosy.nbody.gravity import NODE_PAIRS, TreeForce, check_positions, tree_fo
 from argosy.nbody.hilbert import Keys, hilbert_keys
 from argosy.nbody.mesh import mesh_force
 from argosy.nbody.particles import Floats, Names, Particles
+from argosy.nbody.pricing import PARTICLE_BYTES, STATE_BYTES
 from argosy.nbody.ranks import Ranks, gather
 from argosy.nbody.settings import GravitySettings
 from argosy.nbody.split import SPLINE
 from argosy.nbody.tasks import Flags
-
-PARTICLE_BYTES = 400.0
-"""Positions, momenta, forces and the tree's share, with what is held twice while particles travel."""
-
-
-STATE_BYTES = 56.0
-"""Position, momentum and id."""
 
 
 class Phase(StrEnum):

@@ -1,5 +1,1 @@
 """What happens: a plan carried out on torch.distributed, measured as it runs. Importing this alone needs no torch."""
-
-from argosy.plan.runnable import unsupported as supports
-
-__all__ = ["supports"]

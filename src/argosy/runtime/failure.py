@@ -10,7 +10,9 @@ import contextlib
 import json
 import re
 import signal
+import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -46,6 +48,13 @@ def in_contact(what: str) -> Iterator[None]:
     except RuntimeError as error:
         reason = str(error).splitlines()[0].partition("] ")[2] or str(error).splitlines()[0]
         raise ElsewhereError(f"lost contact {what}: {reason.partition('. This is typically')[0]}") from error
+
+
+def told(error: Exception) -> str:
+    """What a user's own code raised, and where; all of it goes to standard error."""
+    sys.stderr.write(traceback.format_exc())
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
 
 
 def how_it_ended(code: int) -> str:

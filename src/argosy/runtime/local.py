@@ -7,7 +7,7 @@ add up to the rows that were asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -115,11 +115,3 @@ class LocalCall:
         value = self.node.outputs[0]
         assert value is not None
         return positions(self.graph.values[value].shape, self.row.outputs[0], self.ratios, self.rank)
-
-
-def local_calls(graph: Graph, node: Node, row: Row, ratios: Sequence[float], clock: Clock) -> list[LocalCall]:
-    """One call per device."""
-    return [
-        LocalCall(graph=graph, node=node, row=row, ratios=tuple(ratios), rank=rank, clock=clock)
-        for rank in range(len(ratios))
-    ]

@@ -32,12 +32,12 @@ from argosy.runtime.allocated import Allocations
 from argosy.runtime.layers import find_layers
 from argosy.runtime.moment import Moment
 from argosy.runtime.program import load_program, split_name
+from argosy.runtime.recipe import AUTOCAST
 from argosy.runtime.stage import LayerStage, LossFunction
 from argosy.units import counted
 from argosy.workload.chain import Layer
 from argosy.workload.profile import Profile, ProfileRow
 
-AUTOCAST = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
 Report = Callable[[str], None]
 """Told what is measured next."""
 Save = Callable[[Profile], None]
@@ -113,7 +113,7 @@ def profile_model(
     save: Save = lambda profile: None,
     known: Sequence[ProfileRow] = (),
 ) -> Profile:
-    """(1) to (4) of every layer on this process's device, which the profile calls ``kind``."""
+    """(1) to (5) of every layer on this process's device, which the profile calls ``kind``."""
     device = device or torch.device("cpu")
     layers = find_layers(model)
     model.to(device)

@@ -14,7 +14,8 @@ from argosy.runtime.ranks import seats_of
 from argosy.runtime.stage import LayerStage, LossFunction
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-_AUTOCAST = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
+AUTOCAST = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
+"""What products run in where weights are float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,4 +60,4 @@ class Recipe:
 def autocast_for(plan: Plan, weights: Iterable[nn.Parameter]) -> torch.dtype | None:
     """The dtype of a stage's products: the plan's, where its weights are float32."""
     single = all(weight.dtype is torch.float32 for weight in weights if weight.is_floating_point())
-    return _AUTOCAST.get(plan.model.dtype) if single else None
+    return AUTOCAST.get(plan.model.dtype) if single else None

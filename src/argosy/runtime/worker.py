@@ -12,7 +12,6 @@ import datetime
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,13 @@ from argosy.adapt.controller import Limits, Reach
 from argosy.cluster.file import cluster_from_content
 from argosy.cluster.lasting import at_time_zero
 from argosy.cost.compute import ComputeModel
-from argosy.errors import ArgosyError, InputError, Problem
+from argosy.errors import ArgosyError, InputError, Problem, RunError
 from argosy.plan.file import load_plan
 from argosy.plan.plan import Plan
 from argosy.runtime import checkpoint
 from argosy.runtime.adapting import Adapter
 from argosy.runtime.emulated import join_device, say_ready
-from argosy.runtime.failure import ElsewhereError, leave_note
+from argosy.runtime.failure import ElsewhereError, leave_note, told
 from argosy.runtime.folder import CHECKPOINTS, DECISIONS, PROGRESS, TIMELINE, append, checkpoints
 from argosy.runtime.hardware import check_hardware
 from argosy.runtime.initialise import Recording
@@ -87,12 +86,9 @@ def main(values: list[str]) -> int:
         first_hand = not isinstance(error, ElsewhereError)
         _note(options, rank, device, str(error), error.exit_code, first_hand=first_hand)
         return error.exit_code
-    except Exception as error:  # the user's own code: whatever it raises is told, with where
-        sys.stderr.write(traceback.format_exc())
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        message = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
-        _note(options, rank, device, message, 4, first_hand=True)
-        return 4
+    except Exception as error:  # the user's own code may raise anything
+        _note(options, rank, device, told(error), RunError.exit_code, first_hand=True)
+        return RunError.exit_code
     return 0
 
 

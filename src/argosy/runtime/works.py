@@ -6,10 +6,6 @@ import torch
 import torch.distributed as dist
 
 
-def torch_version() -> str:
-    return str(torch.__version__)
-
-
 def cards() -> list[str]:
     """Names of the GPUs that torch can use; using one is tried, because a driver may be there and broken."""
     found = []

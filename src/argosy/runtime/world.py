@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from argosy.errors import InputError, Problem, RunError
 from argosy.plan.plan import Plan
-from argosy.runtime import supports
+from argosy.plan.runnable import unsupported
 from argosy.runtime.ranks import devices_by_rank
 
 PATIENCE = datetime.timedelta(minutes=10)
@@ -19,7 +19,7 @@ PATIENCE = datetime.timedelta(minutes=10)
 
 
 def check_supported(plan: Plan) -> None:
-    sentences = supports(plan)
+    sentences = unsupported(plan)
     if sentences:
         raise InputError([Problem(path="plan", expected="what the runtime executes", found=text) for text in sentences])
 

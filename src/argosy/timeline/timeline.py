@@ -11,7 +11,6 @@ the first start to the last end and D the devices in use:
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -175,16 +174,6 @@ class Timeline:
             path.append(self.spans[at])
             at = self.spans[at].waited_for
         return tuple(reversed(path))
-
-    def critical_shares(self) -> dict[str, float]:
-        """Seconds of the critical path by what they were spent on, waiting included, largest first."""
-        shares: dict[str, float] = defaultdict(float)
-        clock = 0.0
-        for span in self.critical_path():
-            shares["waiting"] += max(span.start - clock, 0.0)
-            shares[f"{span.kind} on {span.where}"] += span.end - max(span.start, min(clock, span.end))
-            clock = span.end
-        return dict(sorted(((k, v) for k, v in shares.items() if v > 0), key=lambda item: -item[1]))
 
     def __repr__(self) -> str:
         count = len(self.iteration_ends)

@@ -10,9 +10,7 @@ nothing of earlier ones. What it moves the copies follow: they are of what each 
 from __future__ import annotations
 
 import datetime
-import sys
 import time
-import traceback
 from argparse import Namespace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,14 +19,14 @@ from typing import Any
 import torch.distributed as dist
 
 from argosy.adapt.controller import Reach
-from argosy.errors import ArgosyError
+from argosy.errors import ArgosyError, RunError
 from argosy.plan.file import loads_plan
 from argosy.runtime.adapting import Adapter
 from argosy.runtime.elastic.copies import Header, Source
 from argosy.runtime.elastic.job import Job
 from argosy.runtime.elastic.snapshot import Copier, Place, restore
 from argosy.runtime.emulated import join_device, say_ready
-from argosy.runtime.failure import ElsewhereError
+from argosy.runtime.failure import ElsewhereError, told
 from argosy.runtime.folder import CHECKPOINTS, DECISIONS, PROGRESS, TIMELINE, append
 from argosy.runtime.hardware import check_hardware
 from argosy.runtime.program import load_program
@@ -51,11 +49,8 @@ def work(spec: dict[str, Any], pipe: Connection) -> dict[str, Any]:
         return {"kind": "ending", "how": "failed", "message": str(error), "exit_code": error.exit_code}
     except BrokenPipeError:
         return {"kind": "ending", "how": "elsewhere", "message": "the agent of this host has gone"}
-    except Exception as error:  # the user's own code: whatever it raises is told, with where
-        sys.stderr.write(traceback.format_exc())
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        message = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
-        return {"kind": "ending", "how": "failed", "message": message, "exit_code": 4}
+    except Exception as error:  # the user's own code may raise anything
+        return {"kind": "ending", "how": "failed", "message": told(error), "exit_code": RunError.exit_code}
     return {"kind": "ending", "how": "paused" if paused else "finished", "step": step}
 
 
