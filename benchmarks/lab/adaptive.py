@@ -87,7 +87,7 @@ class Foresight:
         """Of every state of the world the best plan that is found, and the first one, under all schedules."""
         plans = [self.first]
         for moment in moments():
-            then = self.stage._from(moment, calm=True)
+            then = self.stage.cluster_from(moment, calm=True)
             settings = Settings(runnable=True, max_width=1)
             batch = self.first.global_batch
             found = find_plan(JOB.chain, then, global_batch=batch, settings=settings, model=self.model)
@@ -109,7 +109,7 @@ class Foresight:
         most = [0.0] * len(plans)
         courses: list[list[Plan]] = [[] for _ in plans]
         for begin, end in pairwise([*moments(), SECONDS]):
-            now = self.stage._from(begin + 0.1, calm=True)
+            now = self.stage.cluster_from(begin + 0.1, calm=True)
             paces = [1 / self.stage.lasting(plan, begin + 0.1) for plan in plans]
             found = [
                 max(

@@ -79,17 +79,17 @@ class Stage:
         lasting = self.lasting(plan, time)
         if time + lasting <= self.next_change(time):
             return lasting
-        return self.predictor.on(plan, self._from(time, calm=False))
+        return self.predictor.on(plan, self.cluster_from(time, calm=False))
 
     def lasting(self, plan: Plan, time: float) -> float:
         """Of a step if everything stayed as it is at ``time``."""
         state = tuple(trace.at(time) for trace in self.moving)
         key = (plan.stages, plan.schedule, plan.micro_batch_size, state)
         if key not in self.known:
-            self.known[key] = self.predictor.on(plan, self._from(time, calm=True))
+            self.known[key] = self.predictor.on(plan, self.cluster_from(time, calm=True))
         return self.known[key]
 
-    def _from(self, time: float, *, calm: bool) -> Cluster:
+    def cluster_from(self, time: float, *, calm: bool) -> Cluster:
         """The cluster from ``time`` on; calm: as it is then, for ever."""
         horizon = [
             trace.after(time) if not calm else type(trace).constant(trace.at(time))
@@ -207,7 +207,7 @@ def play_oracle(
             state = tuple(in_grains(trace.at(moment), SEARCHED) for trace in stage.moving)
             if replan is not None and state not in ranked:
                 with contextlib.suppress(InfeasibleError):
-                    candidates.append(replan(within_reach(stage._from(moment, calm=True))))
+                    candidates.append(replan(within_reach(stage.cluster_from(moment, calm=True))))
             known = ranked.setdefault(state, [])
             for index in range(len(known), len(candidates)):
                 known.append((stage.lasting(candidates[index], moment), index))

@@ -84,8 +84,8 @@ def compare(
         argosy compare -m gpt2-xl -c mixed-16 -b 64 --dtype fp16 --scenario "v*.nic=on-off:low=0.1" --robust p95
     """
     from argosy.choose.scenario import Robust
-    from argosy.cli.gravity import PREFIX, compare_gravity, refuse_options
-    from argosy.cli.inputs import check_at_least, compute_model, with_traces
+    from argosy.cli.gravity import PREFIX, compare_gravity
+    from argosy.cli.inputs import check_at_least, compute_model, refuse_options, with_traces
     from argosy.cli.scenarios import load_scenarios
     from argosy.cli.terminal import print_json, stdout_console
     from argosy.cluster.file import load_cluster

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from argosy.errors import bad_input
@@ -19,13 +19,6 @@ PREFIX = "gravity:"
 _STEPS = 20
 """Played where links or devices change."""
 _ENDLESS = 10**6
-
-
-def refuse_options(given: Mapping[str, object], why: str) -> None:
-    """Raise ``InputError`` for the first option that was given and means nothing here."""
-    for option, value in given.items():
-        if value is not None:
-            raise bad_input(f"no such option {why}", str(value), where=option)
 
 
 def simulate_gravity(

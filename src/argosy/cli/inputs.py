@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -130,6 +130,13 @@ def parse_rate(where: str, text: str) -> float:
     except Mismatch as error:
         problem = Problem(path=where, found=error.found, expected=error.expected, suggestion=error.suggestion)
         raise InputError([problem]) from None
+
+
+def refuse_options(given: Mapping[str, object], why: str) -> None:
+    """Raise ``InputError`` for the first option that was given and means nothing here."""
+    for option, value in given.items():
+        if value is not None:
+            raise bad_input(f"no such option {why}", str(value), where=option)
 
 
 def check_at_least(option: str, value: int, least: int) -> int:

@@ -125,6 +125,12 @@ def plan(
     from argosy.workload.load import load_model
 
     if program is not None:
+        _only_for_chains(
+            model=model, global_batch=global_batch, sequence_length=sequence_length, optimizer=optimizer,
+            profile=profile, calibration=calibration, time_budget=time_budget, schedule=schedule, max_width=max_width,
+            max_context=max_context, max_expert=max_expert, scenario=scenario, for_trace=for_trace,
+            max_price_per_hour=max_price_per_hour, max_cost_per_step=max_cost_per_step,
+        )  # fmt: skip
         plan_program(program, cluster, dtype=dtype, level=level, width=width, json=json, quiet=quiet, output=output)
         return
     if model is None or global_batch is None:
@@ -178,6 +184,13 @@ def plan(
     _show_alternatives(console, found, where)
     if output is not None:
         console.print(f"\nwrote {output}; next: argosy explain {output}, argosy simulate {output}", soft_wrap=True)
+
+
+def _only_for_chains(**given: object) -> None:
+    """Refuse options that the search for a captured program does not know."""
+    from argosy.cli.inputs import refuse_options
+
+    refuse_options({f"--{name.replace('_', '-')}": value for name, value in given.items()}, "with --program")
 
 
 def _find(

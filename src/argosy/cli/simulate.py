@@ -74,7 +74,7 @@ def simulate(
         argosy simulate plan.json --adapt full --until "10 min"
         argosy simulate gravity.json --adapt full --iterations 20
     """
-    from argosy.cli.inputs import load_scenario
+    from argosy.cli.inputs import load_scenario, refuse_options
     from argosy.cli.terminal import print_json, stdout_console, write_file
     from argosy.plan.file import read_plan, schedule_to_dict
     from argosy.report.summary import summarise, summary_to_dict
@@ -82,7 +82,7 @@ def simulate(
 
     document = read_plan(plan)
     if document.data.get("kind") == "gravity":
-        from argosy.cli.gravity import refuse_options, simulate_gravity
+        from argosy.cli.gravity import simulate_gravity
 
         refuse_options(
             {"--schedule": schedule, "--k": k, "--profile": profile, "--calibration": calibration, "--output": output},

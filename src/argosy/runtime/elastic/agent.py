@@ -180,7 +180,7 @@ class Agent:
     async def _follow(self, line: Line) -> Outcome | None:
         """Do as the leader says until the job is over; None where the leader is lost."""
         self.upward = line
-        beating = asyncio.create_task(self._beat(line))
+        beating = asyncio.create_task(line.beat(self.job.interval))
         try:
             while True:
                 outcome = await self._obey(line, await line.receive(patience=self.job.lost_after))
@@ -193,11 +193,6 @@ class Agent:
             beating.cancel()
             line.close()
             await self.workers.kill()
-
-    async def _beat(self, line: Line) -> None:
-        while True:
-            line.send({"kind": "beat"})
-            await asyncio.sleep(self.job.interval)
 
     async def _obey(self, line: Line, message: Message) -> Outcome | None:
         match message["kind"]:

@@ -83,7 +83,7 @@ class Leader:
             self.inbox.put_nowait((host.name, {"kind": "lost", "why": "its agent was started again"}))
         self.members[host.name] = member
         self.inbox.put_nowait((host.name, {"kind": "joined"}))
-        beating = asyncio.create_task(self._beat(line))
+        beating = asyncio.create_task(line.beat(self.job.interval))
         try:
             while True:
                 message = await line.receive(patience=self.job.lost_after)
@@ -97,11 +97,6 @@ class Leader:
                 self.inbox.put_nowait((host.name, {"kind": "lost", "why": str(error)}))
         finally:
             beating.cancel()
-
-    async def _beat(self, line: Line) -> None:
-        while True:
-            line.send({"kind": "beat"})
-            await asyncio.sleep(self.job.interval)
 
     async def lead(self) -> Outcome:
         """Form generations until one is done; a ``DeposedError`` where somebody else has taken over."""

@@ -44,6 +44,12 @@ class Line:
         line.send(greeting)
         return line
 
+    async def beat(self, interval: float) -> None:
+        """Say every so many seconds that this side is there, for ever."""
+        while True:
+            self.send({"kind": "beat"})
+            await asyncio.sleep(interval)
+
     async def opens_with(self, token: str, *, patience: float) -> bool:
         """Whether the other side knows the run's token."""
         opening = await self.receive(patience=patience, longest=_LONGEST_OPENING)
