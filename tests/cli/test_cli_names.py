@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
@@ -47,3 +48,15 @@ def test_a_host_whose_name_leads_nowhere_is_asked_for_its_address(monkeypatch: p
     monkeypatch.setattr(socket, "gethostbyname", nowhere)
     with pytest.raises(InputError, match="--address: expected where others reach this host"):
         elastic._own_address()
+
+
+@pytest.mark.parametrize("seconds", ["abc", -1, 0, True, None, [1.0]])
+def test_a_comparison_without_times_is_refused(
+    seconds: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "compare.json"
+    file.write_text(json.dumps({"rows": [{"name": "x", "feasible": True, "iteration_seconds": seconds}]}))
+    with pytest.raises(SystemExit) as stop:
+        main(["report", PLAN, "--compare", str(file), "-q", "-o", str(tmp_path / "page.html")])
+    assert stop.value.code == 2
+    assert "compare.json: rows[0].iteration_seconds: " in capsys.readouterr().err

@@ -37,6 +37,8 @@ def initial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (["--device", "gpu"], '--device: found "gpu", expected cpu, cuda, or cuda and a number'),
         (["--resume"], "run.json:1: found"),
+        (["--softening", "-1"], "softening: found -1.0, expected a number of at least 0"),
+        (["--theta", "nan"], "theta: found nan, expected a number of at least 0"),
     ],
 )
 def test_what_is_wrong_is_named(
@@ -47,6 +49,26 @@ def test_what_is_wrong_is_named(
         (tmp_path / "run" / "run.json").write_text('{"version": 1, "bo')  # a kill can leave half of it
     assert argosy("run", str(initial), "-o", str(tmp_path / "run"), "--steps", "1", "-q", *arguments) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ic", "--redshift", "1e400", "-o", "x.hdf5"],
+        ["ic", "--index", "1e9", "-o", "x.hdf5"],
+        ["ic", "--seed", "-1", "-o", "x.hdf5"],
+        ["ic", "--box", "inf", "-o", "x.hdf5"],
+        ["plan", "-c", "two-cards", "-n", "1000", "--mesh", "-4"],
+        ["plan", "-c", "two-cards", "-n", "1000", "--seed", "-1"],
+        ["picture", "{initial}", "-o", "x.png", "--begin", "nan"],
+        ["halos", "{initial}", "--least", "-1"],
+    ],
+    ids=" ".join,
+)
+def test_numbers_that_are_none_are_refused(arguments: list[str], initial: Path, tmp_path: Path) -> None:
+    given = [str(tmp_path / word) if word.startswith("x.") else word.format(initial=initial) for word in arguments]
+    assert argosy(*given, "-q") == 2
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("text", ["9^99999999999", "0^-1", "1e400", "nan", "2^3^4", "-8^3", "10^2"])

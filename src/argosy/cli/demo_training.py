@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from argosy.cli.terminal import tell
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -88,11 +90,11 @@ def train(console: Console, out: Path, *, in_lab: bool = True, quiet: bool) -> d
         if reason is None:
             from argosy.lab.lab import Lab
 
-            _tell("building the lab: a host per node, a shaped cable per link", quiet=quiet)
+            tell("building the lab: a host per node, a shaped cable per link", quiet=quiet)
             lab = stack.enter_context(Lab(cluster, name=f"demo-{os.getpid()}", shares=False)).name
         hosts = Hosts(cluster=cluster, profiles=profiles, lab=lab)
         trained = [_run(folder, hosts, title, plan, quiet=quiet) for title, plan in plans.items()]
-    _tell("training the same in one process, with a plain loop", quiet=quiet)
+    tell("training the same in one process, with a plain loop", quiet=quiet)
     alone = _alone(trained[0].plan)
     worst = max(abs(a - b) / b for one in trained for a, b in zip(one.losses, alone, strict=True))
     page = folder / "report.html"
@@ -109,11 +111,6 @@ def train(console: Console, out: Path, *, in_lab: bool = True, quiet: bool) -> d
         "largest_difference_to_one_process": worst,
         "page": str(page),
     }
-
-
-def _tell(what: str, *, quiet: bool) -> None:
-    if not quiet:
-        sys.stderr.write(f"{what}\n")
 
 
 def _introduce(console: Console, reason: str | None) -> None:
@@ -232,7 +229,7 @@ def _run(folder: Path, hosts: Hosts, title: str, plan: Plan, *, quiet: bool) -> 
     )
     paces = [_SECONDS / _SPEEDS[hosts.cluster.device(name).node.rstrip("0")] for name in devices_by_rank(plan)]
     told = {PACES: ",".join(f"{pace:g}" for pace in paces), "OMP_NUM_THREADS": "1"}
-    _tell(f"training by the {title} plan: starting {len(paces)} processes", quiet=quiet)
+    tell(f"training by the {title} plan: starting {len(paces)} processes", quiet=quiet)
     figures = start_here(launch, quiet=quiet, environment=told)
     return Trained(
         title=title,

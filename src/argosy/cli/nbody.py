@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +11,7 @@ import typer
 from argosy.cli.names import known_name
 from argosy.cli.nbody_plan import plan
 from argosy.cli.nbody_run import run
-from argosy.cli.options import Json, Quiet, Width
+from argosy.cli.options import Json, MeshCells, Quiet, Width
 
 if TYPE_CHECKING:
     from argosy.nbody.particles import Box
@@ -27,15 +26,11 @@ SnapshotFile = Annotated[Path, typer.Argument(metavar="SNAPSHOT", help="A GADGET
 Output = Annotated[Path, typer.Option("--output", "-o", help="The file to write; none that exists is overwritten.")]
 
 
-@contextlib.contextmanager
-def needs_extra() -> Iterator[None]:
+def needs_extra() -> AbstractContextManager[None]:
     """Say what to install where numba, scipy or h5py is missing."""
-    from argosy.errors import RunError
+    from argosy.cli.terminal import needs
 
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise RunError(f"gravity needs more packages ({error}); pip install 'argosy[nbody]'") from None
+    return needs("gravity needs more packages", "nbody")
 
 
 def ic(
@@ -43,7 +38,7 @@ def ic(
     box: Annotated[float, typer.Option("--box", help="Side of the box, Mpc/h.")] = 100.0,
     per_side: Annotated[int, typer.Option("--per-side", help="Particles per side of the lattice.")] = 64,
     redshift: Annotated[float, typer.Option("--redshift", "-z", help="Where to start.")] = 49.0,
-    seed: Annotated[int, typer.Option("--seed", help="Of the random field.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random field.")] = 1,
     order: Annotated[str, typer.Option("--order", help="zeldovich or 2lpt.")] = "2lpt",
     matter: Annotated[float, typer.Option("--matter", help="Density of matter; the vacuum has the rest.")] = 0.308,
     baryons: Annotated[float, typer.Option("--baryons", help="Density of baryons.")] = 0.0482,
@@ -82,7 +77,7 @@ def ic(
 
 def power(
     snapshot: SnapshotFile,
-    mesh: Annotated[int | None, typer.Option("--mesh", help="Cells per side; by default twice the particles.")] = None,
+    mesh: MeshCells = None,
     keep_shot_noise: Annotated[
         bool, typer.Option("--keep-shot-noise", help="For a lattice that has hardly moved: it has none.")
     ] = False,
@@ -123,8 +118,8 @@ def power(
 def halos(
     snapshot: SnapshotFile,
     linking: Annotated[float, typer.Option("--linking", help="Length, in mean separations.")] = 0.2,
-    least: Annotated[int, typer.Option("--least", help="Particles of the smallest halo.")] = 32,
-    most_shown: Annotated[int, typer.Option("--show", help="Rows of the table.")] = 20,
+    least: Annotated[int, typer.Option("--least", min=1, help="Particles of the smallest halo.")] = 32,
+    most_shown: Annotated[int, typer.Option("--show", min=0, help="Rows of the table.")] = 20,
     json: Json = False,
     width: Width = None,
     quiet: Quiet = False,

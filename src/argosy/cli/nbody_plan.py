@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from argosy.cli.options import Json, Quiet, TargetCluster, Traces, Width
+from argosy.cli.options import Json, MeshCells, Quiet, TargetCluster, Traces, Width
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 def plan(
     cluster: TargetCluster,
     particles: Annotated[str, typer.Option("--particles", "-n", help="How many: 512^3, or a number.")] = "512^3",
-    mesh: Annotated[int | None, typer.Option("--mesh", help="Cells per side; by default twice the particles.")] = None,
+    mesh: MeshCells = None,
     trace: Traces = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="How many to play under the cluster's changes.")] = 20,
-    seed: Annotated[int, typer.Option("--seed", help="Of the clustering that is assumed.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the clustering that is assumed.")] = 1,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the plan here, for argosy simulate.")
     ] = None,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from argosy.cli.names import known_name
-from argosy.cli.options import Json, Quiet
+from argosy.cli.options import Json, MeshCells, Quiet
 
 if TYPE_CHECKING:
     from argosy.nbody.run import Processes, Progress, RunSettings
@@ -31,7 +31,7 @@ def run(
     snapshots: Annotated[
         list[float] | None, typer.Option("--snapshot", help="Redshift of one more snapshot. Repeatable.", metavar="Z")
     ] = None,
-    mesh: Annotated[int | None, typer.Option("--mesh", help="Cells per side; by default twice the particles.")] = None,
+    mesh: MeshCells = None,
     softening: Annotated[
         float | None, typer.Option("--softening", help="Mpc/h; by default 1/30 of the mean separation.")
     ] = None,

@@ -174,3 +174,6 @@ Workers = Annotated[int, typer.Option("--workers", min=1, help="How many simulat
 ExecutorName = Annotated[
     str, typer.Option("--executor", help="What the workers are: process, thread or ray (needs argosy[ray]).")
 ]
+MeshCells = Annotated[
+    int | None, typer.Option("--mesh", min=4, help="Cells per side; by default twice the particles of a side.")
+]

@@ -110,20 +110,11 @@ def _of_run(folder: Path, plan: str, profiles: list[str], *, json: bool) -> None
 
 
 def _here(name: str, notes: ProbeNotes, seconds: float, *, quiet: bool) -> str | None:
-    import sys
+    from argosy.cli.terminal import needs, tell
 
-    try:
+    with needs("measuring needs torch", "torch"):
         from argosy.runtime.probe_worker import measure
-    except ModuleNotFoundError as error:
-        from argosy.errors import RunError
-
-        raise RunError(f"measuring needs torch ({error}); pip install 'argosy[torch]'") from None
-
-    def tell(what: str) -> None:
-        if not quiet:
-            sys.stderr.write(f"measuring {what}\n")
-
-    return measure(name, notes, seconds=seconds, report=tell)
+    return measure(name, notes, seconds=seconds, report=lambda what: tell(f"measuring {what}", quiet=quiet))
 
 
 def _in_lab(lab: str, name: str, seconds: float) -> str:

@@ -51,10 +51,8 @@ def profile(
         argosy plan --model profile.json --profile profile.json --cluster cluster.toml
         argosy profile --model llama-2-7b --widths 1,2,4 --dtype bf16 --kind H200 -o llama.json
     """
-    import sys
-
-    from argosy.cli.terminal import check_folder, print_json, write_file
-    from argosy.errors import RunError, bad_input
+    from argosy.cli.terminal import check_folder, needs, print_json, tell, write_file
+    from argosy.errors import bad_input
     from argosy.workload.profile_file import dump_profile, read_profile
 
     counts, dtypes = _counts("--samples", samples), _dtypes(dtype)
@@ -64,15 +62,12 @@ def profile(
         raise bad_input("one of fp32, bf16 and fp16 for a program", dtype, where="--dtype")
     check_folder(output)
     earlier = read_profile(output) if resume and output.exists() else None
-    try:
+    with needs("measuring needs torch", "torch"):
         from argosy.runtime.profile import own_kind, profile_program
         from argosy.runtime.profile_shape import Shapes, profile_shape
-    except ModuleNotFoundError as error:
-        raise RunError(f"measuring needs torch ({error}); pip install 'argosy[torch]'") from None
 
-    def tell(what: str) -> None:
-        if not quiet:
-            sys.stderr.write(f"measuring {what}\n")
+    def report(what: str) -> None:
+        tell(f"measuring {what}", quiet=quiet)
 
     def save(measured: Profile) -> None:
         write_file(output, dump_profile(measured).encode())
@@ -84,7 +79,7 @@ def profile(
         tokens, stem = sequence_length or 1, Path(program.partition(":")[0]).stem
         measured = profile_program(
             program, kind=kind, samples=counts, dtype=dtypes[0], seconds=seconds, sequence_length=tokens,
-            report=tell, save=save, known=known(stem, tokens),
+            report=report, save=save, known=known(stem, tokens),
         )  # fmt: skip
     else:
         from argosy.workload.load import load_architecture, load_model
@@ -98,7 +93,7 @@ def profile(
             tokens=chain.sequence_length,
         )
         measured = profile_shape(
-            chain.name, load_architecture(model), shapes, kind=kind, seconds=seconds, report=tell, save=save,
+            chain.name, load_architecture(model), shapes, kind=kind, seconds=seconds, report=report, save=save,
             known=known(chain.name, chain.sequence_length),
         )  # fmt: skip
     save(measured)

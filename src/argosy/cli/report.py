@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -118,6 +119,11 @@ def _rivals(path: Path | None, plan: Plan) -> list[tuple[str, float | None, str]
     rows = content.get("rows") if isinstance(content, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) and "name" in row for row in rows):
         raise bad_input("what argosy compare --json prints, with rows", where=str(path))
+    for at, row in enumerate(rows):
+        seconds = row.get("iteration_seconds")
+        is_time = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < math.inf
+        if row.get("feasible") and not is_time:
+            raise bad_input("seconds, above 0", seconds, where=f"{path}: rows[{at}].iteration_seconds")
     cluster = content.get("cluster")
     for name, found, expected in (
         ("model", content.get("model"), plan.model.name),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from argosy.errors import InputError, Problem
+from argosy.errors import InputError, Problem, RunError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,6 +48,21 @@ def progress(message: str, *, quiet: bool) -> Iterator[None]:
     else:
         sys.stderr.write(f"{message}\n")
         yield
+
+
+def tell(what: str, *, quiet: bool) -> None:
+    """A line on stderr, of those that follow one another while something goes on."""
+    if not quiet:
+        sys.stderr.write(f"{what}\n")
+
+
+@contextlib.contextmanager
+def needs(what: str, extra: str) -> Iterator[None]:
+    """Around imports of packages that not everybody has: where one is missing, what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise RunError(f"{what} ({error}); pip install 'argosy[{extra}]'") from None
 
 
 def has_spinner() -> bool:

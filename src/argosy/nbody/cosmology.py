@@ -24,6 +24,8 @@ GRAVITY = 43.0187
 
 _LARGEST = 1e3
 """Densities, Hubble rates and amplitudes beyond are slips."""
+_STEEPEST = 10.0
+"""Powers of the primordial spectrum beyond are one, too."""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
@@ -45,6 +47,8 @@ class Cosmology:
             value = getattr(self, name)
             if not 0 < value <= _LARGEST:
                 raise bad_input(f"a number above 0, at most {_LARGEST:g}", value, where=name)
+        if not abs(self.index) <= _STEEPEST:
+            raise bad_input(f"a number from {-_STEEPEST:g} to {_STEEPEST:g}", self.index, where="index")
         if not 0 <= self.baryons < self.matter:
             raise bad_input("at least 0 and less than the matter density", self.baryons, where="baryons")
 

@@ -13,6 +13,7 @@ drawn in real space, so equal seed and lattice give equal particles.
 from __future__ import annotations
 
 import itertools
+import math
 from enum import StrEnum
 
 import numpy as np
@@ -23,6 +24,9 @@ from argosy.nbody.cosmology import Cosmology
 from argosy.nbody.mesh import Modes, frequencies
 from argosy.nbody.particles import Box, Floats, Particles, wrapped
 from argosy.nbody.spectrum import linear_power
+
+_EARLIEST = 1e6
+"""Redshifts beyond are a slip: nothing here knows of radiation."""
 
 
 class Order(StrEnum):
@@ -45,10 +49,10 @@ def initial_conditions(
     """``per_side``^3 particles in a box of ``box`` Mpc/h."""
     if per_side < 4:
         raise bad_input("at least 4 particles per side", per_side, where="per_side")
-    if not box > 0:
+    if not 0 < box < math.inf:
         raise bad_input("a positive size in Mpc/h", box, where="box")
-    if not redshift > 0:
-        raise bad_input("a positive redshift", redshift, where="redshift")
+    if not 0 < redshift <= _EARLIEST:
+        raise bad_input(f"a positive redshift, at most {_EARLIEST:g}", redshift, where="redshift")
     cosmology = cosmology or Cosmology()
     a = 1 / (1 + redshift)
     potential = _potential(_linear_field(box, per_side, cosmology.growth(a), cosmology, shape, seed), box, per_side)

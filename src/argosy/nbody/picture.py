@@ -6,6 +6,7 @@ that needs nothing but zlib.
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from dataclasses import dataclass
@@ -50,6 +51,8 @@ def density_picture(positions: Floats, box: float, *, pixels: int = 800, part: S
     part = part or Slice()
     if not 16 <= pixels <= 8192:
         raise bad_input("16 to 8192 pixels", pixels, where="pixels")
+    if not math.isfinite(part.begin):
+        raise bad_input("a part of the box", part.begin, where="begin")
     if not 0 < part.depth <= 1:
         raise bad_input("a part of the box between 0 and 1", part.depth, where="depth")
     tree = scipy.spatial.cKDTree(positions, boxsize=box)

@@ -45,6 +45,11 @@ class GravitySettings:
     """Most particles of a target cell, the smallest part of the curve that a device can be given."""
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)
 
+    def __post_init__(self) -> None:
+        for name in ("softening", "theta"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise bad_input("a number of at least 0", getattr(self, name), where=name)
+
     def split(self, box: float) -> ForceSplit:
         """The split in a box of this size; ``InputError`` where the cut-off would not fit into it."""
         least = math.ceil(4 * self.cutoff_scales * self.split_cells)
