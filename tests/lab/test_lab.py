@@ -19,13 +19,15 @@ from argosy.errors import InputError, RunError
 from argosy.lab import Lab
 from argosy.lab import lab as labs
 from argosy.lab.record import FOLDER, prefix_of, records
-from argosy.lab.system import namespaces, why_not
+from argosy.lab.system import namespaces, why_no_core_share, why_not
 
 REASON = why_not()
 pytestmark = [
     pytest.mark.skipif(REASON is not None, reason=f"no lab here: {REASON}"),
     pytest.mark.flaky(reruns=2),  # it measures real time
 ]
+NO_SHARES = REASON or why_no_core_share()
+needs_shares = pytest.mark.skipif(NO_SHARES is not None, reason=f"no shares of a core here: {NO_SHARES}")
 PROGRAMS = str(Path(__file__).with_name("lab_programs.py"))
 
 
@@ -89,6 +91,7 @@ def test_links_follow_their_traces_while_a_job_runs(tmp_path: Path) -> None:
     assert rates[-1] == pytest.approx(10, rel=0.25)
 
 
+@needs_shares
 def test_devices_get_shares_of_a_core_by_their_speed(tmp_path: Path) -> None:
     slow = host("b", "100 Mbit/s", efficiency=0.25)
     with Lab(cluster_of(tmp_path, host("a", "100 Mbit/s"), slow)) as lab:
@@ -116,16 +119,20 @@ def test_a_job_that_does_not_end_is_ended(tmp_path: Path) -> None:
     assert traces_left(lab) == []
 
 
+@needs_shares
 def test_two_labs_of_one_cluster_do_not_collide(tmp_path: Path) -> None:
     cluster = cluster_of(tmp_path, host("a", "50 Mbit/s"), host("b", "50 Mbit/s"))
-    with Lab(cluster, name="test-one") as one, Lab(cluster, name="test-two") as two:
-        assert traces_left(one)
-        assert traces_left(two)
+    with Lab(cluster, name="test-one") as one, Lab(cluster, name="test-one-2") as two:
+        built = traces_left(two)
         with pytest.raises(InputError, match="a name that no lab has"):
             Lab(cluster, name="test-one").up()
+        labs.down("test-one")
+        assert traces_left(one) == []
+        assert traces_left(two) == built != []
     assert traces_left(one) == traces_left(two) == []
 
 
+@needs_shares
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
 def test_nothing_is_left_when_its_owner_ends(tmp_path: Path, number: signal.Signals) -> None:
     """After Ctrl-C at once; after kill -9 at the next ``sweep``, which every ``up`` does."""
@@ -156,6 +163,7 @@ def test_nothing_is_left_when_its_owner_ends(tmp_path: Path, number: signal.Sign
     assert ended.stdout == ""
 
 
+@needs_shares
 def test_probing_a_lab_finds_its_links_and_speeds(tmp_path: Path) -> None:
     slow = host("b", "40 Mbit/s", efficiency=0.25)
     measured = tmp_path / "probed.toml"
