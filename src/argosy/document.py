@@ -123,6 +123,15 @@ def is_there(path: Path | str) -> bool:
         return False
 
 
+def make_folder(path: Path) -> None:
+    """A folder with all above it, or an ``InputError`` that says why there is none."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        found = str(error.strerror).lower()
+        raise InputError([Problem(file=str(path), expected="a folder that can be made", found=found)]) from None
+
+
 def read_text(path: Path | str) -> str:
     """The text of a file, or an ``InputError`` that says why it cannot be read."""
     path = Path(path)

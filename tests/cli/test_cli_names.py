@@ -1,4 +1,4 @@
-"""What the tab key completes, names of several timelines, and a host that nobody reaches by its name."""
+"""Names on the command line: those that the tab key completes, of files, of hosts; and what is said of wrong ones."""
 
 from __future__ import annotations
 
@@ -60,3 +60,24 @@ def test_a_comparison_without_times_is_refused(
         main(["report", PLAN, "--compare", str(file), "-q", "-o", str(tmp_path / "page.html")])
     assert stop.value.code == 2
     assert "compare.json: rows[0].iteration_seconds: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--out", "file/run"], "file/run: found not a directory, expected a folder that can be made"),
+        (["--lab", "nosuch"], 'found "nosuch", expected a lab that is up'),
+        (["--port", "99999"], "--port"),
+    ],
+)
+def test_a_run_that_cannot_begin_says_why(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("file", "train.py"):
+        Path(name).touch()
+    with pytest.raises(SystemExit) as stop:
+        main(["run", PLAN, "train.py", *arguments])
+    assert stop.value.code == 2
+    assert says in capsys.readouterr().err
+    assert not Path("run").exists()

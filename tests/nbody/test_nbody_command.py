@@ -130,6 +130,14 @@ def test_bad_options_are_told(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_cannot_be_made_is_named(
+    initial: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert argosy("run", str(initial), "-o", str(tmp_path / "file" / "run"), "--steps", "1", "-q") == 2
+    assert "expected a folder that can be made" in capsys.readouterr().err
+
+
 def test_nothing_is_overwritten(initial: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     run = ("run", str(initial), "-o", str(folder), "--quiet")

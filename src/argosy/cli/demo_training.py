@@ -73,6 +73,7 @@ def train(console: Console, out: Path, *, in_lab: bool = True, quiet: bool) -> d
     """Plan, run both plans, and compare: with what was predicted, with each other, and with one process."""
     from importlib.util import find_spec
 
+    from argosy.document import make_folder
     from argosy.lab.system import why_not
 
     console.print("\n4. And does it train?", style="bold")
@@ -81,7 +82,7 @@ def train(console: Console, out: Path, *, in_lab: bool = True, quiet: bool) -> d
         return {"skipped": "torch is not installed"}
     reason = why_not() if in_lab else "--no-lab"
     folder = out / "tiny-gpt"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     cluster, profiles = _cluster(in_lab=reason is None), _profiles()
     _introduce(console, reason)
     chain, plans = _plans(folder, cluster, profiles, quiet=quiet)

@@ -78,11 +78,12 @@ def _own_address() -> str:
 
 def follow_elastic(jobs: Sequence[Job], *, show: Callable[[dict[str, Any]], str], quiet: bool) -> list[dict[str, Any]]:
     """Start the agents, show progress and events, and return the figures of every step as it was trained last."""
+    from argosy.document import make_folder
     from argosy.runtime.elastic.folder import check_folder
     from argosy.runtime.folder import EVENTS, PROGRESS, Tail
 
     folder = jobs[0].folder
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     check_folder(jobs[0])
     events, progress = Tail(folder / EVENTS), Tail(folder / PROGRESS)
     agents = [_start(job) for job in jobs]

@@ -45,7 +45,7 @@ def run(
     address: Annotated[
         str | None, typer.Option("--address", help="Where node 0 is reached; with --elastic, where this node is.")
     ] = None,
-    port: Annotated[int | None, typer.Option("--port", help="On which port of it.")] = None,
+    port: Annotated[int | None, typer.Option("--port", min=1, max=65535, help="On which port of it.")] = None,
     patience: Annotated[float, typer.Option("--patience", min=1, help="Seconds to wait for a silent rank.")] = 600.0,
     any_device: Annotated[
         bool, typer.Option("--any-device", help="Run also where the hardware is not the plan's.")
@@ -160,6 +160,7 @@ def _check(launch: Launch, node_rank: int, model: str | None = None) -> None:
     """Everything that can be known before a process is started."""
     from argosy.cluster.file import cluster_from_content
     from argosy.errors import InputError, Problem, bad_input
+    from argosy.lab.lab import open_lab
     from argosy.plan.check import check_devices
     from argosy.plan.runnable import unsupported
     from argosy.runtime.launch import check_port
@@ -178,18 +179,21 @@ def _check(launch: Launch, node_rank: int, model: str | None = None) -> None:
     if node_rank >= len(launch.nodes()):
         raise bad_input(f"one of the plan's {len(launch.nodes())} nodes, from 0", node_rank, where="--node-rank")
     check_port(launch, node_rank)
+    if launch.lab is not None:
+        open_lab(launch.lab)
 
 
 def _follow(
     launch: Launch, node_rank: int, *, quiet: bool, environment: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]]:
     """Start the processes, show progress, and return every step's figures; raises where one of them fails."""
+    from argosy.document import make_folder
     from argosy.runtime.failure import clear_notes
     from argosy.runtime.folder import DECISIONS, PROGRESS, TIMELINE
     from argosy.runtime.launch import command_line
     from argosy.runtime.orphan import end_with_parent
 
-    launch.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(launch.folder)
     log = launch.folder / _log_name(node_rank)
     if node_rank == 0:  # the folder is common to all nodes
         clear_notes(launch.folder)

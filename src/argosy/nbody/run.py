@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from argosy.cluster.topology import Cluster
-from argosy.document import read_json
+from argosy.document import make_folder, read_json
 from argosy.errors import InputError, Problem
 from argosy.nbody.balance import Balancer
 from argosy.nbody.evolve import BlockSteps, LocalGravity, evolve, evolve_in_blocks, expansion_steps
@@ -173,7 +173,7 @@ def _begin(folder: Path, box: Box, settings: RunSettings, count: int, ranks: Ran
         raise InputError([problem])
     ranks.barrier()
     if known is None and ranks.rank == 0:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         mark.write_text(json.dumps(asked, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     ranks.barrier()
     state = last_restart(folder / "restart")
