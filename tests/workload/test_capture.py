@@ -79,6 +79,30 @@ def test_operations_know_the_module_that_ran_them() -> None:
     assert any(node.module == "blocks.3.feed.0" for node in graph.nodes if node.phase is Phase.FORWARD)
 
 
+class PartlyFrozen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm, self.drop = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.drop(self.norm(self.inner(x)))
+        return y
+
+
+def test_a_module_that_does_not_train_is_captured_so() -> None:
+    """As for a norm whose statistics are frozen while the rest of the model trains."""
+
+    def build() -> Any:
+        model = PartlyFrozen()
+        model.norm.eval()
+        model.drop.eval()
+        return model, lambda model, x: model(x).sum(), torch.randn(8, 4)
+
+    graph = capture(build)
+    assert not graph.updates, "running averages stay"
+    assert not [node for node in graph.nodes if node.op == "argosy.bernoulli.default"]
+
+
 class Branching(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -25,7 +25,15 @@ from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tr
 from argosy.errors import InputError, Problem
 from argosy.workload.capture.blame import blamed
 from argosy.workload.capture.initial import FakeModel, Recording
-from argosy.workload.capture.trace import ALONE, RUNS, _ModuleStack, _Root, _trace, _tracing_flags, _Writer
+from argosy.workload.capture.trace import (
+    ALONE,
+    RUNS,
+    GraphWriter,
+    ModuleStack,
+    StepRoot,
+    trace_step,
+    tracing_flags,
+)
 from argosy.workload.graph import Argument, Graph, Node, Role
 
 COUNTS = (2, 3, 5)
@@ -106,7 +114,7 @@ def _traced(
     leaves, spec = tree_flatten(batch)
     tensors = [(keystr(path), leaf) for path, leaf in tree_flatten_with_path(batch)[0] if isinstance(leaf, Tensor)]
     whole = FakeModel(model=model, loss=loss, batch=batch, mode=mode, recording=Recording())
-    root = _Root(whole, leaves, spec)
+    root = StepRoot(whole, leaves, spec)
 
     def step(given: list[Tensor], state: list[Tensor], rows: list[Tensor]) -> Any:
         own = [w.detach().requires_grad_(trained[n]) for w, (n, _) in zip(given, weights, strict=True)]
@@ -117,12 +125,12 @@ def _traced(
             result = torch.func.functional_call(root, named, tuple(rows))
         return result, [None] * len(own), held
 
-    modules = _ModuleStack(model)
-    with _tracing_flags(), modules, blamed(name, expected=RUNS, suggestion=ALONE):
-        fx = _trace(whole, step, [t for _, t in weights], [t for _, t in buffers], [t for _, t in tensors])
+    modules = ModuleStack(model)
+    with tracing_flags(), modules, blamed(name, expected=RUNS, suggestion=ALONE):
+        fx = trace_step(whole, step, [t for _, t in weights], [t for _, t in buffers], [t for _, t in tensors])
     roles = [(n, Role.PARAMETER) for n, _ in weights] + [(n, Role.BUFFER) for n, _ in buffers]
     roles += [(n, Role.INPUT) for n, _ in tensors]
-    graph = _Writer(name, fx, roles, len(weights), len(buffers), modules.of, detaches=True).graph()
+    graph = GraphWriter(name, fx, roles, len(weights), len(buffers), modules.of, detaches=True).graph()
     return _alive(graph)
 
 

@@ -2,7 +2,7 @@
 
 The forward, the loss and ``torch.autograd.grad`` run once on fake tensors under ``make_fx``, functionalised, with the
 few decompositions of ``decompose``. What comes out is cleaned (copies and detachments are nothing in a functional
-graph) and written as plain data. Private torch interfaces are used in this file and in ``initial`` alone.
+graph) and written as plain data. Fake and functional tensors are private torch interfaces: this folder follows torch.
 """
 
 from __future__ import annotations
@@ -64,20 +64,18 @@ def capture(build: Build, *, name: str = "program") -> Graph:
 
 
 def capture_fake(fake: FakeModel, *, name: str = "program") -> Graph:
-    """The training step of a model that was already built on fake tensors."""
-    fake.model.train(fake.model.training)
-    parameters = _named(fake.model.named_parameters(remove_duplicate=True))
-    buffers = _named(fake.model.named_buffers(remove_duplicate=True))
+    """The training step of a model that was already built on fake tensors; each module in the mode it was left in."""
+    parameters, buffers = list(fake.model.named_parameters()), list(fake.model.named_buffers())
     paths, _ = tree_flatten_with_path(fake.batch)
     leaves, spec = tree_flatten(fake.batch)
     tensors = [(keystr(path), leaf) for path, leaf in paths if isinstance(leaf, Tensor)]
     step = _step_function(fake, parameters, buffers, leaves, spec)
-    modules = _ModuleStack(fake.model)
-    with _tracing_flags(), modules, blamed(name, expected=RUNS, suggestion=ALONE):
-        traced = _trace(fake, step, [t for _, t in parameters], [t for _, t in buffers], [t for _, t in tensors])
+    modules = ModuleStack(fake.model)
+    with tracing_flags(), modules, blamed(name, expected=RUNS, suggestion=ALONE):
+        traced = trace_step(fake, step, [t for _, t in parameters], [t for _, t in buffers], [t for _, t in tensors])
     names = [(n, Role.PARAMETER) for n, _ in parameters] + [(n, Role.BUFFER) for n, _ in buffers]
     names += [(n, Role.INPUT) for n, _ in tensors]
-    return _Writer(name, traced, names, len(parameters), len(buffers), modules.of).graph()
+    return GraphWriter(name, traced, names, len(parameters), len(buffers), modules.of).graph()
 
 
 def num_samples(fake: FakeModel) -> int:
@@ -97,10 +95,6 @@ def with_samples(fake: FakeModel, count: int) -> FakeModel:
         return replace(fake, batch=tree_map_only(Tensor, part, fake.batch))
 
 
-def _named(pairs: Iterator[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-    return list(pairs)
-
-
 def _step_function(
     fake: FakeModel,
     parameters: Sequence[tuple[str, Tensor]],
@@ -109,7 +103,7 @@ def _step_function(
     spec: Any,
 ) -> Callable[..., Any]:
     """Forward, loss and gradients as a function of tensors alone."""
-    root = _Root(fake, leaves, spec)
+    root = StepRoot(fake, leaves, spec)
 
     def step(weights: list[Tensor], state: list[Tensor], batch: list[Tensor]) -> Any:
         trained = [w.detach().requires_grad_(p.requires_grad) for w, (_, p) in zip(weights, parameters, strict=True)]
@@ -125,7 +119,7 @@ def _step_function(
     return step
 
 
-class _Root(nn.Module):
+class StepRoot(nn.Module):
     """The model behind its loss function, so that parameters can be handed in by name."""
 
     def __init__(self, fake: FakeModel, leaves: Sequence[Any], spec: Any) -> None:
@@ -138,7 +132,7 @@ class _Root(nn.Module):
         return self.loss(self.model, tree_unflatten(leaves, self.spec))
 
 
-def _trace(fake: FakeModel, step: Callable[..., Any], *inputs: list[Tensor]) -> fx.GraphModule:
+def trace_step(fake: FakeModel, step: Callable[..., Any], *inputs: list[Tensor]) -> fx.GraphModule:
     function = dispatch_functionalize(step, FunctionalTensorMode())
     make = make_fx(function, TABLE, "fake", _allow_non_fake_inputs=True, record_stack_traces=True)
     with fake.mode, numbered_masks(), warnings.catch_warnings():
@@ -149,14 +143,14 @@ def _trace(fake: FakeModel, step: Callable[..., Any], *inputs: list[Tensor]) -> 
 
 
 @contextmanager
-def _tracing_flags() -> Iterator[None]:
+def tracing_flags() -> Iterator[None]:
     """Libraries ask these before they look into a tensor; what torch logs of an error is in the error."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     with patch.object(torch.compiler, "_is_compiling_flag", True), patch.object(log, "disabled", True):
         yield
 
 
-class _ModuleStack:
+class ModuleStack:
     """Which module each forward operation ran in, by hooks that look at the graph so far."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -191,7 +185,7 @@ class _ModuleStack:
             self.paths.append(path)
 
 
-class _Writer:
+class GraphWriter:
     """An fx graph as plain data."""
 
     def __init__(
