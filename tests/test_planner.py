@@ -31,9 +31,10 @@ from argosy.errors import InfeasibleError, InputError
 from argosy.plan.check import check_plan
 from argosy.plan.file import dumps_plan, loads_plan
 from argosy.plan.plan import Plan
-from argosy.planner import Progress, Settings, able_pools, search_scope
+from argosy.planner import Progress, Settings, search_scope
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.simulate import simulate
+from argosy.space.pool import able_pools
 from argosy.workload.chain import Chain, Layer
 from argosy.workload.load import load_model
 

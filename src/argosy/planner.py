@@ -40,24 +40,23 @@ from argosy.solve.kinds import ground_of
 from argosy.solve.menu import Menu
 from argosy.solve.pipeline import PlanSearch
 from argosy.solve.reach import Reach
-from argosy.solve.settings import SCHEDULES, Progress, Settings, allowed, search_scope
-from argosy.solve.shape import Shape
+from argosy.solve.settings import SCHEDULES, Progress, Settings, allowed, search_scope, without_deadlock
+from argosy.solve.shape import MOST_STAGES, Shape
 from argosy.solve.verdict import Trial, certify, placed, why_infeasible
 from argosy.space.enumerate import Scope, Shared, only_runnable, stage_options, stage_parts, with_splits
 from argosy.space.granularity import even_unit, granularities
 from argosy.space.option import Option, Vector, whole_seconds
-from argosy.space.pool import Pool, find_pools
+from argosy.space.pool import able_pools
 from argosy.space.price import Prices
 from argosy.space.prune import Counters
 from argosy.space.rate import throughput_bound
 from argosy.workload.chain import Chain
 
-__all__ = ["SCHEDULES", "Progress", "Settings", "able_pools", "find_plan", "kept_plans", "search_scope"]
+__all__ = ["SCHEDULES", "Progress", "Settings", "find_plan", "kept_plans", "search_scope"]
 
 _FILL = 4
 """Stages that a pipeline has, roughly; only decides which shapes are looked at first."""
 _MOST_SAMPLES = 10_000_000
-_MOST_STAGES = 32
 _AIM, _SLACK, _STEPS = 0.9, 0.1, 64
 """Of the gap: what the judge is held to, what is lost to dominance; steps of a search before another is taken."""
 _KEPT = 16
@@ -83,16 +82,18 @@ def find_plan(
     """The best plan found, with its certificate."""
     if not 1 <= global_batch <= _MOST_SAMPLES:
         raise bad_input(f"a global batch of 1 to {_MOST_SAMPLES:,}", global_batch, where="global_batch")
-    settings, model = settings or Settings(), model or ComputeModel()
+    model = model or ComputeModel()
+    settings = without_deadlock(settings or Settings(), model)
     cluster = within_reach(cluster)  # what a link that is down cuts off counts as lost
-    if model.blocking:  # other schedules could lock up
-        settings = replace(settings, schedules=(ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),))
-    woven = tuple(one for one in settings.schedules if one.kind is ScheduleKind.INTERLEAVED)
-    if woven:
+    if woven := _interleaved(settings):
         return _with_interleaved(chain, cluster, global_batch, settings, model, woven)
     if settings.even_shares and settings.replicas is None:
         return _best_even(chain, cluster, global_batch, settings, model)
     return _PlanSearch(chain, cluster, global_batch, settings, model).run()
+
+
+def _interleaved(settings: Settings) -> tuple[ScheduleSpec, ...]:
+    return tuple(one for one in settings.schedules if one.kind is ScheduleKind.INTERLEAVED)
 
 
 def _with_interleaved(
@@ -143,9 +144,14 @@ def _best_even(chain: Chain, cluster: Cluster, global_batch: int, settings: Sett
 def kept_plans(
     chain: Chain, cluster: Cluster, *, global_batch: int, settings: Settings, model: ComputeModel, most: int = _KEPT
 ) -> list[Plan]:
-    """The best plan and other good ones of as many sorts as there are, on devices, without what is said about them."""
+    """The best plan and other good ones of as many sorts as there are, on devices, without what is said about them;
+    the best alone where it comes from more than one search."""
+    settings = without_deadlock(settings, model)
+    if _interleaved(settings) or (settings.even_shares and settings.replicas is None):
+        return [find_plan(chain, cluster, global_batch=global_batch, settings=settings, model=model).bare]
+    cluster = within_reach(cluster)
     search = _PlanSearch(chain, cluster, global_batch, settings, model)
-    best = replace(search.run(), predicted=None, certificate=None, search=None, runner_ups=(), left_out=())
+    best = search.run().bare
     others = [placed(candidate, search.prices, cluster) for candidate in diverse(search.incumbents.found, most)]
     return [best, *(other for other in others if other != best)]
 
@@ -320,7 +326,7 @@ class _PlanSearch:
         return branch
 
     def _open(self, menu: Menu, counts: Vector, upper: float, units: Vector) -> Branch:
-        most_stages = min(sum(counts), _MOST_STAGES)
+        most_stages = min(sum(counts), MOST_STAGES)
         upper = upper if self.settings.prune else math.inf
         search = PlanSearch(menu, counts, most_stages, upper, slack=None, only_kind=False)
         self.incumbents.settle(menu.shape, list(search.descend(self.incumbents.best)), units, menu.grid.bundle)
@@ -380,12 +386,6 @@ class _PlanSearch:
             pruned=tuple(sorted(self.counters.removed.items())),
         )
         return replace(plan, search=search)
-
-
-def able_pools(chain: Chain, cluster: Cluster, model: ComputeModel) -> tuple[Pool, ...]:
-    """The pools of a cluster at time 0 that can run the chain, numbered from 0."""
-    able = (pool for pool in find_pools(cluster) if model.can_run(chain, pool.device))
-    return tuple(replace(pool, index=index) for index, pool in enumerate(able))
 
 
 def _estimate(bound: float, shape: Shape) -> float:

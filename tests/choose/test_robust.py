@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from argosy.choose.replan import compare_courses
 from argosy.choose.robust import RobustChoice, find_robust_plan
 from argosy.choose.scenario import Horizon, Robust, exact_times, fluid_times, lasting, moments, objective, pace
 from argosy.cluster.changes import link_steps
@@ -16,6 +17,8 @@ from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel
 from argosy.plan.check import check_plan
+from argosy.planner import Settings
+from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.simulate import simulate
 from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
@@ -101,3 +104,45 @@ def test_the_average_and_the_low_network() -> None:
     assert lasting(cluster, [half], 60.0).links[index].bandwidth == Trace.constant(full / 2)
     assert lasting(cluster, [half], 60.0, 0.1).links[index].bandwidth == Trace.constant(0.0)
     assert moments(half, 60.0) == [0.0, 30.0]
+
+
+def small(*changes: dict[str, object]) -> Cluster:
+    return with_changes(load_cluster("mixed-8"), changes)
+
+
+def test_a_link_that_is_down_at_first_may_come_later() -> None:
+    """Its host is planned without at time 0, and a policy has nothing to count from."""
+    chain = load_model("gpt2-xl", dtype="fp16")
+    steps = [["0 s", "0 bit/s"], ["30 s", "10 Gbit/s"], ["60 s", "1 Gbit/s"]]
+    changing = small({"link": "old0.nic", "steps": steps})
+    found = find_robust_plan(chain, changing, [changing], global_batch=16)
+    check_plan(found.plan, chain, changing)
+    assert math.isfinite(found.value)
+    courses = compare_courses(chain, changing, global_batch=16, horizon=90.0)
+    assert all(course.iterations > 0 for course in courses.courses)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(even_shares=True),
+        Settings(schedules=(ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=2),), max_width=1),
+    ],
+    ids=["even shares", "interleaved"],
+)
+def test_what_the_settings_ask_for_holds_over_scenarios_too(settings: Settings) -> None:
+    chain = load_model("gpt2-xl", dtype="fp16")
+    changing = small({"link": "old0.nic", "steps": [["30 s", "1 Gbit/s"]]})
+    plan = find_robust_plan(chain, changing, [changing], global_batch=16, settings=settings).plan
+    check_plan(plan, chain, changing)
+    if settings.even_shares:
+        assert len({replica.samples for stage in plan.stages for replica in stage.replicas}) == 1
+    else:
+        assert plan.schedule.kind is ScheduleKind.INTERLEAVED
+
+
+def test_where_transfers_block_only_1f1b_is_looked_at() -> None:
+    chain = load_model("gpt2-xl", dtype="fp16")
+    changing = small({"link": "old0.nic", "steps": [["30 s", "1 Gbit/s"]]})
+    plan = find_robust_plan(chain, changing, [changing], global_batch=16, model=ComputeModel(blocking=True)).plan
+    assert plan.schedule == ScheduleSpec()

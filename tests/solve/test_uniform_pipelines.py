@@ -9,7 +9,7 @@ import pytest
 from argosy.cluster.file import load_cluster
 from argosy.cluster.lasting import at_time_zero
 from argosy.cost.compute import ComputeModel
-from argosy.planner import SCHEDULES, able_pools, find_plan
+from argosy.planner import SCHEDULES, find_plan
 from argosy.schedule import ScheduleSpec
 from argosy.sim.exact import simulate_exact
 from argosy.sim.fold import fold_plan
@@ -20,6 +20,7 @@ from argosy.solve.layouts import layouts_of
 from argosy.solve.uniform import Table, rows_of, uniform_candidates
 from argosy.solve.verdict import placed
 from argosy.space.enumerate import Scope
+from argosy.space.pool import able_pools
 from argosy.space.price import Prices
 from argosy.workload.load import load_model
 

@@ -19,7 +19,7 @@ from typing import IO, Any
 from argosy.adapt.controller import Controller, Decision, Limits
 from argosy.adapt.predictor import plan_key
 from argosy.adapt.watch import World
-from argosy.choose.policy import MORE_SCHEDULES, schedules_that_fit
+from argosy.choose.policy import schedules_that_fit, schedules_to_try
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel
@@ -92,7 +92,8 @@ class Mind:
 
     def _variants(self, plan: Plan) -> list[Plan]:
         """Under every schedule that fits: the usual ones, and those of the plan's policy."""
-        known = dict.fromkeys((*MORE_SCHEDULES, *(rule.schedule for rule in self.brief.plan.policy)))
+        usual = schedules_to_try(Settings(), self.brief.model)
+        known = dict.fromkeys((*usual, *(rule.schedule for rule in self.brief.plan.policy)))
         return schedules_that_fit(plan, self.brief.chain, self.cluster, known)
 
     def _replan(self, believed: Cluster) -> Plan:

@@ -43,7 +43,7 @@ def climb(plan: Plan, score: Score, cluster: Cluster) -> Plan:
 
 def steps(plan: Plan, cluster: Cluster) -> Iterator[Plan]:
     """(1)."""
-    plan = replace(plan, predicted=None, certificate=None, search=None, runner_ups=(), left_out=(), collectives=())
+    plan = replace(plan.bare, collectives=())
     for at, (one, other) in enumerate(zip(plan.stages, plan.stages[1:], strict=False)):
         for cut in (one.end - 1, one.end + 1):
             if one.first < cut < other.end:

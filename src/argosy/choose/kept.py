@@ -71,6 +71,8 @@ def keep(
         raise bad_input(f"an edge of {cluster.name}", edge, where="edge", suggestion=closest(edge, edges))
     links = frozenset(index for index, link in enumerate(cluster.links) if link.edge == edge)
     now = max(cluster.links[link].bandwidth.at(0) for link in links)
+    if not now and (low is None or high is None):
+        raise bad_input("an edge that is not down at time 0, or its bandwidths", edge, where="edge")
     low, high = low or now / 100, high or 4 * now
     lines = [edge_lines(plan, chain, cluster, links, model or ComputeModel(), low, high) for plan in plans]
     most = max(len(one) for one in lines)

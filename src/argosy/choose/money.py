@@ -23,12 +23,12 @@ from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError, NothingFitsError, bad_input
 from argosy.plan.plan import LeftOut, Plan, Search
-from argosy.planner import Settings, able_pools, find_plan
+from argosy.planner import Settings, find_plan
 from argosy.sim.compile import compile_plan
 from argosy.solve.feasible import batch_shapes
 from argosy.space.granularity import granularities
 from argosy.space.option import Vector
-from argosy.space.pool import Pool
+from argosy.space.pool import Pool, able_pools
 from argosy.space.price import Prices
 from argosy.space.rate import throughput_bound
 from argosy.workload.chain import Chain

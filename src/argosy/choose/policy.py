@@ -20,8 +20,9 @@ from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.explain.memory import planned_memory
 from argosy.plan.plan import Plan, PolicyRule
-from argosy.planner import SCHEDULES
+from argosy.planner import SCHEDULES, Settings
 from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.solve.settings import without_deadlock
 from argosy.space.option import USABLE
 from argosy.workload.chain import Chain
 
@@ -29,6 +30,14 @@ CLEARLY = 0.005
 """A schedule that gains less is not worth a switch."""
 _GRID = 128
 MORE_SCHEDULES = (*SCHEDULES, ScheduleSpec(kind=ScheduleKind.KFKB, k=8))
+
+
+def schedules_to_try(settings: Settings, model: ComputeModel) -> tuple[ScheduleSpec, ...]:
+    """What a plan may switch between: the schedules that were asked for, or else more than are searched. An
+    interleaved one has other stages, and where transfers block there is 1f1b alone."""
+    chosen = without_deadlock(settings, model).schedules
+    found = MORE_SCHEDULES if chosen == SCHEDULES else chosen
+    return tuple(schedule for schedule in found if schedule.kind is not ScheduleKind.INTERLEAVED)
 
 
 def schedules_that_fit(
@@ -49,13 +58,22 @@ def schedules_that_fit(
 
 
 def with_policy(
-    plan: Plan, chain: Chain, cluster: Cluster, edges: Sequence[str], *, model: ComputeModel | None = None
+    plan: Plan,
+    chain: Chain,
+    cluster: Cluster,
+    edges: Sequence[str],
+    *,
+    model: ComputeModel | None = None,
+    schedules: Iterable[ScheduleSpec] = MORE_SCHEDULES,
 ) -> Plan:
-    """The plan with rules (1) for changes of each of these edges alone."""
-    variants = schedules_that_fit(plan, chain, cluster)
+    """The plan with rules (1) for changes of each of these edges alone; none for an edge that is down at time 0, from
+    whose bandwidth then nothing can be counted."""
+    variants = schedules_that_fit(plan, chain, cluster, schedules)
     if len(variants) == 1:
         return replace(plan, policy=())
-    rules = [rule for edge in edges for rule in _rules(keep(variants, chain, cluster, edge, model=model))]
+    up = {link.edge for link in cluster.links if link.bandwidth.at(0) > 0}
+    kept = (keep(variants, chain, cluster, edge, model=model) for edge in edges if edge in up)
+    rules = [rule for one in kept for rule in _rules(one)]
     return replace(plan, policy=tuple(rules))
 
 

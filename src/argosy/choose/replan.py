@@ -20,13 +20,12 @@ from functools import partial
 
 import numpy as np
 
-from argosy.choose.scenario import lasting, moments, pace, without_what_changes
+from argosy.choose.scenario import lasting, moments, pace, plans_of_views, without_what_changes
 from argosy.cluster.lasting import at_time_zero
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import FloatArray
 from argosy.cost.compute import ComputeModel
 from argosy.cost.moving import Migration, migration
-from argosy.errors import NothingFitsError
 from argosy.plan.plan import Plan
 from argosy.planner import Settings, kept_plans
 from argosy.workload.chain import Chain
@@ -105,9 +104,7 @@ def plans_for_trace(
     views += [lasting(cluster, [cluster], horizon, quantile) for quantile in _QUANTILES]
     views += [without_what_changes(cluster, [cluster])]
     search = partial(kept_plans, chain, global_batch=global_batch, settings=settings, model=model)
-    found = [_best(search, view) for view in views]
-    if not found[0]:
-        raise NothingFitsError(f"no plan of {chain.name} fits on {cluster!r}")
+    found = plans_of_views(search, views, _PLANS_PER_VIEW)
     plans: list[Plan] = []
     for plan in (plan for view in found for plan in view):
         if not any(_is_same(plan, other) for other in plans):
@@ -126,13 +123,6 @@ def courses_with(choices: Choices, chain: Chain, cluster: Cluster, horizon: floa
     ]
     best = max((journey.oracle(), *courses), key=lambda course: course.iterations)
     return Courses(horizon=horizon, plans=len(choices.plans), courses=(*courses, replace(best, name="oracle")))
-
-
-def _best(search: partial[list[Plan]], view: Cluster) -> list[Plan]:
-    try:
-        return search(view)[:_PLANS_PER_VIEW]
-    except NothingFitsError:
-        return []
 
 
 def _is_same(one: Plan, other: Plan) -> bool:

@@ -2,7 +2,8 @@
 
     (1)  views       = the cluster on average, at time 0, at its lowest tenth, and without the nodes that change: each
                        searched
-    (2)  candidates  = the best unlike plans of each view, each under every schedule with which it fits
+    (2)  candidates  = the best unlike plans of each view, each under every schedule with which it fits; of those that
+                       were asked for, where some were
     (3)  rank        = by the fluid estimate of the objective over all scenarios (``scenario`` (1), (2))
     (4)  judge       = the few best, and the best for the average, by the exact engine over the same scenarios
 
@@ -13,13 +14,13 @@ of the objective. The certificate of a search holds for its own view only and is
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from argosy.choose.policy import schedules_that_fit, with_policy
+from argosy.choose.policy import schedules_that_fit, schedules_to_try, with_policy
 from argosy.choose.scenario import (
     Horizon,
     Robust,
@@ -29,13 +30,13 @@ from argosy.choose.scenario import (
     lasting,
     objective,
     pace,
+    plans_of_views,
     without_what_changes,
 )
 from argosy.cluster.lasting import at_time_zero
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import FloatArray
 from argosy.cost.compute import ComputeModel
-from argosy.errors import ArgosyError, NothingFitsError
 from argosy.plan.plan import ClusterRef, LeftOut, Plan, Predicted, RunnerUp, Search
 from argosy.planner import Settings, kept_plans
 from argosy.units import TIME
@@ -106,19 +107,20 @@ def find_robust_plan(
     views = [lasting(cluster, scenarios, horizon), at_time_zero(cluster), lasting(cluster, scenarios, horizon, _LOW)]
     views += [without_what_changes(cluster, scenarios)]
     search = partial(kept_plans, chain, global_batch=global_batch, settings=settings, model=model)
-    found = [list(_search(search, view))[:_PLANS_PER_VIEW] for view in views]
-    if not found[0]:
-        raise NothingFitsError(f"no plan of {chain.name} fits on {cluster!r} as it is on average")
+    found = plans_of_views(search, views, _PLANS_PER_VIEW)
     estimate = partial(_estimate, chain=chain, scenarios=scenarios, model=model, robust=robust, horizon=horizon)
     plain = _ranked({_key(plan): plan for view in found for plan in view}.values(), estimate)
-    variants = [variant for _, plan in plain[:_PLANS] for variant in schedules_that_fit(plan, chain, cluster)]
+    schedules = schedules_to_try(settings, model)
+    fitting = (schedules_that_fit(plan, chain, cluster, schedules) for _, plan in plain[:_PLANS])
+    variants = [variant for each in fitting for variant in each]
     average = found[0][0]
     ranked = _ranked({_key(plan): plan for plan in (average, *variants)}.values(), estimate)
     finalists = [*ranked[:_FINALISTS], *((value, plan) for value, plan in ranked[_FINALISTS:] if plan == average)]
     limit = Horizon(seconds=max(horizon, _LEAST_HORIZON * ranked[0][0]), iterations=iterations)
     judged = [_figures(plan, value, chain, scenarios, model, limit) for value, plan in finalists]
     judged.sort(key=lambda one: float(getattr(one, robust)))
-    plan = with_policy(_finished(judged, cluster, robust), chain, at_time_zero(cluster), _edges(scenarios), model=model)
+    calm, edges = at_time_zero(cluster), _edges(scenarios)
+    plan = with_policy(_finished(judged, cluster, robust), chain, calm, edges, model=model, schedules=schedules)
     effort = Search(cpu_seconds=time.process_time() - began, candidates=len(plain) + len(ranked), pruned=())
     return RobustChoice(
         plan=replace(plan, search=effort),
@@ -128,14 +130,6 @@ def find_robust_plan(
         average=next(one for one in judged if one.plan == average),
         others=tuple(one for one in judged[1:] if one.plan != average),
     )
-
-
-def _search(search: partial[list[Plan]], view: Cluster) -> Iterator[Plan]:
-    """The plans of a view; none where nothing fits on what is left of the cluster there."""
-    try:
-        yield from search(view)
-    except ArgosyError:
-        return
 
 
 def _key(plan: Plan) -> tuple[object, ...]:

@@ -14,7 +14,7 @@ the horizon the objective is
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -25,6 +25,7 @@ from argosy.cluster.lasting import at_time_zero, within_reach
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import FloatArray, Trace
 from argosy.cost.compute import ComputeModel
+from argosy.errors import InfeasibleError
 from argosy.plan.plan import Plan
 from argosy.sim.exact import simulate_exact
 from argosy.sim.fold import fold_plan
@@ -108,8 +109,8 @@ def objective(times: Sequence[FloatArray], robust: Robust) -> float:
 
 def lasting(cluster: Cluster, scenarios: Sequence[Cluster], horizon: float, quantile: float | None = None) -> Cluster:
     """The cluster with every link and device for ever as it is on average over all scenarios, or at a quantile over
-    time and scenarios. A device that is ever lost counts as lost at a quantile below 0.5, and so does one that a link
-    which is down then cuts off."""
+    time and scenarios. A device that is lost for more than that share of the time counts as lost at a quantile, and so
+    does one that a link which is down for as long cuts off."""
 
     def value(traces: Sequence[Trace]) -> Trace:
         if all(trace.is_constant for trace in traces) and len(set(traces)) == 1:
@@ -133,6 +134,18 @@ def lasting(cluster: Cluster, scenarios: Sequence[Cluster], horizon: float, quan
         for index, device in enumerate(cluster.devices)
     ]
     return within_reach(replace(cluster, links=tuple(links), devices=tuple(devices)))
+
+
+def plans_of_views(search: Callable[[Cluster], list[Plan]], views: Sequence[Cluster], most: int) -> list[list[Plan]]:
+    """The ``most`` best plans that a search finds for each view of a cluster: for the first some, or there is no point;
+    for another none where nothing fits on what is left of the cluster there."""
+    found = [search(views[0])[:most]]
+    for view in views[1:]:
+        try:
+            found.append(search(view)[:most])
+        except InfeasibleError:
+            found.append([])
+    return found
 
 
 def without_what_changes(cluster: Cluster, scenarios: Sequence[Cluster]) -> Cluster:

@@ -85,7 +85,7 @@ def _courses(scenario: Scenario, limits: Any, until: float) -> list[tuple[str, C
 
     from argosy.adapt.controller import Reach
     from argosy.adapt.play import Stage, play, play_oracle
-    from argosy.choose.policy import schedules_that_fit
+    from argosy.choose.policy import schedules_that_fit, schedules_to_try
     from argosy.planner import Settings, find_plan
 
     plan, chain, model = scenario.plan, scenario.chain, scenario.model
@@ -94,7 +94,7 @@ def _courses(scenario: Scenario, limits: Any, until: float) -> list[tuple[str, C
         return find_plan(chain, cluster, global_batch=plan.global_batch, settings=Settings(), model=model)
 
     stage = Stage(chain, scenario.cluster, model)
-    variants = schedules_that_fit(plan, chain, scenario.cluster)
+    variants = schedules_that_fit(plan, chain, scenario.cluster, schedules_to_try(Settings(), scenario.model))
     courses = []
     for reach in (reach for reach in Reach if limits.reach.allows(reach)):
         own = replace(limits, reach=reach)

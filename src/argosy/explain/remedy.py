@@ -23,12 +23,12 @@ from argosy.cost.memory import OPTIMIZER_BYTES
 from argosy.document import Document
 from argosy.dtype import Dtype
 from argosy.errors import ArgosyError
-from argosy.planner import Settings, able_pools, search_scope
+from argosy.planner import Settings, search_scope
 from argosy.solve.feasible import Fit, batch_shapes, find_fit, is_quick
 from argosy.space.enumerate import with_splits
 from argosy.space.granularity import granularities
 from argosy.space.option import Vector
-from argosy.space.pool import Pool
+from argosy.space.pool import Pool, able_pools
 from argosy.space.price import Prices
 from argosy.units import counted
 from argosy.workload.chain import Chain

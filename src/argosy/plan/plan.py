@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from argosy.dtype import Dtype
@@ -267,6 +267,11 @@ class Plan:
     def devices(self) -> tuple[str, ...]:
         """Every device in use, once, in stage order."""
         return tuple(dict.fromkeys(device for stage in self.stages for device in stage.devices))
+
+    @property
+    def bare(self) -> Plan:
+        """Without what was said about it: what is predicted and proven, what finding it took, what lost."""
+        return replace(self, predicted=None, certificate=None, search=None, runner_ups=(), left_out=())
 
     @property
     def cut(self) -> tuple[int, ...] | None:

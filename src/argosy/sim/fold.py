@@ -10,7 +10,8 @@ device that computes as long as any of them, and what they send becomes one flow
     (5)  of a collective, all devices and all NICs of a bundle pass as much as the busiest of them
 
 Exact where the replicas of a bundle are equally loaded; transfers between stages take the mean over the nodes.
-Not modelled: conflicts, more than one route between two nodes, memory, chunks of interleaved schedules.
+Not modelled: conflicts, more than one route between two nodes, memory. A plan under an interleaved schedule, whose
+workers have several stages each, stays as it is.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from argosy.cluster.trace import total
 from argosy.cost.collective import Pairs, seconds_alone
 from argosy.cost.compute import ComputeModel, Portion, StageSeconds, split_stage_seconds, update_seconds
 from argosy.plan.plan import Collective, Plan, Replica, Stage
+from argosy.schedule import ScheduleKind
 from argosy.sim.blocking import with_blocking_transfers
-from argosy.sim.compile import Compiler, Member
+from argosy.sim.compile import Compiler, Member, compile_plan
 from argosy.sim.exchange import Exchange, key_values, reduction, routed, weight_exchange
 from argosy.sim.graph import Flow, TaskGraph
 from argosy.sim.split import overlaps, share_overlaps
@@ -55,6 +57,8 @@ def fold_plan(
 ) -> tuple[TaskGraph, Cluster]:
     """The task graph of one iteration on bundles, and the cluster it runs on."""
     model = model or ComputeModel()
+    if plan.schedule.kind is ScheduleKind.INTERLEAVED:
+        return compile_plan(plan, chain, cluster, model), cluster
     folder = _Folder(plan, chain, cluster, model)
     graph = folder.run()
     return with_blocking_transfers(graph) if model.blocking else graph, folded_cluster(cluster, folder.bundles)

@@ -25,13 +25,12 @@ from argosy.schedule import ScheduleSpec
 from argosy.solve.bounds import States
 from argosy.solve.judge import Complete
 from argosy.solve.pipeline import Choice
-from argosy.solve.shape import Shape, group_size, in_flight
+from argosy.solve.shape import MOST_STAGES, Shape, group_size, in_flight
 from argosy.space.enumerate import Scope, stage_options
 from argosy.space.option import USABLE, Option, Vector
 from argosy.space.price import Prices
 from argosy.space.prune import Counters
 
-MOST_STAGES = 32
 _MOST_STATES = 20_000
 """Of (3): beyond, a finer granularity is left unasked."""
 

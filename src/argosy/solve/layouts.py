@@ -11,12 +11,12 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from argosy.solve.shape import MOST_STAGES
 from argosy.space.enumerate import Scope
 from argosy.space.option import Vector
 from argosy.space.pool import Pool
 from argosy.space.price import Prices, widest
 
-_MOST_STAGES = 32
 _MOST_APART = 4
 """Devices of a stage that is taken apart."""
 _PERMUTED = 3
@@ -40,7 +40,7 @@ Layout = tuple[Section, ...]
 
 def layouts_of(prices: Prices, scope: Scope) -> Iterator[Layout]:
     """Every order of pools, number of devices to a stage, and width, and with its ends taken apart."""
-    most, most_stages = widest(prices.chain.layers), min(_MOST_STAGES, prices.num_layers)
+    most, most_stages = widest(prices.chain.layers), min(MOST_STAGES, prices.num_layers)
     for pools in _orders(prices.pools):
         for stages in _cut_rows(pools, most_stages, most):
             if not scope.allows_width(stages[0].width):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
+from argosy.cost.compute import ComputeModel
 from argosy.plan.plan import Recompute
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.space.enumerate import Scope, only_runnable
@@ -84,6 +85,11 @@ def search_scope(settings: Settings, pools: Sequence[Pool], units: Vector) -> Sc
         scope = replace(scope, zero=(1, 0, 3), recompute=(Recompute.NONE, Recompute.FULL))
     scope = allowed(scope, settings)
     return only_runnable(scope) if settings.runnable else scope
+
+
+def without_deadlock(settings: Settings, model: ComputeModel) -> Settings:
+    """Of the schedules only 1f1b where transfers keep both ends waiting (``sim.blocking``): others could lock up."""
+    return replace(settings, schedules=(ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),)) if model.blocking else settings
 
 
 def allowed(scope: Scope, settings: Settings) -> Scope:

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.units import counted
 
+MOST_STAGES = 32
+"""Of a plan that is looked for."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:

@@ -8,13 +8,15 @@ which ones is a matter of placement (``place``). This is what makes the search i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from argosy.cluster.device import Device
 from argosy.cluster.topology import Cluster, Node
+from argosy.cost.compute import ComputeModel
 from argosy.units import counted
+from argosy.workload.chain import Chain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +84,12 @@ def find_pools(cluster: Cluster) -> tuple[Pool, ...]:
         for key, names in members.items():
             groups.setdefault((*key, len(names)), []).append(tuple(names))
     return tuple(_pool(cluster, index, nodes) for index, nodes in enumerate(groups.values()))
+
+
+def able_pools(chain: Chain, cluster: Cluster, model: ComputeModel) -> tuple[Pool, ...]:
+    """The pools of a cluster at time 0 that can run the chain, numbered from 0."""
+    able = (pool for pool in find_pools(cluster) if model.can_run(chain, pool.device))
+    return tuple(replace(pool, index=index) for index, pool in enumerate(able))
 
 
 def _pool(cluster: Cluster, index: int, nodes: Sequence[tuple[str, ...]]) -> Pool:
