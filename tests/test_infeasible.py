@@ -10,12 +10,12 @@ import pytest
 
 from argosy.cluster.file import load_cluster
 from argosy.cluster.topology import Cluster
+from argosy.cost.memory import USABLE
 from argosy.errors import InfeasibleError
 from argosy.explain.infeasible import Infeasibility, diagnose
 from argosy.explain.remedy import GIB, Change, ChangeKind, with_more_nodes
 from argosy.plan.check import check_plan
 from argosy.planner import Settings, find_plan
-from argosy.space.option import USABLE
 from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
 

@@ -16,10 +16,12 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from argosy.cluster.lasting import within_reach
 from argosy.cluster.topology import Cluster
+from argosy.cost.communicate import DOWN
 from argosy.cost.group import DeviceGroup, device_group
 from argosy.dtype import Dtype
-from argosy.errors import InfeasibleError, InputError
+from argosy.errors import InfeasibleError, InputError, NothingFitsError
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.solve.placement import Pricing
 from argosy.solve.segments import find_segmented
@@ -79,8 +81,8 @@ class GraphPlan:
 
 
 def find_graph_plan(step: Step, samples: int, cluster: Cluster, dtype: Dtype, *, level: int = 1) -> GraphPlan:
-    """(1) to (4)."""
-    return _Search(step, samples, cluster, dtype, level).run()
+    """(1) to (4), on the devices that are there at time 0 and reach each other."""
+    return _Search(step, samples, within_reach(cluster), dtype, level).run()
 
 
 class _Search:
@@ -92,6 +94,8 @@ class _Search:
 
     def run(self) -> GraphPlan:
         everything = [device.name for device in self.cluster.devices if device.speed.at(0.0) > 0]
+        if not everything:
+            raise NothingFitsError(f"no device of {self.cluster!r} is there at time 0")
         program, why = self._one_program(everything)
         found: list[tuple[float, Parts, tuple[StageProgram, ...], int]] = []
         for runs in itertools.islice(ordered_runs(self.cluster, everything), TRIED[self.level]):
@@ -168,7 +172,7 @@ class _Search:
         """Bytes/s from a stage to the next."""
         cluster = self.cluster
         ends = [(one.names[-1], other.names[0]) for one, other in itertools.pairwise(groups)]
-        return [cluster.bandwidth(cluster.fastest(*end, 1e6)).at(0.0) for end in ends]
+        return [max(DOWN, cluster.bandwidth(cluster.fastest(*end, 1e6)).at(0.0)) for end in ends]
 
     def _best(self, found: Sequence[tuple[float, Parts, tuple[StageProgram, ...], int]]) -> Pipeline | None:
         """(4)."""

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
-from argosy.cluster.file import load_cluster
+from argosy.cluster.file import load_cluster, with_changes
 from argosy.cluster.topology import Cluster
 from argosy.cost.group import DeviceGroup, device_group
 from argosy.dtype import Dtype
-from argosy.errors import InfeasibleError
+from argosy.errors import InfeasibleError, NothingFitsError
 from argosy.graph_planner import GraphPlan, find_graph_plan, ordered_runs
 from argosy.runtime.calls import run_node, run_whole, tensor_constants, whole_tensors
 from argosy.schedule import ScheduleKind, ScheduleSpec
@@ -248,3 +248,20 @@ def test_runs_of_a_forward() -> None:
     parts = cut_into_parts(graph, run_after_run([2, count - 2]))
     assert len(parts.parts) == 2 and sum(len(part.graph.nodes) for part in parts.parts) == len(graph.nodes)
     assert BATCH in {part.graph.values[part.graph.with_role(Role.INPUT)[0]].shape[0] for part in parts.parts}
+
+
+def test_a_host_that_a_link_cuts_off_at_time_zero_is_planned_without(pair: Cluster) -> None:
+    cut = with_changes(pair, [{"link": "b0.nic", "steps": [["0 s", "0 bit/s"], ["9 s", "1 Gbit/s"]]}])
+    plan = planned(BUILDS["perceptron"], cut)
+    assert plan.program is not None and all(name.startswith("a") for name in plan.program.group.names)
+
+
+def test_a_medium_that_is_down_at_time_zero_makes_plans_slow_and_no_more(pair: Cluster) -> None:
+    down = with_changes(pair, [{"link": "a0.nvlink", "steps": [["0 s", "0 bit/s"], ["9 s", "1 Gbit/s"]]}])
+    assert planned(BUILDS["perceptron"], down).seconds >= planned(BUILDS["perceptron"], pair).seconds
+
+
+def test_a_cluster_of_lost_devices_has_no_plan(pair: Cluster) -> None:
+    lost = with_changes(pair, [{"device": "*", "steps": [["0 s", 0], ["9 s", 1]]}])
+    with pytest.raises(NothingFitsError, match="no device of pair.* is there at time 0"):
+        planned(BUILDS["perceptron"], lost)

@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from argosy.baselines.job import RECOMPUTE, Job, NoPlan
-from argosy.cost.memory import activation_bytes, recomputed_bytes, state_bytes, working_bytes
+from argosy.cost.memory import USABLE, activation_bytes, recomputed_bytes, state_bytes, working_bytes
 from argosy.plan.plan import ClusterRef, LeftOut, ModelRef, Plan, Recompute, Replica, Stage
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.schedule.generate import default_depth
 from argosy.sim.compile import compile_plan
 from argosy.sim.exact import simulate_exact
 from argosy.sim.fold import fold_plan
-from argosy.space.option import USABLE
 from argosy.units import SIZE
 
 ONE_F_ONE_B = ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B)

@@ -18,12 +18,12 @@ import numpy as np
 from argosy.choose.kept import KeptPlans, keep
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
+from argosy.cost.memory import USABLE
 from argosy.explain.memory import planned_memory
 from argosy.plan.plan import Plan, PolicyRule
 from argosy.planner import SCHEDULES, Settings
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.solve.settings import without_deadlock
-from argosy.space.option import USABLE
 from argosy.workload.chain import Chain
 
 CLEARLY = 0.005

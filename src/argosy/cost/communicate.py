@@ -14,6 +14,9 @@ import math
 
 from argosy.workload.chain import Layer
 
+DOWN = 1.0
+"""Bytes/s that a link counts as while it is down: no plan that uses it can be of use, and none divides by 0."""
+
 
 def ring_seconds(num_bytes: float, count: int, bandwidth: float, latency: float) -> float:
     """(1)

@@ -22,7 +22,8 @@ from enum import StrEnum
 from functools import cached_property
 
 from argosy.cluster.topology import Cluster
-from argosy.cost.communicate import all_reduce_seconds, hierarchical_seconds, ring_seconds
+from argosy.cost.communicate import DOWN, all_reduce_seconds, hierarchical_seconds, ring_seconds
+from argosy.cost.memory import USABLE
 from argosy.dtype import Dtype
 
 MATRIX_SHARE = 0.5
@@ -56,7 +57,7 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Measured bytes/s of collectives over a group, and whether shards may go as grouped calls."""
+    """Measured bytes/s of collectives over a group, padded and as grouped calls."""
 
     all_gather: float
     grouped_all_gather: float
@@ -178,24 +179,25 @@ def device_group(cluster: Cluster, names: Sequence[str], dtype: Dtype) -> Device
     """The named devices of a cluster, at the speeds and bandwidths of time zero."""
     devices = [cluster.device(name) for name in names]
     hops = [(one, other) for one, other in zip(names, [*names[1:], names[0]], strict=True) if one != other]
-    routes = [cluster.fastest(one, other, 1e6) for one, other in hops]
-    homes = [cluster.node_of[name][0].name for name in names]
+    routes = {hop: cluster.fastest(*hop, 1e6) for hop in hops}
+    rates = {hop: max(DOWN, cluster.bandwidth(route).at(0.0)) for hop, route in routes.items()}
+    home_of = {device.name: device.node for device in devices}
+    homes = list(home_of.values())
     count = len(set(homes))
     regular = count > 1 and len({homes.count(home) for home in homes}) == 1 and len(names) > count
-    within = [r for r, (one, other) in zip(routes, hops, strict=True) if cluster.node_of[one] is not None
-              and cluster.node_of[one][0] is cluster.node_of[other][0]]  # fmt: skip
+    within = [(one, other) for one, other in hops if home_of[one] == home_of[other]]
     inside = (
-        min((cluster.bandwidth(route).at(0.0) for route in within), default=0.0),
-        max((cluster.latency(route) for route in within), default=0.0),
+        min((rates[hop] for hop in within), default=0.0),
+        max((cluster.latency(routes[hop]) for hop in within), default=0.0),
     )
     health = [device.efficiency * device.speed.at(0.0) for device in devices]
     return DeviceGroup(
         names=tuple(names),
         flops=tuple(MATRIX_SHARE * h * d.kind.peak(dtype) for h, d in zip(health, devices, strict=True)),
         memory_bandwidths=tuple(h * d.kind.memory_bandwidth for h, d in zip(health, devices, strict=True)),
-        memory=tuple(0.92 * device.kind.memory for device in devices),
-        bandwidth=min((cluster.bandwidth(route).at(0.0) for route in routes), default=1.0),
-        latency=max((cluster.latency(route) for route in routes), default=0.0),
+        memory=tuple(USABLE * device.kind.memory for device in devices),
+        bandwidth=min(rates.values(), default=1.0),
+        latency=max((cluster.latency(route) for route in routes.values()), default=0.0),
         nodes=count if regular else 1,
         inside=inside if regular else (0.0, 0.0),
         per_node=max(homes.count(home) for home in homes),

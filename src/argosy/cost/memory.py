@@ -30,6 +30,8 @@ from argosy.errors import bad_input, closest
 from argosy.plan.plan import Recompute, Stage
 from argosy.workload.chain import Chain, Layer
 
+USABLE = 0.92
+"""Share of a device's memory that a plan may fill: the rest is workspace and fragmentation."""
 OPTIMIZER_BYTES = {"adamw": 8, "adam": 8, "lion": 4, "momentum": 4, "sgd": 0}
 """State per parameter, in fp32; a 16-bit model keeps 4 more for its fp32 master copy."""
 

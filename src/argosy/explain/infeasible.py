@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
+from argosy.cost.memory import USABLE
 from argosy.explain.remedy import Change, Reload, Trial, nearest_changes
 from argosy.plan.plan import Plan
 from argosy.planner import Settings
@@ -19,7 +20,6 @@ from argosy.solve.feasible import Fit
 from argosy.solve.pipeline import Choice
 from argosy.solve.shape import group_size, in_flight
 from argosy.solve.verdict import placed, why_infeasible
-from argosy.space.option import USABLE
 from argosy.units import SIZE
 from argosy.workload.chain import Chain
 

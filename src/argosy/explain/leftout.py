@@ -20,6 +20,7 @@ from enum import StrEnum
 from argosy.cluster.device import Device
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
+from argosy.cost.memory import USABLE
 from argosy.errors import ArgosyError
 from argosy.explain.memory import planned_memory
 from argosy.explain.whatif import with_faster_devices, with_replica, with_wider_edges
@@ -28,7 +29,6 @@ from argosy.plan.plan import Plan, Replica, Stage
 from argosy.schedule import ScheduleKind
 from argosy.sim.exact import simulate_exact
 from argosy.sim.fold import fold_plan
-from argosy.space.option import USABLE
 from argosy.units import SIZE
 from argosy.workload.chain import Chain
 

@@ -21,13 +21,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from argosy.cost.memory import USABLE
 from argosy.schedule import ScheduleSpec
 from argosy.solve.bounds import States
 from argosy.solve.judge import Complete
 from argosy.solve.pipeline import Choice
 from argosy.solve.shape import MOST_STAGES, Shape, group_size, in_flight
 from argosy.space.enumerate import Scope, stage_options
-from argosy.space.option import USABLE, Option, Vector
+from argosy.space.option import Option, Vector
 from argosy.space.price import Prices
 from argosy.space.prune import Counters
 

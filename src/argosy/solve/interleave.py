@@ -14,13 +14,13 @@ from dataclasses import replace
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
+from argosy.cost.memory import USABLE
 from argosy.errors import InfeasibleError
 from argosy.plan.plan import LeftOut, Plan, Predicted, Stage
 from argosy.schedule import ScheduleSpec
 from argosy.sim.choose import with_collectives
 from argosy.sim.compile import compile_plan
 from argosy.sim.exact import simulate_exact
-from argosy.space.option import USABLE
 from argosy.units import counted
 from argosy.workload.chain import Chain
 

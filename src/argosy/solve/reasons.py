@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from argosy.cost.memory import USABLE
 from argosy.plan.plan import Recompute
 from argosy.solve.candidate import Candidate, describe_choice
 from argosy.space.enumerate import Scope
-from argosy.space.option import USABLE
 from argosy.space.pool import Pool
 from argosy.space.price import Prices
 from argosy.units import SIZE, TIME

@@ -12,6 +12,7 @@ from functools import partial
 from argosy.cluster.device import Device
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
+from argosy.cost.memory import USABLE
 from argosy.plan.plan import Certificate, ClusterRef, LeftOut, ModelRef, Plan, Predicted, RunnerUp
 from argosy.sim.choose import with_collectives
 from argosy.sim.compile import compile_plan
@@ -20,7 +21,6 @@ from argosy.sim.fold import fold_plan
 from argosy.solve.candidate import Candidate, lightened, with_plan
 from argosy.solve.reasons import why_left_out, why_slower
 from argosy.space.enumerate import Scope
-from argosy.space.option import USABLE
 from argosy.space.place import place_stages
 from argosy.space.price import Prices
 from argosy.units import SIZE

@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from argosy.cost.memory import USABLE
 from argosy.plan.plan import Recompute
 from argosy.plan.runnable import ALIKE, CONTEXT, EXPERT, GROUPS, RECOMPUTE, ZERO
-from argosy.space.option import USABLE, Option, Part, Vector, node_widths, share_samples, tensor_widths
+from argosy.space.option import Option, Part, Vector, node_widths, share_samples, tensor_widths
 from argosy.space.pool import Pool
 from argosy.space.price import Prices, widest
 from argosy.space.prune import Counters, fits_nowhere, without_dominated

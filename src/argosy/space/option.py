@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from argosy.cost.collective import tree_depth, tree_load
+from argosy.cost.memory import USABLE
 from argosy.plan.plan import Recompute, Replica, Stage
 from argosy.space.exchange import Split, routed_crowding
 from argosy.space.pool import Pool
@@ -34,9 +35,6 @@ from argosy.space.price import FloatArray, Prices, Rates
 
 Vector = tuple[int, ...]
 """Devices taken from each pool."""
-
-USABLE = 0.92
-"""Share of a device's memory that a plan may fill: the rest is workspace and fragmentation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +73,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Option:
-    """One way to run a stage on a vector of devices; ``solve.pipeline.Menu`` makes tables of many."""
+    """One way to run a stage on a vector of devices; ``solve.menu.Menu`` makes tables of many."""
 
     prices: Prices
     vector: Vector

@@ -14,6 +14,7 @@ from typing import Any
 
 from argosy.cluster.device import Device
 from argosy.cluster.topology import Cluster, Node
+from argosy.cost.communicate import DOWN
 from argosy.cost.compute import ComputeModel
 from argosy.units import counted
 from argosy.workload.chain import Chain
@@ -66,10 +67,6 @@ class Pool:
         return f"{self.count}x {self.name} in {counted(len(self.nodes), 'node')}"
 
 
-_DOWN = 1.0
-"""Bytes/s that a medium counts as while it is down: no plan that uses it can be of use, and none divides by 0."""
-
-
 def find_pools(cluster: Cluster) -> tuple[Pool, ...]:
     """The pools of a cluster as it is at time 0, in the order of their first device."""
     groups: dict[tuple[Any, ...], list[tuple[str, ...]]] = {}
@@ -98,7 +95,7 @@ def _pool(cluster: Cluster, index: int, nodes: Sequence[tuple[str, ...]]) -> Poo
     if len(home.devices) > 1:
         routes = cluster.routes(home.devices[0], home.devices[1])
         route = max(routes, key=lambda r: (cluster.bandwidth(r).at(0), -cluster.latency(r)))
-        best, shared = (max(_DOWN, cluster.bandwidth(route).at(0)), cluster.latency(route)), len(route.links) == 1
+        best, shared = (max(DOWN, cluster.bandwidth(route).at(0)), cluster.latency(route)), len(route.links) == 1
     bandwidth, latency = _outward(cluster, home)
     return Pool(
         index=index,
