@@ -13,6 +13,7 @@ import pytest
 from planning_cases import Case, Recipe, cluster_of, complete_plans, kind_fields, node_fields, random_case
 
 from argosy.choose.money import Limits, Priced, choose, find_front, moved_cost, pareto_front
+from argosy.cost.compute import ComputeModel
 from argosy.dtype import Dtype
 from argosy.errors import InfeasibleError, InputError
 from argosy.plan.check import check_plan
@@ -20,6 +21,7 @@ from argosy.planner import Settings, find_plan
 from argosy.schedule import ScheduleSpec
 from argosy.solve.judge import Complete, Judge
 from argosy.workload.chain import Chain, Layer
+from argosy.workload.profile import Profile, ProfileRow
 
 SMALL = Recipe(max_devices=5, max_layers=4, max_pools=2, batches=(2, 3, 4), per_node=(1, 2))
 MOST_PLANS = 6_000
@@ -183,3 +185,15 @@ def test_the_front_has_no_point_that_another_beats() -> None:
     assert pareto_front(points) == points
     for one, other in itertools.pairwise(points):
         assert one.seconds < other.seconds and one.cost_per_step > other.cost_per_step
+
+
+def test_a_kind_that_was_measured_with_more_samples_only_is_left_out() -> None:
+    case = unequal()
+    row = ProfileRow(
+        layer="block", micro_batch=64, tensor_width=1, dtype=Dtype.BF16, forward_seconds=1, backward_seconds=1
+    )
+    rows = (row, replace(row, micro_batch=128))
+    kind = case.cluster.devices[0].kind.name
+    model = ComputeModel(profiles={kind: Profile(device=kind, model="drawn", rows=rows)})
+    found = find_front(case.chain, case.cluster, global_batch=8, settings=exact(case), model=model)
+    assert found and all(case.cluster.device(d).kind.name != kind for point in found for d in point.plan.devices)

@@ -130,6 +130,28 @@ def test_what_cannot_be_reached_comes_from_somebody_who_can(chain: Chain) -> Non
     assert math.isinf(back.seconds(cluster))
 
 
+def test_bytes_take_the_way_that_is_up_then(chain: Chain) -> None:
+    """Over PCIe while NVLink, which is faster at time 0, is down."""
+    text = """
+name = "node"
+[[nodes]]
+name = "a"
+devices = { kind = "A100-80GB", count = 2 }
+intra = [{ medium = "nvlink", bandwidth = "300 GB/s" }, { medium = "pcie", bandwidth = "20 GB/s" }]
+[[changes]]
+link = "a0.nvlink"
+steps = [["10 s", "0 Mbit/s"]]
+"""
+    cluster = build_cluster(parse_toml(text, file="node.toml"), folder=Path())
+    here, there = (
+        plan_of(cluster, chain, Stage(first=0, end=len(chain.layers), replicas=replicas(name)))
+        for name in ("a0.0", "a0.1")
+    )
+    for time, rate in ((0.0, 300e9), (20.0, 20e9)):
+        moved = migration(here, there, chain, cluster, time)
+        assert moved.seconds(cluster, time) == pytest.approx(moved.bytes / rate + PAUSE)
+
+
 def test_a_big_plan_moves_one_layer_over_one_nic() -> None:
     plan = load_plan("llama-3-8b-on-mixed-16")
     cluster = with_changes(cluster_from_content(plan.cluster.content), [])

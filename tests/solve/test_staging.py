@@ -263,5 +263,5 @@ def test_a_medium_that_is_down_at_time_zero_makes_plans_slow_and_no_more(pair: C
 
 def test_a_cluster_of_lost_devices_has_no_plan(pair: Cluster) -> None:
     lost = with_changes(pair, [{"device": "*", "steps": [["0 s", 0], ["9 s", 1]]}])
-    with pytest.raises(NothingFitsError, match="no device of pair.* is there at time 0"):
+    with pytest.raises(NothingFitsError, match=r"no device of pair.* is there at time 0"):
         planned(BUILDS["perceptron"], lost)

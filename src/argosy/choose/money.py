@@ -142,7 +142,8 @@ class _FrontSearch:
         began = time.process_time()
         bounds = self._bounds()
         looked = 0
-        for vector in sorted(self._vectors(), key=lambda one: (bounds(one) * self._price(one), one)):
+        possible = [vector for vector in self._vectors() if math.isfinite(bounds(vector))]
+        for vector in sorted(possible, key=lambda one: (bounds(one) * self._price(one), one)):
             least = bounds(vector)
             if self._price(vector) <= self.limits.price_per_hour and not self._is_beaten(vector, least):
                 looked += 1
@@ -171,7 +172,7 @@ class _FrontSearch:
         return sum(count * pool.device.price_per_hour for count, pool in zip(vector, self.pools, strict=True))
 
     def _bounds(self) -> Callable[[Vector], float]:
-        """T(u) of (3)."""
+        """T(u) of (3); infinite where nothing was measured with so few samples."""
         shapes = list(batch_shapes(self.global_batch, self.settings.schedules))
         alone = [Prices(self.chain, (replace(pool, index=0),), self.model) for pool in self.pools]
         rates = [
@@ -180,10 +181,9 @@ class _FrontSearch:
         ]
 
         def least(vector: Vector) -> float:
-            return min(
-                shape.num_micro_batches / sum(count * rate[at] for count, rate in zip(vector, rates, strict=True))
-                for at, shape in enumerate(shapes)
-            )
+            taken = [(count, rate) for count, rate in zip(vector, rates, strict=True) if count]
+            pairs = ((shape, sum(count * rate[at] for count, rate in taken)) for at, shape in enumerate(shapes))
+            return min((shape.num_micro_batches / rate for shape, rate in pairs if rate), default=math.inf)
 
         return least
 

@@ -68,7 +68,7 @@ class Migration:
         """(3), at the bandwidths of a moment; infinity while a link that is needed is down, 0 where nothing moves."""
         crossing: dict[int, float] = defaultdict(float)
         for source, target, size in self.transfers:
-            for link in cluster.fastest(source, target, size).links:
+            for link in cluster.fastest(source, target, size, time).links:
                 crossing[link] += size
         rates = {link: cluster.links[link].bandwidth.at(time) for link in crossing}
         times = [size / rates[link] if rates[link] else math.inf for link, size in crossing.items()]
@@ -95,7 +95,7 @@ class _Sources:
     """(2)."""
 
     def __init__(self, plan: Plan, cluster: Cluster, time: float) -> None:
-        self.cluster, self.time, self.devices = cluster, time, tuple(dict.fromkeys(plan.devices))
+        self.cluster, self.time, self.devices = cluster, time, plan.devices
         self.sent: dict[tuple[str, str], float] = defaultdict(float)
         self.totals: dict[str, float] = defaultdict(float)
 
@@ -122,7 +122,7 @@ class _Sources:
         return next(iter((*holders, *others)), None)
 
     def _reaches(self, source: str, target: str) -> bool:
-        return self.cluster.bandwidth(self.cluster.fastest(source, target, 1e6)).at(self.time) > 0
+        return self.cluster.bandwidth(self.cluster.fastest(source, target, 1e6, self.time)).at(self.time) > 0
 
 
 def _held(plan: Plan) -> _Held:

@@ -121,13 +121,16 @@ def _holds_a_layer(pool: Pool, prices: Prices) -> bool:
 def _relative_pace(pool: Pool, prices: Prices, winner: Candidate) -> str:
     """How long a sample takes there, against the fastest kind in use; nothing where that is no reason."""
 
-    def seconds(index: int) -> float:
-        forward, backward = prices.seconds(index, 1, 1, Recompute.NONE)
-        return float(forward[-1] + backward[-1])
+    def seconds(index: int) -> float | None:
+        """With as few samples as are known; None where this kind was not measured one by one."""
+        known = prices.sample_range(index, 1)
+        return None if known is None else prices.whole(index, 1, known[0], Recompute.NONE) / known[0]
 
     in_use = {part.pool for choice in winner.plan for part in choice.option.parts} - {pool.index}
-    if not in_use or any(prices.sample_range(index, 1) is None for index in {pool.index, *in_use}):
+    own, others = seconds(pool.index), {index: seconds(index) for index in in_use}
+    known = {index: each for index, each in others.items() if each is not None}
+    if own is None or not known or len(known) < len(others):
         return ""
-    fastest = min(in_use, key=seconds)
-    times = seconds(pool.index) / seconds(fastest)
+    fastest = min(known, key=lambda index: known[index])
+    times = own / known[fastest]
     return f"; it takes {times:.2g} times as long as a {prices.pools[fastest].name}" if times > 1.05 else ""

@@ -54,7 +54,7 @@ from argosy.solve.pipeline import Choice
 from argosy.solve.shape import Shape
 from argosy.space.enumerate import Scope
 from argosy.space.option import Option, Part, share_samples, whole_seconds
-from argosy.space.price import FloatArray, Prices
+from argosy.space.price import FloatArray, Prices, shares
 
 _MOST_CUT = 48
 """Plans that are cut and judged, those with the least (1) first, and"""
@@ -208,18 +208,18 @@ def _least_shares(prices: Prices, sections: Sequence[Section], size: int) -> tup
     """c of (3) and of (4): with one sample and with all of them, between which the share of a layer in the time only
     rises or only falls; and the same where it has a smaller share in the weights."""
     ways = {(pool, section.width) for section in sections for pool, _ in section.taken}
-    shares = []
+    found = []
     for pool, width in sorted(ways):
         fewest, most = prices.sample_range(pool, width) or (1, 0)
         highest = int(min(size, most))
         for samples in sorted({fewest, highest}) if fewest <= highest else ():
             seconds = np.diff(np.add(*prices.seconds(pool, width, samples, Recompute.NONE)))
-            shares.append(seconds / seconds.sum())
-    if not shares:
+            found.append(shares(seconds))
+    if not found:
         return 1.0, 1.0
-    least = np.min(shares, axis=0)
+    least = np.min(found, axis=0)
     weights = np.array([float(layer.parameters) for layer in prices.chain.layers])
-    return float(least.sum()), float(np.minimum(least, weights / weights.sum()).sum())
+    return float(least.sum()), float(np.minimum(least, shares(weights)).sum())
 
 
 class _Filling:
@@ -327,7 +327,7 @@ def _two_stage_seconds(prices: Prices, row: _Row) -> FloatArray:
     count, size = row.shape.num_micro_batches, row.shape.micro_batch_size
     before, after = (_running(prices, parts) for parts in row.stages)
     times = before, after[-1] - after
-    held = prices.parameters / prices.parameters[-1]
+    held = prices.parameters / max(prices.parameters[-1], 1.0)
     sums = [
         share * _exchange(prices, _section(parts)) for share, parts in zip((held, 1 - held), row.stages, strict=True)
     ]

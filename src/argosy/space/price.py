@@ -325,6 +325,16 @@ def _sums(values: list[float] | list[int]) -> FloatArray:
     return np.concatenate(([0.0], np.cumsum(np.asarray(values, dtype=np.float64))))
 
 
+def shares(values: FloatArray) -> FloatArray:
+    """Of their sum; equal ones where there is nothing to share.
+
+    >>> shares(np.array([1.0, 3.0])).tolist(), shares(np.zeros(2)).tolist()
+    ([0.25, 0.75], [0.5, 0.5])
+    """
+    total = values.sum()
+    return values / total if total else np.full(len(values), 1 / len(values))
+
+
 def widest(layers: tuple[Layer, ...]) -> int:
-    """The widest tensor-parallel group that every layer allows, layers that cannot be split at all excepted."""
+    """The widest tensor-parallel group that any layer allows."""
     return max((layer.max_tensor_width for layer in layers), default=1)

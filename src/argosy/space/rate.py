@@ -1,8 +1,9 @@
 """A bound on throughput that holds for any number of stages and any granularity.
 
-Give every layer l a weight phi_l (its share of the model's FLOP, or of its parameters where no FLOP are known). In a
-plan with micro-batches of B samples and period T (no stage is slower than T per micro-batch), a device of pool p with
-tensor width w that runs layer l on n samples in t_l(n, w) seconds contributes at most
+Give every layer l a weight phi_l (its share of the model's FLOP, or of its parameters where no FLOP are known; any that
+add up to 1 will do). In a plan with micro-batches of B samples and period T (no stage is slower than T per
+micro-batch), a device of pool p with tensor width w that runs layer l on n samples in t_l(n, w) seconds contributes at
+most
 
     (1)  r_p = max over l, n, w of  phi_l n / (B w t_l(n, w))
 
@@ -23,7 +24,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from argosy.space.option import Vector, node_widths
-from argosy.space.price import Prices, widest
+from argosy.space.price import Prices, shares, widest
 
 
 def throughput_bound(prices: Prices, micro_batch: int, units: Vector | None = None) -> float:
@@ -32,7 +33,7 @@ def throughput_bound(prices: Prices, micro_batch: int, units: Vector | None = No
     weight = np.array([layer.forward_flop + layer.backward_flop for layer in layers])
     if not weight.sum():
         weight = np.array([float(layer.parameters) for layer in layers])
-    share = weight / weight.sum()
+    share = shares(weight)
     total = 0.0
     for pool in prices.pools:
         best = 0.0
