@@ -48,6 +48,19 @@ def test_changes_are_played(run: Run) -> None:
     assert times[0]["megatron"] > times[1]["megatron"] * 1.01
 
 
+def test_plan_and_compare_agree_or_say_why_they_do_not(run: Run) -> None:
+    """A plan has one time in both where nothing changes; where something does, the table says what counts."""
+    planned = json.loads(run("plan", "-m", "gpt2", "-c", "geo-8", "-b", "16", "--json", "-q").out)
+    options = ("compare", "-m", "gpt2", "-c", "geo-8", "-b", "16", "--only", "megatron", "-q")
+    content = json.loads(run(*options, "--trace", "none", "--json").out)
+    ours = next(row for row in content["rows"] if row["name"] == "argosy")
+    assert (content["moments"], ours["iteration_seconds"]) == (1, planned["predicted"]["iteration_seconds"])
+    assert "predicts" not in run(*options, "--trace", "none").out
+    told = " ".join(run(*options).out.split())
+    assert "each time is the mean over iterations that begin at 8 moments. argosy plan plans for time 0" in told
+    assert json.loads(run(*options, "--json").out)["moments"] == 8
+
+
 def test_scenarios_are_played_and_counted_as_asked(run: Run) -> None:
     """What counts is no less at worst than on average; one scenario is its own trace; a calm one changes nothing."""
     options = ("compare", "-m", "gpt2", "-c", "geo-8", "-b", "16", "--only", "megatron", "--json", "-q")

@@ -20,6 +20,7 @@ from argosy.adapt.controller import Controller, Decision, Limits
 from argosy.adapt.predictor import plan_key
 from argosy.adapt.watch import World
 from argosy.choose.policy import schedules_that_fit, schedules_to_try
+from argosy.cluster.lasting import with_only
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel
@@ -78,7 +79,7 @@ class Mind:
 
     def __init__(self, brief: Brief) -> None:
         self.brief = brief
-        self.cluster = _of_roster(brief.cluster, brief.roster)
+        self.cluster = with_only(brief.cluster, brief.roster)
         self.controller = Controller(
             brief.plan,
             brief.chain,
@@ -122,12 +123,6 @@ class Mind:
         predicted = controller.predictor.seconds(seen.plan, world)
         told = decision if decision.is_change else None
         return Advice(step=seen.step, decision=told, world=world, predicted=predicted)
-
-
-def _of_roster(cluster: Cluster, roster: tuple[str, ...]) -> Cluster:
-    """Devices without a process count as lost."""
-    devices = tuple(d if d.name in roster else replace(d, speed=Trace.constant(0.0)) for d in cluster.devices)
-    return replace(cluster, devices=devices)
 
 
 class Advisor:

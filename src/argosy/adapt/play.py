@@ -1,9 +1,8 @@
 """The controller against the simulator: hours of a changing cluster, step by step.
 
 A step that begins at t takes what the exact engine says on the cluster from t on. What it saw of links and devices is
-what a job sees (``signals``), the median over what it did: a pause in which nothing was done is none of it.
-Where a step sees no change, its time depends only on the state of the
-cluster, so it is simulated once for each plan and state.
+what a job sees (``signals``), the median over what it did: a pause in which nothing was done is none of it. Where a
+step sees no change, its time depends only on the state of the cluster, so it is simulated once for each plan and state.
 
 A device or link that goes away holds a step up until it returns, or for ever. Whoever may re-plan notices after
 ``NOTICE`` seconds, and, where there is another plan for who is left, gives the step up and repeats it under that.
@@ -14,13 +13,13 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 from argosy.adapt.controller import SEARCHED, Controller, Decision, Limits, Reach
 from argosy.adapt.predictor import Predictor
 from argosy.adapt.watch import in_grains
-from argosy.cluster.lasting import within_reach
+from argosy.cluster.lasting import at_moment, from_moment, within_reach
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel
@@ -79,31 +78,15 @@ class Stage:
         lasting = self.lasting(plan, time)
         if time + lasting <= self.next_change(time):
             return lasting
-        return self.predictor.on(plan, self.cluster_from(time, calm=False))
+        return self.predictor.on(plan, from_moment(self.cluster, time))
 
     def lasting(self, plan: Plan, time: float) -> float:
         """Of a step if everything stayed as it is at ``time``."""
         state = tuple(trace.at(time) for trace in self.moving)
         key = (plan.stages, plan.schedule, plan.micro_batch_size, state)
         if key not in self.known:
-            self.known[key] = self.predictor.on(plan, self.cluster_from(time, calm=True))
+            self.known[key] = self.predictor.on(plan, at_moment(self.cluster, time))
         return self.known[key]
-
-    def cluster_from(self, time: float, *, calm: bool) -> Cluster:
-        """The cluster from ``time`` on; calm: as it is then, for ever."""
-        horizon = [
-            trace.after(time) if not calm else type(trace).constant(trace.at(time))
-            for trace in [link.bandwidth for link in self.cluster.links]
-        ]
-        links = tuple(
-            replace(link, bandwidth=trace, latency=link.latency.after(time))
-            for link, trace in zip(self.cluster.links, horizon, strict=True)
-        )
-        devices = tuple(
-            replace(d, speed=type(d.speed).constant(d.speed.at(time)) if calm else d.speed.after(time))
-            for d in self.cluster.devices
-        )
-        return replace(self.cluster, links=links, devices=devices)
 
     def seen(self, plan: Plan, start: float, end: float) -> tuple[dict[str, float], dict[str, float]]:
         """What a job measures while it runs: bandwidths of the links in use, and speeds."""
@@ -207,7 +190,7 @@ def play_oracle(
             state = tuple(in_grains(trace.at(moment), SEARCHED) for trace in stage.moving)
             if replan is not None and state not in ranked:
                 with contextlib.suppress(InfeasibleError):
-                    candidates.append(replan(within_reach(stage.cluster_from(moment, calm=True))))
+                    candidates.append(replan(within_reach(at_moment(stage.cluster, moment))))
             known = ranked.setdefault(state, [])
             for index in range(len(known), len(candidates)):
                 known.append((stage.lasting(candidates[index], moment), index))

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from argosy.cluster.lasting import with_only
 from argosy.cluster.topology import Cluster
-from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError, NothingFitsError, bad_input
 from argosy.plan.plan import LeftOut, Plan, Search
@@ -210,10 +210,7 @@ def part_of(cluster: Cluster, pools: Sequence[Pool], vector: Vector) -> Cluster:
         for count, pool in zip(vector, pools, strict=True)
         for name in [name for node in pool.nodes for name in node][:count]
     }
-    devices = [
-        device if device.name in kept else replace(device, speed=Trace.constant(0.0)) for device in cluster.devices
-    ]
-    return replace(cluster, devices=tuple(devices))
+    return with_only(cluster, kept)
 
 
 def _on_whole(plan: Plan, cluster: Cluster) -> Plan:

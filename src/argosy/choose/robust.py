@@ -26,14 +26,13 @@ from argosy.choose.scenario import (
     Robust,
     exact_times,
     fluid_times,
-    last_change,
     lasting,
     objective,
     pace,
     plans_of_views,
     without_what_changes,
 )
-from argosy.cluster.lasting import at_time_zero
+from argosy.cluster.lasting import at_time_zero, last_change
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import FloatArray
 from argosy.cost.compute import ComputeModel

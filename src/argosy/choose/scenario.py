@@ -21,7 +21,7 @@ from enum import StrEnum
 import numpy as np
 
 from argosy.choose.steady import SteadyGraph
-from argosy.cluster.lasting import at_time_zero, within_reach
+from argosy.cluster.lasting import at_time_zero, with_only, within_reach
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import FloatArray, Trace
 from argosy.cost.compute import ComputeModel
@@ -50,13 +50,6 @@ class Horizon:
     seconds: float
     iterations: int
     """At most, by the exact engine."""
-
-
-def last_change(clusters: Sequence[Cluster]) -> float:
-    """The last knot of any trace; 0 where nothing changes."""
-    traces = [trace for cluster in clusters for link in cluster.links for trace in (link.bandwidth, link.latency)]
-    traces += [device.speed for cluster in clusters for device in cluster.devices]
-    return max((trace.times[-1] for trace in traces), default=0.0)
 
 
 def moments(cluster: Cluster, horizon: float) -> list[float]:
@@ -164,6 +157,4 @@ def without_what_changes(cluster: Cluster, scenarios: Sequence[Cluster]) -> Clus
     lost = {device.name for scenario in scenarios for device in scenario.devices if not device.speed.is_constant} | {
         device.name for device in cluster.devices if device.node in nodes
     }
-    calm = at_time_zero(cluster)
-    devices = [replace(device, speed=Trace.constant(0.0)) if device.name in lost else device for device in calm.devices]
-    return replace(calm, devices=tuple(devices))
+    return with_only(at_time_zero(cluster), {device.name for device in cluster.devices} - lost)

@@ -95,8 +95,8 @@ def plan_for_money(task: Task, objective: str, max_price: float | None, max_cost
 def courses_over(task: Task, name: str) -> Courses:
     """``--for-trace``."""
     from argosy.choose.replan import compare_courses
-    from argosy.choose.scenario import last_change
     from argosy.cli.scenarios import load_scenarios
+    from argosy.cluster.lasting import last_change
 
     (cluster,) = load_scenarios(task.cluster, [name])
     horizon = last_change([cluster])

@@ -90,7 +90,8 @@ def compare(
     from argosy.cli.terminal import print_json, stdout_console
     from argosy.cluster.file import load_cluster
     from argosy.errors import bad_input
-    from argosy.report.contest import contest_table, rows_to_dict
+    from argosy.explain.contest import moments
+    from argosy.report.contest import contest_table, counted_over, rows_to_dict
     from argosy.workload.load import load_model
 
     where, costs = load_cluster(cluster), compute_model(profile or ())
@@ -111,12 +112,16 @@ def compare(
     rows = compared(chain, where, batch, costs, names=_chosen(only), level=level, quiet=quiet, changes=changes)
     if json:
         names = {"model": model, "cluster": {"name": where.name, "hash": where.hash}, "global_batch": batch}
-        counted = {"scenarios": scenario or [], "robust": robust}
+        begun = max(len(moments(cluster)) for cluster in changes.scenarios)
+        counted = {"scenarios": scenario or [], "robust": robust, "moments": begun}
         print_json("compare", {**names, **counted, "rows": rows_to_dict(rows)})
         return
     console = stdout_console(width)
     console.print(f"{chain!r}; {where!r}; {batch} samples an iteration\n", soft_wrap=True)
     console.print(contest_table(rows, with_shape=console.width >= _WIDE))
+    told = counted_over(changes.scenarios, robust)
+    if told is not None:
+        console.print(f"\n{told}")
 
 
 def _chosen(only: list[str] | None) -> tuple[str, ...]:
@@ -139,7 +144,7 @@ def _answer(name: str, job: Job) -> Plan | NoPlan:
 def _ours(chain: Chain, cluster: Cluster, global_batch: int, model: ComputeModel, level: int, changes: Changes) -> Plan:
     """For the cluster as it is, or, where it changes, for what counts over its changes."""
     from argosy.choose.robust import find_robust_plan
-    from argosy.choose.scenario import last_change
+    from argosy.cluster.lasting import last_change
     from argosy.planner import Settings, find_plan
 
     settings = Settings(level=level)

@@ -50,8 +50,9 @@ class Trace:
             raise bad_input("strictly increasing times", "times that do not increase")
         if self.times[-1] >= _FOREVER:
             raise bad_input(f"times below {_FOREVER:g} s", f"{self.times[-1]} s")
-        if any(not 0 <= value < math.inf for value in self.values):
-            raise bad_input("finite values of at least 0", min(self.values))
+        wrong = next((value for value in self.values if not 0 <= value < math.inf), None)
+        if wrong is not None:
+            raise bad_input("finite values of at least 0", wrong)
 
     @classmethod
     def constant(cls, value: float) -> Trace:
@@ -158,7 +159,7 @@ class Trace:
 
 
 def total(traces: Iterable[Trace]) -> Trace:
-    """The pointwise sum: what several links carry together.
+    """The pointwise sum: what several links carry together, or how late bytes are after crossing them all.
 
     >>> total([Trace.constant(3.0), Trace.from_steps([(5, 1.0)], initial=4.0)])
     Trace(7 until 5 s, then 4)

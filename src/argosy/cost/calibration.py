@@ -91,8 +91,7 @@ class Calibration:
     def _link(self, link: Link) -> Link:
         """Most routes have two links, out of one end and into the other, and each takes half of the latency."""
         late = Trace(link.latency.times, tuple(value + self.latency / 2 for value in link.latency.values))
-        wide = Trace(link.bandwidth.times, tuple(value * self.bandwidth for value in link.bandwidth.values))
-        return replace(link, bandwidth=wide, latency=late)
+        return replace(link, bandwidth=link.bandwidth.scaled(self.bandwidth), latency=late)
 
     def _device(self, device: Device) -> Device:
         left = device.kind.memory - self.process_bytes

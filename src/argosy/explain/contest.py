@@ -25,7 +25,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from argosy.cluster.lasting import from_moment
+from argosy.cluster.lasting import from_moment, last_change
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import FloatArray
 from argosy.cost.compute import ComputeModel, Portion, stage_seconds, update_seconds
@@ -98,9 +98,7 @@ def contest(
 
 def moments(cluster: Cluster, count: int = MOMENTS) -> list[float]:
     """0, or, where something changes, ``count`` moments spread evenly until the last change."""
-    traces = [trace for link in cluster.links for trace in (link.bandwidth, link.latency)]
-    traces += [device.speed for device in cluster.devices]
-    last = max(trace.times[-1] for trace in traces)
+    last = last_change([cluster])
     return [last * index / count for index in range(count)] if last > 0 else [0.0]
 
 

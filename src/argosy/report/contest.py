@@ -9,8 +9,9 @@ from typing import Any
 
 from rich.table import Table
 
+from argosy.cluster.lasting import last_change
 from argosy.cluster.topology import Cluster
-from argosy.explain.contest import Entry, Loss, why_slower
+from argosy.explain.contest import MOMENTS, Entry, Loss, why_slower
 from argosy.plan.plan import Plan, Recompute, Stage
 from argosy.report.marks import bar, percent
 from argosy.report.tables import plain_table
@@ -108,6 +109,20 @@ def shape_of(plan: Plan) -> str:
     stages = counted(len(plan.stages), "stage")
     again = ", recompute" if any(stage.recompute is not Recompute.NONE for stage in plan.stages) else ""
     return f"{stages}, {plan.num_micro_batches} x {plan.micro_batch_size}{again}"
+
+
+def counted_over(scenarios: Sequence[Cluster], robust: str) -> str | None:
+    """What the times of a table are where links or devices change; None where nothing does, and a plan's time is what
+    ``argosy plan`` predicts."""
+    last = last_change(scenarios)
+    if not last:
+        return None
+    several = f" of each of {len(scenarios)} scenarios" if len(scenarios) > 1 else ""
+    counted = f"each time is the {robust} over iterations that begin at {MOMENTS} moments{several}"
+    return (
+        f"Links or devices change for {TIME.format(last, digits=3)}: {counted}. "
+        "argosy plan plans for time 0 and predicts what the plan takes there; --trace none compares plans there."
+    )
 
 
 def contest_table(rows: Sequence[Row], *, with_shape: bool = False) -> Table:

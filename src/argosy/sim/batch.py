@@ -25,8 +25,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from argosy.cluster.topology import Cluster, Route
-from argosy.cluster.trace import FloatArray, Trace
+from argosy.cluster.topology import Cluster
+from argosy.cluster.trace import FloatArray, Trace, total
 from argosy.errors import bad_input
 from argosy.sim.graph import Flow, TaskGraph
 
@@ -236,7 +236,8 @@ def _legs(graph: TaskGraph, cluster: Cluster) -> list[tuple[_Leg, ...]]:
         ends = (flow.source, flow.target)
         if ends not in whole:
             route = cluster.fastest(graph.devices[flow.source], graph.devices[flow.target], 1e6)
-            whole[ends] = _Leg(cluster.bandwidth(route), _route_latency(cluster, route), route.links, ends, 1.0)
+            latency = total(cluster.links[link].latency for link in route.links)
+            whole[ends] = _Leg(cluster.bandwidth(route), latency, route.links, ends, 1.0)
         return whole[ends] if flow.bytes == largest else whole[ends]._replace(part=flow.bytes / largest)
 
     for task in graph.tasks:
@@ -244,13 +245,6 @@ def _legs(graph: TaskGraph, cluster: Cluster) -> list[tuple[_Leg, ...]]:
             largest = max((flow.bytes for flow in task.flows), default=0.0)
             known[task.flows] = tuple(find(flow, largest) for flow in task.flows)
     return [known[task.flows] for task in graph.tasks]
-
-
-def _route_latency(cluster: Cluster, route: Route) -> Trace:
-    traces = [cluster.links[link].latency for link in route.links]
-    knots = sorted({time for trace in traces for time in trace.times})
-    sums = [sum(trace.at(time) for trace in traces) for time in knots]
-    return Trace.from_steps(zip(knots, sums, strict=True), initial=sums[0])
 
 
 def _shared_loads(legs: list[tuple[_Leg, ...]], amounts: Amounts) -> dict[int, FloatArray]:

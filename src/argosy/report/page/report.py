@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from argosy.choose.scenario import Horizon, exact_times, last_change
+from argosy.choose.scenario import Horizon, exact_times
+from argosy.cluster.lasting import last_change
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.explain import explain_plan, planned_stack, with_prediction

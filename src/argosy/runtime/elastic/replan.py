@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from argosy.cluster.lasting import with_only
 from argosy.cluster.topology import Cluster
-from argosy.cluster.trace import Trace
 from argosy.errors import InfeasibleError
 from argosy.plan.plan import Plan, Replica, Stage
 from argosy.planner import Settings, find_plan
@@ -47,18 +47,12 @@ class Replanner:
             return self.first
         if self.chain is None:
             return regrouped(self.first, devices)
-        cluster = without_others(self.cluster, devices)
+        cluster = with_only(self.cluster, devices)
         settings = Settings(runnable=True, max_width=1)
         try:
             return find_plan(self.chain, cluster, global_batch=self.first.global_batch, settings=settings)
         except InfeasibleError:
             return None
-
-
-def without_others(cluster: Cluster, devices: Collection[str]) -> Cluster:
-    """The cluster with every other device lost."""
-    kept = tuple(d if d.name in devices else replace(d, speed=Trace.constant(0.0)) for d in cluster.devices)
-    return replace(cluster, devices=kept)
 
 
 def regrouped(plan: Plan, devices: Collection[str]) -> Plan | None:
