@@ -106,7 +106,7 @@ def plan_on(cluster: Cluster, chain: Chain) -> Plan:
     replicas = [tuple(Replica(devices=(f"{node}0.{index}",), samples=4) for index in range(2)) for node in ("a", "b")]
     return Plan(
         model=ModelRef(name=chain.name, sequence_length=chain.sequence_length, dtype=chain.dtype),
-        cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=cluster.content),
+        cluster=ClusterRef.of(cluster),
         global_batch=BATCH,
         micro_batch_size=8,
         num_micro_batches=8,

@@ -25,12 +25,13 @@ from argosy.errors import InfeasibleError
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Stage
 from argosy.planner import SCHEDULES, Settings, find_plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.schedule.generate import group_size
 from argosy.sim.choose import with_collectives
 from argosy.solve.judge import Complete, Judge
 from argosy.solve.kinds import ground_of
 from argosy.solve.menu import Menu
 from argosy.solve.pipeline import Choice, PlanSearch
-from argosy.solve.shape import Shape, group_size, held
+from argosy.solve.shape import Shape, held
 from argosy.space.enumerate import LONG_SEQUENCE, Scope, stage_options
 from argosy.space.option import Option, Part, Vector
 from argosy.space.place import place_stages
@@ -112,7 +113,7 @@ class Case:
         replicas = place_stages(self.pools, [choice.option for choice in plan])
         placed = Plan(
             model=ModelRef(name=self.chain.name, sequence_length=self.chain.sequence_length, dtype=self.chain.dtype),
-            cluster=ClusterRef(name=self.cluster.name, hash=self.cluster.hash, content=self.cluster.content),
+            cluster=ClusterRef.of(self.cluster),
             global_batch=self.global_batch,
             micro_batch_size=shape.micro_batch_size,
             num_micro_batches=shape.num_micro_batches,

@@ -334,7 +334,7 @@ def plans(draw: st.DrawFn, *, clusters: st.SearchStrategy[dict[str, Any]] | None
     count = num_groups * draw(st.integers(1, 2)) if chunks > 1 else draw(st.integers(1, 6))
     plan = Plan(
         model=ModelRef(name=chain.name, sequence_length=1, dtype=chain.dtype),
-        cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=cluster.content),
+        cluster=ClusterRef.of(cluster),
         global_batch=_MICRO_BATCH * count,
         micro_batch_size=_MICRO_BATCH,
         num_micro_batches=count,

@@ -25,6 +25,7 @@ import torch
 from argosy.adapt.controller import Limits, Reach
 from argosy.adapt.play import Stage, play
 from argosy.choose.policy import schedules_that_fit
+from argosy.cluster.lasting import at_moment
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.cost.moving import migration
@@ -87,7 +88,7 @@ class Foresight:
         """Of every state of the world the best plan that is found, and the first one, under all schedules."""
         plans = [self.first]
         for moment in moments():
-            then = self.stage.cluster_from(moment, calm=True)
+            then = at_moment(self.cluster, moment)
             settings = Settings(runnable=True, max_width=1)
             batch = self.first.global_batch
             found = find_plan(JOB.chain, then, global_batch=batch, settings=settings, model=self.model)
@@ -109,7 +110,7 @@ class Foresight:
         most = [0.0] * len(plans)
         courses: list[list[Plan]] = [[] for _ in plans]
         for begin, end in pairwise([*moments(), SECONDS]):
-            now = self.stage.cluster_from(begin + 0.1, calm=True)
+            now = at_moment(self.cluster, begin + 0.1)
             paces = [1 / self.stage.lasting(plan, begin + 0.1) for plan in plans]
             found = [
                 max(

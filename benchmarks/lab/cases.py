@@ -58,7 +58,7 @@ def plan_of(
     size = sum(samples for _, samples in stages[0][1])
     return Plan(
         model=ModelRef(name=chain.name, sequence_length=1, dtype=chain.dtype, optimizer=chain.optimizer),
-        cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=cluster.content),
+        cluster=ClusterRef.of(cluster),
         global_batch=size * micro_batches,
         micro_batch_size=size,
         num_micro_batches=micro_batches,

@@ -37,7 +37,7 @@ def as_plan(found: GraphPlan, cluster: Cluster, dtype: Dtype, samples: int, *, d
     memory = {n: b for program in programs for n, b in zip(program.group.names, program.device_bytes, strict=True)}
     return Plan(
         model=ModelRef(name=graph.name, sequence_length=1, dtype=dtype),
-        cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=cluster.content),
+        cluster=ClusterRef.of(cluster),
         global_batch=samples,
         micro_batch_size=size,
         num_micro_batches=count,

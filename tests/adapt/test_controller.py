@@ -63,7 +63,7 @@ def plan_on(cluster: Cluster, chain: Chain) -> Plan:
     cut = len(chain.layers) // 2
     return Plan(
         model=ModelRef(name=chain.name, sequence_length=chain.sequence_length, dtype=chain.dtype),
-        cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=cluster.content),
+        cluster=ClusterRef.of(cluster),
         global_batch=64,
         micro_batch_size=8,
         num_micro_batches=8,

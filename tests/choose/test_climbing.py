@@ -27,7 +27,7 @@ def plan_of(*stages: tuple[int, int, list[tuple[str, ...]]], samples: int = 2, c
     width = len(stages[0][2])
     return Plan(
         model=ModelRef(name=CHAIN.name, sequence_length=CHAIN.sequence_length, dtype=CHAIN.dtype),
-        cluster=ClusterRef(name=CLUSTER.name, hash=CLUSTER.hash, content=CLUSTER.content),
+        cluster=ClusterRef.of(CLUSTER),
         global_batch=samples * width * count,
         micro_batch_size=samples * width,
         num_micro_batches=count,

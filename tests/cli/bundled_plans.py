@@ -32,7 +32,7 @@ def llama_on_mixed_16() -> Plan:
     )
     return Plan(
         model=ModelRef(name="llama-3-8b", sequence_length=2048, dtype=Dtype.FP16),
-        cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=cluster.content),
+        cluster=ClusterRef.of(cluster),
         global_batch=128,
         micro_batch_size=4,
         num_micro_batches=32,
@@ -48,7 +48,7 @@ def gpt2_xl_on_two_cards() -> Plan:
     small = (Replica(devices=("box0.2", "box0.3"), samples=4),)
     return Plan(
         model=ModelRef(name="gpt2-xl", sequence_length=1024, dtype=Dtype.FP16),
-        cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=cluster.content),
+        cluster=ClusterRef.of(cluster),
         global_batch=64,
         micro_batch_size=4,
         num_micro_batches=16,

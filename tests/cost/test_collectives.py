@@ -155,7 +155,7 @@ def plan_on(where: Cluster, *, width: int = 1, zero: int = 0, ratios: tuple[floa
     )
     return Plan(
         model=ModelRef(name="drawn", sequence_length=1, dtype=Dtype.BF16),
-        cluster=ClusterRef(name=where.name, hash=where.hash, content=where.content),
+        cluster=ClusterRef.of(where),
         global_batch=len(replicas),
         micro_batch_size=len(replicas),
         num_micro_batches=1,

@@ -41,7 +41,7 @@ def pair(changes: str = "") -> Cluster:
 def plan_of(cluster: Cluster, chain: Chain, *stages: Stage) -> Plan:
     return Plan(
         model=ModelRef(name=chain.name, sequence_length=chain.sequence_length, dtype=chain.dtype),
-        cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=cluster.content),
+        cluster=ClusterRef.of(cluster),
         global_batch=16,
         micro_batch_size=4,
         num_micro_batches=4,

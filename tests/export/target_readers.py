@@ -60,7 +60,7 @@ def plan(
     where = cluster()
     return Plan(
         model=ModelRef(name=model, sequence_length=2048, dtype=Dtype.BF16),
-        cluster=ClusterRef(name=where.name, hash=where.hash, content=where.content),
+        cluster=ClusterRef.of(where),
         global_batch=data * samples * micro_batches,
         micro_batch_size=data * samples,
         num_micro_batches=micro_batches,

@@ -115,7 +115,7 @@ def pipeline() -> Plan:
     half = LAYERS // 2
     return Plan(
         model=ModelRef(name="naps", sequence_length=1, dtype=Dtype.FP32),
-        cluster=ClusterRef(name=where.name, hash=where.hash, content=where.content),
+        cluster=ClusterRef.of(where),
         global_batch=BATCH,
         micro_batch_size=2,
         num_micro_batches=BATCH // 2,

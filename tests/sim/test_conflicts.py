@@ -169,7 +169,7 @@ def test_replicas_on_one_host_send_at_half_speed_and_on_two_hosts_at_full() -> N
         ]
         plan = Plan(
             model=ModelRef(name="two", sequence_length=1, dtype=Dtype.BF16),
-            cluster=ClusterRef(name=small.name, hash=small.hash, content=small.content),
+            cluster=ClusterRef.of(small),
             global_batch=2,
             micro_batch_size=2,
             num_micro_batches=1,

@@ -337,7 +337,7 @@ def replicated(cluster: Cluster, replicas: tuple[Replica, ...], layer: Layer) ->
     samples = sum(replica.samples for replica in replicas)
     plan = Plan(
         model=ModelRef(name=chain.name, sequence_length=1, dtype=chain.dtype),
-        cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=cluster.content),
+        cluster=ClusterRef.of(cluster),
         global_batch=samples,
         micro_batch_size=samples,
         num_micro_batches=1,
@@ -389,7 +389,7 @@ def test_sharded_weights_are_gathered_before_anything_is_computed() -> None:
     replicas = tuple(Replica(devices=(f"a{index}.0",), samples=1) for index in range(2))
     plan = Plan(
         model=ModelRef(name=chain.name, sequence_length=1, dtype=chain.dtype),
-        cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=cluster.content),
+        cluster=ClusterRef.of(cluster),
         global_batch=2,
         micro_batch_size=2,
         num_micro_batches=1,

@@ -63,7 +63,7 @@ def plan_of(chain: Chain, where: Cluster, stages: Iterable[Stage], *, micro_batc
     size = sum(replica.samples for replica in stages[0].replicas)
     plan = Plan(
         model=ModelRef(name=chain.name, sequence_length=chain.sequence_length, dtype=chain.dtype),
-        cluster=ClusterRef(name=where.name, hash=where.hash, content=where.content),
+        cluster=ClusterRef.of(where),
         global_batch=size * micro_batches,
         micro_batch_size=size,
         num_micro_batches=micro_batches,

@@ -10,8 +10,9 @@ from planning_cases import Case, Recipe, complete_plans, random_case
 
 from argosy.cluster.topology import Cluster
 from argosy.plan.check import check_plan
+from argosy.schedule.generate import group_size, usual_depth
 from argosy.solve.feasible import batch_shapes, find_fit
-from argosy.solve.shape import Shape, group_size, in_flight
+from argosy.solve.shape import Shape
 from argosy.space.enumerate import Scope
 
 SHORT = Recipe(max_devices=4, max_layers=5, max_pools=2, batches=(1, 2, 3, 4))
@@ -47,7 +48,7 @@ def test_fits_exactly_where_some_plan_does() -> None:
         count = fit.shape.num_micro_batches
         group = group_size(fit.schedule, count)
         for left, choice in zip(range(len(fit.plan), 0, -1), fit.plan, strict=True):
-            depth = in_flight(fit.schedule, left, count)
+            depth = usual_depth(fit.schedule, left, count)
             assert choice.option.fits(choice.first, choice.end, depth, group)
         plan = case.placed(replace(fit.shape, schedules=(fit.schedule,)), fit.plan)
         check_plan(plan, case.chain, case.cluster)

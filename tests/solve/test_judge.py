@@ -17,7 +17,7 @@ from strategies import full_mesh, schedules
 from argosy.cluster.trace import Trace
 from argosy.plan.plan import Recompute
 from argosy.schedule import ScheduleKind, ScheduleSpec, build_schedule
-from argosy.schedule.generate import default_depth
+from argosy.schedule.generate import default_depth, group_size, usual_depth
 from argosy.sim.batch import simulate_batch
 from argosy.sim.constant import pipeline_seconds
 from argosy.sim.exact import simulate_exact
@@ -25,7 +25,7 @@ from argosy.sim.pipeline import StageCost, pipeline_graph
 from argosy.sim.simulate import simulate
 from argosy.solve.judge import Complete, Judge
 from argosy.solve.pipeline import Choice
-from argosy.solve.shape import Shape, group_size, in_flight
+from argosy.solve.shape import Shape
 from argosy.space.option import Option, share_samples
 
 FAMILY = (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B, ScheduleKind.EAGER, ScheduleKind.KFKB)
@@ -77,7 +77,7 @@ def _group(row, depth: int, count: int) -> int:
 def test_micro_batches_in_flight_are_those_of_the_schedule(kind: ScheduleKind, k: int) -> None:
     spec = ScheduleSpec(kind=kind, k=k)
     for num_stages, count in itertools.product(range(1, 6), (k, 7, 12)):
-        depths = tuple(in_flight(spec, left, count) for left in range(num_stages, 0, -1))
+        depths = tuple(usual_depth(spec, left, count) for left in range(num_stages, 0, -1))
         assert depths == default_depth(spec, num_stages, count)
         row = build_schedule(spec, num_stages, count).rows[0]
         if depths[0] + group_size(spec, count) < count:

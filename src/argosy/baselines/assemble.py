@@ -20,9 +20,7 @@ from argosy.cost.memory import USABLE, activation_bytes, recomputed_bytes, state
 from argosy.plan.plan import ClusterRef, LeftOut, ModelRef, Plan, Recompute, Replica, Stage
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.schedule.generate import default_depth
-from argosy.sim.compile import compile_plan
-from argosy.sim.exact import simulate_exact
-from argosy.sim.fold import fold_plan
+from argosy.sim.simulate import iteration_seconds
 from argosy.units import SIZE
 
 ONE_F_ONE_B = ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B)
@@ -68,10 +66,8 @@ def assemble(
     micro_batch = sum(stages[0].samples)
     used = {name for stage in stages for group in stage.groups for name in group}
     return Plan(
-        model=ModelRef(
-            name=chain.name, sequence_length=chain.sequence_length, dtype=chain.dtype, optimizer=chain.optimizer
-        ),
-        cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=cluster.content),
+        model=ModelRef.of(chain),
+        cluster=ClusterRef.of(cluster),
         global_batch=job.global_batch,
         micro_batch_size=micro_batch,
         num_micro_batches=job.global_batch // micro_batch,
@@ -175,13 +171,7 @@ def even_cuts(job: Job, stages: int) -> list[tuple[int, int]]:
 
 def played(job: Job, plan: Plan, *, whole: bool = False) -> float:
     """Seconds of an iteration in the exact engine, folded along its symmetries or whole; infinite if it never ends."""
-    graph, cluster = (
-        (compile_plan(plan, job.chain, job.cluster, job.model), job.cluster)
-        if whole
-        else fold_plan(plan, job.chain, job.cluster, job.model)
-    )
-    ends = simulate_exact(graph, cluster, record=0).iteration_ends
-    return ends[0] if ends else math.inf
+    return iteration_seconds(plan, job.chain, job.cluster, job.model, whole=whole)
 
 
 def fastest(job: Job, plans: Iterable[Plan], estimate: Callable[[Job, Plan], float]) -> Plan | None:

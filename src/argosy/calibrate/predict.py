@@ -32,10 +32,8 @@ from argosy.cost.memory import activation_bytes, recomputed_bytes, stage_paramet
 from argosy.plan.plan import Replica, Stage
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.schedule.generate import default_depth
-from argosy.sim.compile import compile_plan
 from argosy.sim.constant import pipeline_seconds
-from argosy.sim.exact import simulate_exact
-from argosy.sim.fold import fold_plan
+from argosy.sim.simulate import iteration_seconds
 from argosy.workload.chain import Chain, Layer
 
 _SMALL = 512
@@ -94,11 +92,8 @@ def _stage_bytes(run: MeasuredRun, calibration: Calibration) -> Iterator[float]:
 def exact_seconds(measured: Measurements, run: MeasuredRun, calibration: Calibration) -> float:
     """Seconds of an iteration in the exact engine."""
     cluster, model = calibration.cluster(run.cluster), calibration.compute_model(measured.profiles or None)
-    if len(run.plan.devices) * run.plan.num_micro_batches > _SMALL:
-        graph, cluster = fold_plan(run.plan, run.chain, cluster, model)
-    else:
-        graph = compile_plan(run.plan, run.chain, cluster, model)
-    return simulate_exact(graph, cluster, record=0).iteration_ends[0]
+    is_small = len(run.plan.devices) * run.plan.num_micro_batches <= _SMALL
+    return iteration_seconds(run.plan, run.chain, cluster, model, whole=is_small)
 
 
 class _Pricing:

@@ -82,10 +82,8 @@ def even_plan(degrees: Degrees, chain: Chain, cluster: Cluster) -> Plan:
         replicas = tuple(Replica(devices=tuple(group), samples=degrees.micro_batch) for group in groups)
         stages.append(Stage(first=first, end=end, replicas=replicas, recompute=degrees.recompute, zero=degrees.zero))
     return Plan(
-        model=ModelRef(
-            name=chain.name, sequence_length=chain.sequence_length, dtype=chain.dtype, optimizer=chain.optimizer
-        ),
-        cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=cluster.content),
+        model=ModelRef.of(chain),
+        cluster=ClusterRef.of(cluster),
         global_batch=degrees.global_batch,
         micro_batch_size=size,
         num_micro_batches=degrees.global_batch // size,

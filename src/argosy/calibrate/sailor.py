@@ -103,10 +103,8 @@ def sailor_plan(run: SailorRun, chain: Chain, cluster: Cluster) -> Plan:
         stages.append(Stage(first=stage.layers[0], end=stage.layers[-1] + 1, replicas=tuple(replicas)))
     size = run.micro_batch * len(run.stages[0].replicas)
     return Plan(
-        model=ModelRef(
-            name=chain.name, sequence_length=chain.sequence_length, dtype=chain.dtype, optimizer=chain.optimizer
-        ),
-        cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=cluster.content),
+        model=ModelRef.of(chain),
+        cluster=ClusterRef.of(cluster),
         global_batch=run.global_batch,
         micro_batch_size=size,
         num_micro_batches=run.num_micro_batches,

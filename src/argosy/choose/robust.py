@@ -177,7 +177,7 @@ def _finished(judged: Sequence[Figures], cluster: Cluster, robust: Robust) -> Pl
     ]
     return replace(
         best.plan,
-        cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=cluster.content),
+        cluster=ClusterRef.of(cluster),
         predicted=predicted,
         certificate=None,
         runner_ups=tuple(runner_ups),

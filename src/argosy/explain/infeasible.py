@@ -15,10 +15,10 @@ from argosy.cost.memory import USABLE
 from argosy.explain.remedy import Change, Reload, Trial, nearest_changes
 from argosy.plan.plan import Plan
 from argosy.planner import Settings
+from argosy.schedule.generate import group_size, usual_depth
 from argosy.solve.candidate import Candidate
 from argosy.solve.feasible import Fit
 from argosy.solve.pipeline import Choice
-from argosy.solve.shape import group_size, in_flight
 from argosy.solve.verdict import placed, why_infeasible
 from argosy.units import SIZE
 from argosy.workload.chain import Chain
@@ -101,7 +101,7 @@ def _closest(trial: Trial) -> tuple[Plan | None, tuple[Need, ...]]:
 def _needs(fit: Fit, factor: float) -> Iterator[Need]:
     """Per stage and part; rooms are those of the real devices."""
     for index, choice in enumerate(fit.plan):
-        depth = in_flight(fit.schedule, len(fit.plan) - index, fit.shape.num_micro_batches)
+        depth = usual_depth(fit.schedule, len(fit.plan) - index, fit.shape.num_micro_batches)
         group = group_size(fit.schedule, fit.shape.num_micro_batches)
         yield from _stage_needs(index, choice, depth, group, factor)
 

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from argosy.cluster.topology import Cluster
 from argosy.dtype import Dtype
 from argosy.schedule import ScheduleSpec
 from argosy.units import counted
+from argosy.workload.chain import Chain
 
 
 class Recompute(StrEnum):
@@ -32,6 +34,10 @@ class ModelRef:
     dtype: Dtype
     optimizer: str = "adamw"
 
+    @classmethod
+    def of(cls, chain: Chain) -> ModelRef:
+        return cls(name=chain.name, sequence_length=chain.sequence_length, dtype=chain.dtype, optimizer=chain.optimizer)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterRef:
@@ -41,6 +47,10 @@ class ClusterRef:
     hash: str
     content: str
     """The cluster file as canonical JSON, so that a plan is whole on its own."""
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> ClusterRef:
+        return cls(name=cluster.name, hash=cluster.hash, content=cluster.content)
 
 
 @dataclass(frozen=True, kw_only=True)

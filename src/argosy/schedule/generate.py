@@ -56,8 +56,20 @@ def build_schedule(spec: ScheduleSpec, num_stages: int, num_micro_batches: int) 
         case ScheduleKind.ZERO_BUBBLE:
             return zero_bubble(num_stages, num_micro_batches)
     depth = spec.depth or default_depth(spec, num_stages, num_micro_batches)
-    group = {ScheduleKind.GPIPE: num_micro_batches, ScheduleKind.KFKB: spec.k}.get(spec.kind, 1)
-    return family(spec.kind, depth, group, num_micro_batches)
+    return family(spec.kind, depth, group_size(spec, num_micro_batches), num_micro_batches)
+
+
+def group_size(spec: ScheduleSpec, num_micro_batches: int) -> int:
+    """g of (1) to (4): backwards in a row."""
+    if spec.kind is ScheduleKind.GPIPE:
+        return num_micro_batches
+    return spec.k if spec.kind is ScheduleKind.KFKB else 1
+
+
+def usual_depth(spec: ScheduleSpec, from_end: int, num_micro_batches: int) -> int:
+    """d of (1) to (4) of one stage, the last being 1 from the end; under a zero-bubble schedule that of 1f1b."""
+    ahead = 2 * from_end - 1 if spec.kind is ScheduleKind.EAGER else group_size(spec, num_micro_batches) * from_end
+    return min(num_micro_batches, ahead)
 
 
 def default_depth(spec: ScheduleSpec, num_stages: int, num_micro_batches: int) -> tuple[int, ...]:
@@ -68,13 +80,7 @@ def default_depth(spec: ScheduleSpec, num_stages: int, num_micro_batches: int) -
     """
     if spec.k < 1:
         raise bad_input("k of at least 1", spec.k, where="schedule.k")
-    from_end = range(num_stages, 0, -1)
-    wanted = {
-        ScheduleKind.GPIPE: [num_micro_batches] * num_stages,
-        ScheduleKind.EAGER: [2 * left - 1 for left in from_end],
-        ScheduleKind.KFKB: [spec.k * left for left in from_end],
-    }.get(spec.kind, list(from_end))
-    return tuple(min(num_micro_batches, depth) for depth in wanted)
+    return tuple(usual_depth(spec, left, num_micro_batches) for left in range(num_stages, 0, -1))
 
 
 def family(kind: ScheduleKind, depth: Sequence[int], group: int, num_micro_batches: int) -> Schedule:

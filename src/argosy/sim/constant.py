@@ -20,7 +20,7 @@ import numpy as np
 
 from argosy.cluster.trace import FloatArray
 from argosy.schedule import Action, ActionKind, ScheduleKind, ScheduleSpec, build_schedule
-from argosy.schedule.generate import default_depth
+from argosy.schedule.generate import default_depth, group_size
 
 Step = tuple[int, int, int, int, int]
 """Worker; stage; forward (0), backward (1) or half a backward (2); the step whose result it waits for (-1: none); where
@@ -102,7 +102,7 @@ def orders_of(
         rows = build_schedule(schedule, num_stages, num_micro_batches).rows
         return [[_plain(action) for action in row] for row in rows]
     depths = schedule.depth or default_depth(schedule, num_stages, num_micro_batches)
-    group = {ScheduleKind.GPIPE: num_micro_batches, ScheduleKind.KFKB: schedule.k}.get(schedule.kind, 1)
+    group = group_size(schedule, num_micro_batches)
     return [_family_order(stage, depth, group, num_micro_batches) for stage, depth in enumerate(depths)]
 
 

@@ -1,4 +1,4 @@
-"""What would happen: a plan, played on a cluster with everything that is known of its future."""
+"""What would happen: a plan, played on a cluster with everything that is known of its future, or its time alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from argosy.plan.check import check_plan
 from argosy.plan.plan import Plan
 from argosy.sim.compile import compile_plan
 from argosy.sim.exact import simulate_exact
+from argosy.sim.fold import fold_plan
 from argosy.timeline import Timeline
 from argosy.workload.chain import Chain
 
@@ -32,3 +33,16 @@ def simulate(
     check_plan(plan, chain, cluster)
     graph = compile_plan(plan, chain, cluster, model)
     return simulate_exact(graph, cluster, iterations=iterations, record=record, until=until)
+
+
+def iteration_seconds(
+    plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None, *, whole: bool
+) -> float:
+    """What the first iteration of a plan that makes sense takes, played whole or folded along its symmetries; infinite
+    where it never ends."""
+    if whole:
+        graph = compile_plan(plan, chain, cluster, model)
+    else:
+        graph, cluster = fold_plan(plan, chain, cluster, model)
+    ends = simulate_exact(graph, cluster, record=0).iteration_ends
+    return ends[0] if ends else math.inf

@@ -51,12 +51,10 @@ def _regrouped(plan: Complete, scope: Scope) -> Iterator[Complete]:
         wider = 2 * part.width
         if len(option.parts) > 1 or part.replicas % 2 or option.pools[0].per_node % wider or part.context > 1:
             continue
-        samples, extra = divmod(part.replicas * part.samples + part.extra, part.replicas // 2)
+        samples, extra = divmod(part.all_samples, part.replicas // 2)
         joined = replace(part, width=wider, replicas=part.replicas // 2, samples=samples, extra=extra)
-        if part.expert > 1 and (
-            extra or joined.replicas % part.expert
-        ):  # experts need equal holders, as many as groups
-            continue
+        if part.expert > 1 and (extra or joined.replicas % part.expert):
+            continue  # experts need equal holders, as many as groups
         if scope.allows_width(wider) and is_allowed(option.prices, (joined,), scope):
             zero = option.zero if joined.replicas > 1 else 0
             other = replace(choice, option=replace(option, parts=(joined,), zero=zero))

@@ -9,9 +9,10 @@ from functools import cached_property
 
 from argosy.plan.plan import Recompute
 from argosy.schedule import ScheduleSpec
+from argosy.schedule.generate import group_size
 from argosy.solve.judge import Complete
 from argosy.solve.pipeline import Choice
-from argosy.solve.shape import Shape, group_size, held
+from argosy.solve.shape import Shape, held
 from argosy.space.enumerate import Scope
 from argosy.space.option import Option, Vector
 from argosy.space.price import Prices
@@ -138,18 +139,6 @@ def shifted(plan: Complete, number: int = 1) -> Iterator[Complete]:
 def _with_lengths(options: Sequence[Option], lengths: Sequence[int]) -> Complete:
     ends = itertools.accumulate(lengths)
     return tuple(Choice(o, end - length, end) for o, length, end in zip(options, lengths, ends, strict=True))
-
-
-def with_plan(candidate: Candidate, plan: Complete) -> Candidate:
-    """A candidate that differs in the options of its stages only."""
-    return Candidate(
-        seconds=candidate.seconds,
-        number=candidate.number,
-        shape=candidate.shape,
-        schedule=candidate.schedule,
-        plan=plan,
-        units=candidate.units,
-    )
 
 
 def lightened(candidate: Candidate, scope: Scope) -> Complete:

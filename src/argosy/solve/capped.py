@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argosy.errors import InfeasibleError
-from argosy.solve.elimination import Elimination, Problem, Scheme, Table, elimination_order
+from argosy.solve.elimination import Elimination, Problem, Scheme, Table, eliminate
 
 BISECTIONS = 20
 MOST_WORK = 2_000_000
@@ -58,15 +58,13 @@ def cheapest(
     order: Sequence[int] | None = None,
 ) -> Found:
     """(1); ``weights`` are the tables of m, None for no cap; ``places`` say where along the graph a variable stands."""
-    if order is None:
-        order = elimination_order([len(cost) for cost in problem.costs], [(i, j) for i, j, _ in problem.pairs])
-    free = Scheme(problem, order).solve(problem.costs)
+    free = eliminate(problem, order=order)
     if not np.isfinite(free.value):
         raise InfeasibleError("no distributed program computes this graph")
     if weights is None or sum(table.item(x) for table, x in zip(weights, free.choice, strict=True)) <= 1:
         return Found(choice=free.choice, value=free.value, bound=free.value)
     along = np.array(places if places is not None else range(len(problem.costs)))
-    return _Capped(problem, weights, order, along).search(free)
+    return _Capped(problem, weights, [variable for variable, _, _ in free.scheme.steps], along).search(free)
 
 
 class _Flat:

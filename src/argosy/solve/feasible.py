@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 
 from argosy.cost.memory import USABLE
 from argosy.schedule import ScheduleSpec
+from argosy.schedule.generate import group_size, usual_depth
 from argosy.solve.bounds import States
 from argosy.solve.judge import Complete
 from argosy.solve.pipeline import Choice
-from argosy.solve.shape import MOST_STAGES, Shape, group_size, in_flight
+from argosy.solve.shape import MOST_STAGES, Shape
 from argosy.space.enumerate import Scope, stage_options
 from argosy.space.option import Option, Vector
 from argosy.space.price import Prices
@@ -90,7 +91,7 @@ def _lightest(shape: Shape) -> Iterator[ScheduleSpec]:
     """The schedules of a shape, less those that never need less memory than another of them."""
     count = shape.num_micro_batches
     needs = [
-        (*(in_flight(schedule, left, count) for left in range(1, MOST_STAGES + 1)), group_size(schedule, count))
+        (*(usual_depth(schedule, left, count) for left in range(1, MOST_STAGES + 1)), group_size(schedule, count))
         for schedule in shape.schedules
     ]
     kept: list[tuple[int, ...]] = []
@@ -138,7 +139,7 @@ class _Programme:
 
     def _low(self, left: int) -> list[Reach]:
         """(1) for every vector, at the ``left``-th stage from the end."""
-        depth = in_flight(self.schedule, left, self.shape.num_micro_batches)
+        depth = usual_depth(self.schedule, left, self.shape.num_micro_batches)
         return [_first_that_fits(most >= depth) for most in self.most]
 
     def _plan(self, states: States, reach: Sequence[Reach]) -> Complete:
@@ -163,7 +164,7 @@ class _Programme:
     def _option(self, vector: Vector, first: int, end: int, left: int) -> Option:
         """The one with the least recomputation that fits."""
         count = self.shape.num_micro_batches
-        depth, group = in_flight(self.schedule, left, count), group_size(self.schedule, count)
+        depth, group = usual_depth(self.schedule, left, count), group_size(self.schedule, count)
         return next(option for option in self.options[vector] if option.fits(first, end, depth, group))
 
 

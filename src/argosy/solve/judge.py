@@ -25,9 +25,10 @@ import numpy as np
 from argosy.cluster.topology import Cluster
 from argosy.cost.communicate import ring_seconds
 from argosy.schedule import ScheduleSpec
+from argosy.schedule.generate import group_size
 from argosy.sim.constant import pipeline_seconds
 from argosy.solve.pipeline import Choice
-from argosy.solve.shape import Shape, group_size, held
+from argosy.solve.shape import Shape, held
 from argosy.space.option import Option, Part
 from argosy.space.place import can_place
 from argosy.space.pool import Pool
@@ -219,21 +220,19 @@ def _side_by_side(source: Parts, target: Parts, pools: Sequence[Pool]) -> bool:
     """Whether two stages can share a node."""
     used: dict[int, int] = defaultdict(int)
     for part in (*source, *target):
-        used[part.pool] += part.width * part.replicas
+        used[part.pool] += part.devices
     if any(count > pools[pool].per_node for pool, count in used.items()):
         return False
-    homes = [{node[0].partition(".")[0] for node in pools[pool].nodes} for pool in used]
-    return bool(set.intersection(*homes))
+    return bool(frozenset.intersection(*(pools[pool].homes for pool in used)))
 
 
 def _outside(
     source: Parts, target: Parts, pairs: Sequence[tuple[float, float, float, float]], pools: Sequence[Pool]
 ) -> tuple[float, float, float, float]:
-    samples = sum(part.samples * part.replicas + part.extra for part in source)
+    samples = sum(part.all_samples for part in source)
 
     def per_node(part: Part) -> float:
-        nodes = math.ceil(part.width * part.replicas / pools[part.pool].per_node)
-        return (part.samples * part.replicas + part.extra) / nodes
+        return part.all_samples / math.ceil(part.devices / pools[part.pool].per_node)
 
     leaving = max(per_node(part) for part in source) / min(pair[0] for pair in pairs)
     entering = max(per_node(part) for part in target) / min(pair[1] for pair in pairs)

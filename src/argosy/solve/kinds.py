@@ -95,7 +95,7 @@ def nic_seconds(part: Part, pool: Pool) -> float:
     """Seconds per output byte that the NICs of a part's nodes need for a micro-batch."""
     if not pool.nic_bandwidth:
         return 0.0
-    return (part.samples * part.replicas + part.extra) * pool.per_node / (part.devices * pool.nic_bandwidth)
+    return part.all_samples * pool.per_node / (part.devices * pool.nic_bandwidth)
 
 
 def tied_seconds(option: Option, weights: int, ground: Ground, other: Option | None = None) -> float:

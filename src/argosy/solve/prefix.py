@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from argosy.schedule import ActionKind, ScheduleSpec
+from argosy.schedule.generate import group_size
 from argosy.sim.constant import orders_of
-from argosy.solve.shape import group_size
 
 Fixed = tuple[float, float, float, float, float, float]
 """Of a stage: forward, the backward that is waited for, the rest of it, hand-over forward and back, exchange and

@@ -1,23 +1,16 @@
 """How much of everything each device takes, for a given program.
 
-With ratio b_d of device d, speed s_d, W seconds x speed of splittable work and C the seconds that padded collectives
-would take if one device held all:
+With ratio b_d of device d, the ratios come from a linear programme over operations i and collectives j, because
+operations do not all see the same relative speeds (matrix products and memory traffic differ):
 
-    (1)  minimise  W max_d(b_d / s_d) + C max_d(b_d)   with  sum b = 1,  b_d <= cap_d
-
-The optimum is b_d = min(a s_d, z, cap_d) for some a and z, and lies where z = a s_k, a s_k = cap_k or z = cap_k for
-one device k: scan them.
-(1) holds when all operations see the same relative speeds. They do not (matrix products and memory traffic differ), so
-the final ratios come from the full linear programme over operations i and collectives j:
-
-    (2)  minimise  sum_i c_i + sum_j m_j
+    (1)  minimise  sum_i c_i + sum_j m_j
          c_i >= (flop_i / speed_d + bytes_i / memory_d) b_d,   m_j >= n_j b_d,   sum b = 1,
          fixed_d + variable_d b_d <= memory of d,   b_d >= least
 
 Operations with the same mix of FLOP and bytes share one c_i, so equal layers cost nothing extra. Segments have each
 their own b, c and m; memory counts them together; and what is re-sharded between segments s and t costs
 
-    (3)  r_st >= e_(d-1) + e_d,   e_d >= |sum_(i <= d) b_si - b_ti|       at most: what passes the ends of d's piece
+    (2)  r_st >= e_(d-1) + e_d,   e_d >= |sum_(i <= d) b_si - b_ti|       at most: what passes the ends of d's piece
 """
 
 from __future__ import annotations
@@ -43,47 +36,6 @@ LEAST = 1e-3
 """No device gets less than this share of an even one: a device that should do nothing is left out of the group."""
 
 
-def closed_form(
-    speeds: Sequence[float], work: float, padded: float, caps: Sequence[float] | None = None
-) -> tuple[float, tuple[float, ...]]:
-    """(1): its optimum and the ratios.
-
-    >>> closed_form([2.0, 1.0, 1.0], 4.0, 0.0)
-    (1.0, (0.5, 0.25, 0.25))
-    >>> closed_form([2.0, 1.0, 1.0], 0.0, 3.0)[0]
-    1.0
-    """
-    speed = np.asarray(speeds, dtype=float)
-    cap = np.ones_like(speed) if caps is None else np.asarray(caps, dtype=float)
-    if cap.sum() < 1 - 1e-12:
-        return float("inf"), tuple(cap)
-    best, answer = float("inf"), cap
-    trials = [_filled(np.minimum(speed, limit), cap) for limit in speed]
-    if caps is not None:
-        trials += [_filled(np.ones_like(cap), np.minimum(level * speed, cap)) for level in cap / speed]
-        trials += [_filled(speed, np.minimum(level, cap)) for level in cap]
-    for ratios in trials:
-        if ratios.sum() < 1 - 1e-9:
-            continue
-        value = work * float((ratios / speed).max()) + padded * float(ratios.max())
-        if value < best:
-            best, answer = value, ratios
-    return best, tuple(float(ratio) for ratio in answer)
-
-
-def _filled(weights: NDArray[np.float64], cap: NDArray[np.float64]) -> NDArray[np.float64]:
-    """min(a weights, cap) with a such that it sums to 1."""
-    order = np.argsort(cap / weights)
-    held, rest = 0.0, float(weights.sum())
-    for device in order:
-        level = (1 - held) / rest
-        if level * weights[device] <= cap[device] + 1e-15:
-            return np.minimum(level * weights, cap)
-        held += float(cap[device])
-        rest -= float(weights[device])
-    return cap
-
-
 @dataclass(frozen=True, kw_only=True)
 class Load:
     """What the operations of one segment do to devices, by their ratios."""
@@ -97,12 +49,12 @@ class Load:
 
 
 def best_ratios(program: Program, choices: Choices, pricing: Pricing) -> Segments:
-    """(2) for a program; the program's own ratios if it has nothing to split."""
+    """(1) for a program; the program's own ratios if it has nothing to split."""
     return segment_ratios(program, Placement(program.graph, choices, pricing, program.segments))[0]
 
 
 def segment_ratios(program: Program, placement: Placement) -> tuple[Segments, float]:
-    """(2) and (3), and the seconds that hang on the ratios."""
+    """(1) and (2), and the seconds that hang on the ratios."""
     pricing = placement.pricing
     fixed, sharded = _memory(program, pricing)
     loads = [
@@ -120,7 +72,7 @@ def segment_ratios(program: Program, placement: Placement) -> tuple[Segments, fl
 def _seconds(
     loads: Sequence[Load], between: Mapping[tuple[int, int], float], ratios: Sequence[tuple[float, ...]]
 ) -> float:
-    """What (2) and (3) minimise."""
+    """What (1) and (2) minimise."""
     own = [
         float((load.work * np.array(shares)).max(1).sum()) + load.padded * max(shares)
         for load, shares in zip(loads, ratios, strict=True)
@@ -192,7 +144,7 @@ def solve_ratios(
     memory: Sequence[float] | None = None,
     least: float | None = None,
 ) -> tuple[tuple[float, ...], ...]:
-    """(2) and (3) by HiGHS: the ratios of every segment; ``memory`` is what devices have for shares."""
+    """(1) and (2) by HiGHS: the ratios of every segment; ``memory`` is what devices have for shares."""
     count = loads[0].work.shape[1]
     floor = LEAST / count if least is None else least
     programme = _Programme(count, len(loads), floor)
@@ -211,7 +163,7 @@ def solve_ratios(
 
 
 class _Programme:
-    """(2) and (3) as HiGHS sees them; the share of device d in segment s is column s n + d, the others follow."""
+    """(1) and (2) as HiGHS sees them; the share of device d in segment s is column s n + d, the others follow."""
 
     def __init__(self, count: int, segments: int, floor: float) -> None:
         import highspy
@@ -234,7 +186,7 @@ class _Programme:
         self.solver.addRow(low, high, len(large), [column for column, _ in large], [factor for _, factor in large])
 
     def add_load(self, segment: int, load: Load) -> None:
-        """(2) but for memory; a c_i counts in seconds of its slowest device."""
+        """(1) but for memory; a c_i counts in seconds of its slowest device."""
         own = range(segment * self.count, (segment + 1) * self.count)
         for seconds in load.work:
             most = self.variable(float(seconds.max()))
@@ -247,7 +199,7 @@ class _Programme:
         self.row(1.0, 1.0, *((column, 1.0) for column in own))
 
     def add_passing(self, one: int, other: int, seconds: float) -> None:
-        """(3)."""
+        """(2)."""
         most = self.variable(seconds)
         passed = [self.variable(0.0) for _ in range(self.count - 1)]
         for end, amount in enumerate(passed):

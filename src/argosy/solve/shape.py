@@ -3,7 +3,8 @@
 What a bound or a judge must know of a schedule is little. With q the stage's place from the end and M micro-batches:
 
     (1)  n_q      forwards before the first backward:      q (1f1b, zero-bubble), 2q - 1 (eager), k q (kfkb), M (gpipe)
-    (2)  group    backwards in a row                       k (kfkb), M (gpipe), 1
+                  (``schedule.generate.usual_depth``)
+    (2)  group    backwards in a row                       k (kfkb), M (gpipe), 1   (``schedule.generate.group_size``)
     (3)  gate     share of a backward that the stage before waits for: 1; half under zero-bubble, where the weights'
                   gradients come later
     (4)  held_q   micro-batches whose activations are kept at once: n_q; the number of stages under zero-bubble
@@ -14,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.schedule.generate import default_depth, group_size, usual_depth
 from argosy.units import counted
 
 MOST_STAGES = 32
@@ -30,11 +32,11 @@ class Shape:
 
     def least_in_flight(self, from_end: int) -> int:
         """Micro-batches ahead under the schedule that needs least memory at the q-th stage from the end."""
-        return min(in_flight(schedule, from_end, self.num_micro_batches) for schedule in self.schedules)
+        return min(usual_depth(schedule, from_end, self.num_micro_batches) for schedule in self.schedules)
 
     def most_in_flight(self, from_end: int) -> int:
         """Under the schedule that hides most."""
-        return max(in_flight(schedule, from_end, self.num_micro_batches) for schedule in self.schedules)
+        return max(usual_depth(schedule, from_end, self.num_micro_batches) for schedule in self.schedules)
 
     @property
     def group(self) -> int:
@@ -51,20 +53,6 @@ class Shape:
         return f"{counted(self.num_micro_batches, 'micro-batch', 'micro-batches')} of {self.micro_batch_size}"
 
 
-def group_size(schedule: ScheduleSpec, num_micro_batches: int) -> int:
-    """(2)."""
-    if schedule.kind is ScheduleKind.GPIPE:
-        return num_micro_batches
-    return schedule.k if schedule.kind is ScheduleKind.KFKB else 1
-
-
-def in_flight(schedule: ScheduleSpec, from_end: int, num_micro_batches: int) -> int:
-    """(1), at most M."""
-    if schedule.kind is ScheduleKind.EAGER:
-        return min(2 * from_end - 1, num_micro_batches)
-    return min(group_size(schedule, num_micro_batches) * from_end, num_micro_batches)
-
-
 def gate(schedule: ScheduleSpec) -> float:
     """(3)."""
     return 0.5 if schedule.kind is ScheduleKind.ZERO_BUBBLE else 1.0
@@ -74,4 +62,4 @@ def held(schedule: ScheduleSpec, num_stages: int, num_micro_batches: int) -> lis
     """(4), per stage from the front."""
     if schedule.kind is ScheduleKind.ZERO_BUBBLE:
         return [min(num_stages, num_micro_batches)] * num_stages
-    return [in_flight(schedule, left, num_micro_batches) for left in range(num_stages, 0, -1)]
+    return list(default_depth(schedule, num_stages, num_micro_batches))

@@ -11,14 +11,11 @@ from functools import partial
 
 from argosy.cluster.device import Device
 from argosy.cluster.topology import Cluster
-from argosy.cost.compute import ComputeModel
 from argosy.cost.memory import USABLE
 from argosy.plan.plan import Certificate, ClusterRef, LeftOut, ModelRef, Plan, Predicted, RunnerUp
 from argosy.sim.choose import with_collectives
-from argosy.sim.compile import compile_plan
-from argosy.sim.exact import simulate_exact
-from argosy.sim.fold import fold_plan
-from argosy.solve.candidate import Candidate, lightened, with_plan
+from argosy.sim.simulate import iteration_seconds
+from argosy.solve.candidate import Candidate, lightened
 from argosy.solve.reasons import why_left_out, why_slower
 from argosy.space.enumerate import Scope
 from argosy.space.place import place_stages
@@ -62,7 +59,7 @@ class Trial:
         entries = [*candidates]
         lighter = lightened(candidates[0], self.scope)
         if lighter != candidates[0].plan:
-            entries.append(with_plan(candidates[0], lighter))
+            entries.append(replace(candidates[0], plan=lighter))
         times = self._play(entries)
         order = sorted(range(len(entries)), key=lambda index: (times[index], entries[index].effort, index))
         first, best = order[0], self._placed(entries[order[0]])
@@ -84,7 +81,8 @@ class Trial:
 
     def _play(self, entries: Sequence[Candidate], *, whole: bool = False) -> list[float]:
         fresh = {one.key: one for one in entries if (one.key, whole) not in self.times}
-        play = partial(_seconds, chain=self.prices.chain, calm=self.calm, model=self.prices.model, whole=whole)
+        chain, model = self.prices.chain, self.prices.model
+        play = partial(iteration_seconds, chain=chain, cluster=self.calm, model=model, whole=whole)
         plans = [self._placed(one) for one in fresh.values()]
         times = self.executor.map(play, plans) if self.executor is not None else map(play, plans)
         self.times.update(((key, whole), seconds) for key, seconds in zip(fresh, times, strict=True))
@@ -112,13 +110,6 @@ def _runner_ups(played: Sequence[tuple[Candidate, float]], seconds: float) -> It
         )
         if len(told) > _MOST_RUNNER_UPS:
             return
-
-
-def _seconds(plan: Plan, *, chain: Chain, calm: Cluster, model: ComputeModel, whole: bool) -> float:
-    """Seconds of an iteration of the plan, folded along its symmetries or whole."""
-    graph, cluster = (compile_plan(plan, chain, calm, model), calm) if whole else fold_plan(plan, chain, calm, model)
-    ends = simulate_exact(graph, cluster, record=0).iteration_ends
-    return ends[0] if ends else math.inf
 
 
 def certify(
@@ -175,10 +166,8 @@ def placed(candidate: Candidate, prices: Prices, cluster: Cluster) -> Plan:
     chain, shape = prices.chain, candidate.shape
     replicas = place_stages(prices.pools, [choice.option for choice in candidate.plan])
     plan = Plan(
-        model=ModelRef(
-            name=chain.name, sequence_length=chain.sequence_length, dtype=chain.dtype, optimizer=chain.optimizer
-        ),
-        cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=cluster.content),
+        model=ModelRef.of(chain),
+        cluster=ClusterRef.of(cluster),
         global_batch=shape.micro_batch_size * shape.num_micro_batches,
         micro_batch_size=shape.micro_batch_size,
         num_micro_batches=shape.num_micro_batches,

@@ -59,6 +59,11 @@ class Part:
         return self.samples + (self.extra > 0)
 
     @property
+    def all_samples(self) -> int:
+        """Of all of them together."""
+        return self.samples * self.replicas + self.extra
+
+    @property
     def devices(self) -> int:
         return self.width * self.replicas
 
