@@ -17,7 +17,7 @@ from argosy.graph_planner import SCHEDULE, GraphPlan
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Predicted, Replica, Stage
 from argosy.solve.spmd import Program
 from argosy.space.sharding import REPLICATED, unit_counts
-from argosy.workload.graph import Phase
+from argosy.workload.part import forward_order
 
 
 def as_plan(found: GraphPlan, cluster: Cluster, dtype: Dtype, samples: int, *, divided: bool = True) -> Plan:
@@ -27,12 +27,12 @@ def as_plan(found: GraphPlan, cluster: Cluster, dtype: Dtype, samples: int, *, d
         pipeline = found.pipeline
         programs = [stage.program for stage in pipeline.stages]
         graph, schedule, count = pipeline.graph, pipeline.schedule, pipeline.micro_batches
-        placed = [at for at, node in zip(pipeline.parts.of_node, graph.nodes, strict=True) if _is_forward(node.phase)]
+        placed = [pipeline.parts.of_node[index] for index in forward_order(graph)]
         slowest = max(range(len(programs)), key=lambda at: pipeline.stages[at].seconds)
     else:
         assert found.program is not None
         programs, graph, schedule, count, slowest = [found.program], found.program.graph, SCHEDULE, 1, 0
-        placed = [0 for node in graph.nodes if _is_forward(node.phase)]
+        placed = [0] * len(forward_order(graph))
     size = samples // count
     memory = {n: b for program in programs for n, b in zip(program.group.names, program.device_bytes, strict=True)}
     return Plan(
@@ -60,14 +60,10 @@ def as_plan(found: GraphPlan, cluster: Cluster, dtype: Dtype, samples: int, *, d
     )
 
 
-def _is_forward(phase: Phase) -> bool:
-    return phase is Phase.FORWARD
-
-
 def _replicas(program: Program, samples: int, *, divided: bool) -> Iterator[Replica]:
     """(1), (2)."""
     names, ratios = program.group.names, program.ratios
-    whole = all(program.stored(value).stored == REPLICATED for value in program.graph.parameters)
+    whole = all(program.deliveries[value].stored == REPLICATED for value in program.graph.parameters)
     if len(names) > 1 and whole and divided and samples >= len(names):
         for name, count in zip(names, unit_counts(samples, ratios), strict=True):
             yield Replica(devices=(name,), samples=count)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from argosy.calibrate.fit import MOST, errors, fit, fit_to, rank_correlation, split_runs
+from argosy.calibrate.fit import MOST, errors, fit_to, rank_correlation, split_runs
 from argosy.calibrate.predict import exact_seconds, peak_bytes, quick_seconds
 from argosy.calibrate.run import Degrees, MeasuredRun, Measurements, even_plan
 from argosy.calibrate.vtrain import COLUMNS, is_vtrain, read_vtrain
@@ -53,6 +53,15 @@ def test_known_constants_are_found_again(imagined: Measurements) -> None:
     assert found.activation_factor == pytest.approx(1.25, rel=0.02)
 
 
+def test_constants_that_are_0_by_default_are_found_too(imagined: Measurements) -> None:
+    """From a usual value on, and not from the largest that is possible, where a simplex sees nothing change."""
+    true = replace(TRUE, forward_start=3e-4, backward_start=6e-4)
+    measured = told_by(imagined, true)
+    found = fit_to(measured, measured.runs, ("forward_start", "backward_start"), TRUE)
+    assert found.forward_start == pytest.approx(3e-4, rel=0.05)
+    assert found.backward_start == pytest.approx(6e-4, rel=0.05)
+
+
 def test_the_closed_form_and_the_exact_engine_agree(imagined: Measurements) -> None:
     runs = imagined.runs[::4]
     quick = quick_seconds(imagined, runs, TRUE)
@@ -69,9 +78,8 @@ def test_a_split_is_the_same_for_the_same_seed(imagined: Measurements) -> None:
     assert {run.name for run in one}.isdisjoint(run.name for run in rest)
 
 
-def test_same_seed_same_constants(imagined: Measurements) -> None:
-    few = replace(imagined, runs=imagined.runs[:12])
-    first, second = (fit(few, ("passes", "bandwidth"), seed=3).calibration for _ in range(2))
+def test_same_runs_same_constants(imagined: Measurements) -> None:
+    first, second = (fit_to(imagined, imagined.runs[:12], ("passes", "bandwidth"), Calibration()) for _ in range(2))
     assert first == second
 
 

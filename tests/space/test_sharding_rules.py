@@ -18,7 +18,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from argosy.runtime.calls import filled, tensor_constants, whole_tensors
 from argosy.runtime.shards import take
 from argosy.space.operations import table
-from argosy.space.rules import Choices
+from argosy.space.rules import Choices, only_whole
 from argosy.space.sharding import REPLICATED, fits, flat_cut, from_flat_cut, sharded, unit_counts
 from argosy.workload.graph import Graph, Node
 
@@ -36,7 +36,7 @@ def executed(name: str) -> Iterator[tuple[Graph, Node, int, dict[int, Any], list
     held: dict[int, Any] = {**whole_tensors(graph, named), **tensor_constants(graph, CPU)}
     seen: set[Any] = set()
     for index, node in enumerate(graph.nodes):
-        (call,) = local_calls(graph, node, Choices.only_whole(graph, node), (1.0,))
+        (call,) = local_calls(graph, node, only_whole(node), (1.0,))
         arguments = [filled(part, held.__getitem__, CPU) for part in node.arguments]
         keywords = {key: filled(part, held.__getitem__, CPU) for key, part in node.keywords}
         out = call.run(*arguments, **keywords)
@@ -113,5 +113,5 @@ def _grouped(factors: list[int], rng: random.Random) -> tuple[int, ...]:
 def test_what_is_unknown_is_done_in_full() -> None:
     graph = captured("perceptron")
     node = graph.nodes[0]
-    row = Choices.only_whole(graph, node)
+    row = only_whole(node)
     assert set(row.inputs) | set(row.outputs) == {REPLICATED} and row.units == 0

@@ -377,6 +377,7 @@ def test_a_text_profile_without_its_batch(tmp_path: Path) -> None:
     path = tmp_path / "m.txt"
     path.write_text(f"node1 -- a -- {NODE}\n")
     assert message(path) == (
-        "m.txt: expected the samples per measurement in the file name, as in bert-48-pbs-2.txt; or pass profile_batch"
+        "m.txt: expected the samples per measurement, at least 1, in the file name, as in bert-48-pbs-2.txt; "
+        "or pass profile_batch"
     )
     assert read_dapple(path, profile_batch=1)[0].parameters == 1

@@ -6,8 +6,8 @@ With L_s = F_s + B_s of the slowest replica of stage s (tensor-parallel reductio
     (2)  p2p = bytes of a micro-batch / bandwidth + latency        between the first devices of neighbouring stages
     (3)  AR  = 2 (n - 1) / n  bytes of the gradients / the slowest link of the ring
 
-An estimate and no bound (DESIGN of the search: ``solve.bounds``): what the first and the last stage overlap is
-counted twice. Metis chooses by it (source: its public ``cost_estimator.py``, form only); here it also ranks what the
+An estimate and no bound (those are in ``solve.bounds``): what the first and the last stage overlap is counted twice.
+Metis chooses by it (source: its public ``cost_estimator.py``, form only); here it also ranks what the
 exact engine then plays.
 """
 

@@ -44,11 +44,6 @@ class Job:
         return tuple(itertools.chain.from_iterable(self.nodes))
 
     @cached_property
-    def node_size(self) -> int:
-        """The largest number of neighbours into which every node can be cut."""
-        return math.gcd(*map(len, self.nodes))
-
-    @cached_property
     def kinds(self) -> tuple[str, ...]:
         """Device kinds, the fastest first."""
         one_of = {self.device(name).kind.name: name for name in reversed(self.devices)}

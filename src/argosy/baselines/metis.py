@@ -1,7 +1,7 @@
 """A search in the manner of Metis: uneven stages for uneven devices, by a closed form.
 
-Source: Um et al., "Metis: fast automatic distributed training on heterogeneous GPUs" (USENIX ATC'24); its rules as
-recorded in our own words.
+Source: Um et al., "Metis: fast automatic distributed training on heterogeneous GPUs" (USENIX ATC'24); its rules in our
+own words.
 
     (1)  the nodes stand in a row, kind after kind, in every order of the kinds
     (2)  the row is cut into S device groups whose sizes are powers of two, none below half of n / S

@@ -46,6 +46,8 @@ ABOUT_MEMORY = ("process_bytes", "activation_factor")
 MOST = 5
 """Constants at a time: more would be a regression, not a calibration."""
 
+_USUAL = {"gathered": 1.0, "forward_start": 1e-4, "backward_start": 1e-4, "latency": 1e-4, "process_bytes": 1e9}
+"""Of what is 0 until something is fitted, where to begin."""
 _STEP = 0.25
 """Edge of the first simplex, in logarithms."""
 
@@ -62,16 +64,6 @@ class Errors:
     worst: float
     rank: float
     """(3); 1 = the same order."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fit:
-    """Fitted constants, and the errors on runs that were not fitted on."""
-
-    calibration: Calibration
-    names: tuple[str, ...]
-    fitted: tuple[MeasuredRun, ...]
-    held_out: tuple[MeasuredRun, ...]
 
 
 def errors(predicted: FloatArray, measured: FloatArray) -> Errors:
@@ -102,10 +94,8 @@ def rank_correlation(one: FloatArray, other: FloatArray) -> float:
 
 def _ranks(values: FloatArray) -> FloatArray:
     """From 0; equal values share the mean of their ranks."""
-    unique, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    ranks: FloatArray = (ends - (counts + 1) / 2)[inverse]
-    assert len(unique) == len(counts)
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: FloatArray = (np.cumsum(counts) - (counts + 1) / 2)[inverse]
     return ranks
 
 
@@ -117,20 +107,6 @@ def split_runs(
     chosen = set(order[: round(share * len(runs))].tolist())
     fitted = tuple(run for index, run in enumerate(runs) if index in chosen)
     return fitted, tuple(run for index, run in enumerate(runs) if index not in chosen)
-
-
-def fit(
-    measured: Measurements,
-    names: Sequence[str],
-    *,
-    start: Calibration | None = None,
-    share: float = 0.5,
-    seed: int = 0,
-) -> Fit:
-    """Constants fitted on a random share of the runs."""
-    fitted, held_out = split_runs(measured.runs, share, seed)
-    calibration = fit_to(measured, fitted, names, start or Calibration())
-    return Fit(calibration=calibration, names=tuple(names), fitted=fitted, held_out=held_out)
 
 
 def leave_one_out(measured: Measurements, names: Sequence[str], start: Calibration) -> list[Calibration]:
@@ -183,7 +159,7 @@ def check_names(names: Sequence[str]) -> None:
 
 def _value(calibration: Calibration, name: str) -> float:
     """Where the simplex begins; nothing has no logarithm."""
-    begin = float(getattr(calibration, name)) or {"latency": 1e-4}.get(name, 1e9)
+    begin = float(getattr(calibration, name)) or _USUAL[name]
     return min(max(begin, LIMITS[name][0]), LIMITS[name][1])
 
 

@@ -24,7 +24,7 @@ from argosy.timeline import SpanKind
 
 
 def with_blocking_transfers(graph: TaskGraph) -> TaskGraph:
-    """(1) and (2)"""
+    """(1) to (3)."""
     waits = [set(task.after) for task in graph.tasks]
     before, following = _neighbours(graph)
     consumers: dict[int, list[int]] = defaultdict(list)

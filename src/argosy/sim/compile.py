@@ -140,7 +140,7 @@ class Compiler:
     def add_action(self, action: Action) -> None:
         stage = self.plan.stages[action.stage]
         devices = self.placed[action.stage]
-        gathered = self._gather_weights(stage, action) if stage.zero == 3 else None
+        gathered = self._gather_weights(action) if stage.zero == 3 else None
         self.before_action.update({device: self.last[device] for device in devices if device in self.last})
         for position in range(len(stage.replicas)):
             self._run_replica(action, stage, position, gathered)
@@ -150,7 +150,7 @@ class Compiler:
         if action.kind.frees_activations:
             self.gradients_done.update({(action.stage, device): self.last[device] for device in devices})
         if stage.zero >= 2 and self.num_holders[action.stage] > 1 and action.kind.frees_activations:
-            self._scatter_gradients(stage, action)
+            self._scatter_gradients(action)
         if action.kind is ActionKind.FORWARD and action.stage + 1 < len(self.plan.stages):
             self._send(action, action.stage + 1, stage.end - 1)
         if action.kind.is_gradient and action.stage > 0:
@@ -272,7 +272,7 @@ class Compiler:
         kinds = (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
         return tuple(Action(stage, kind, action.micro_batch) for kind in kinds)
 
-    def _gather_weights(self, stage: Stage, action: Action) -> int | None:
+    def _gather_weights(self, action: Action) -> int | None:
         """ZeRO 3: collect the stage's weights while the action before is still computing."""
         if self.num_holders[action.stage] == 1 or action.kind is ActionKind.WEIGHT_GRADIENT:
             return None
@@ -283,7 +283,7 @@ class Compiler:
             self.unanchored.append((gathered, devices))
         return gathered
 
-    def _scatter_gradients(self, stage: Stage, action: Action) -> None:
+    def _scatter_gradients(self, action: Action) -> None:
         """ZeRO 2 and 3: every holder keeps the sum of its own part of the gradients, while the next action
         computes."""
         devices = self.placed[action.stage]

@@ -276,10 +276,9 @@ class Engine:
         return self.graph.devices[device], tuple(steps)
 
     def _why_stalled(self) -> str | None:
-        unfinished = sorted(instance for instance in self.started)
-        if not unfinished:
+        if not self.started:
             return None
-        instance = unfinished[0]
+        instance = min(self.started)
         task = self.graph.tasks[instance % self.size]
         what = str(task.kind) if task.micro_batch is None else f"{task.kind} {task.micro_batch}"
         what += f" of stage {task.stage}" if task.stage is not None else ""

@@ -80,9 +80,6 @@ class Program:
         near = self.graph.producer.get(move.value, min(self.graph.consumers[move.value], default=0))
         return self.graph.nodes[near].phase
 
-    def stored(self, parameter: int) -> Delivery:
-        return self.deliveries[parameter]
-
     def __repr__(self) -> str:
         shares = ", then ".join(" / ".join(f"{ratio:.3g}" for ratio in ratios) for ratios in self.segments.ratios)
         what = f"{self.graph.name} on {len(self.group)} devices at {shares}"

@@ -27,7 +27,8 @@ import numpy as np
 from argosy.errors import InfeasibleError
 from argosy.space.flop import flop_of
 from argosy.space.operations import call_of
-from argosy.workload.graph import Graph, Phase, Role
+from argosy.workload.graph import Graph, Role
+from argosy.workload.part import forward_order
 
 TOLERANCES = (0.08, 0.16, 0.32, 0.64, 1.28)
 TIME_LIMIT = 20.0
@@ -217,7 +218,7 @@ def forward_pieces(graph: Graph) -> tuple[Pieces, tuple[int, ...]]:
 
     Parameters and inputs that several pieces read come first, as pieces without work.
     """
-    nodes = [index for index, node in enumerate(graph.nodes) if node.phase is Phase.FORWARD]
+    nodes = forward_order(graph)
     flop = {index: flop_of(call_of(graph, graph.nodes[index])) for index in nodes}
     home = _homes(graph, nodes, flop)
     given = [v for v in _given(graph) if len({home[r] for r in graph.consumers[v] if r in home}) > 1]

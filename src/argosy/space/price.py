@@ -184,9 +184,7 @@ class Prices:
     def shapes(self) -> list[int]:
         """Per layer, the first layer that costs the same."""
         first: dict[tuple[object, ...], int] = {}
-        skipped = ("name", "tied_to")
-        keys = [tuple(v for n, v in vars(layer).items() if n not in skipped) for layer in self.chain.layers]
-        return [first.setdefault(key, index) for index, key in enumerate(keys)]
+        return [first.setdefault(layer.cost_key, index) for index, layer in enumerate(self.chain.layers)]
 
     @cached_property
     def distinct_layers(self) -> list[int]:

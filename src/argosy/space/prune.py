@@ -1,9 +1,9 @@
 """The rules that remove what cannot be part of the best plan: one function each, with its safety argument, and a
 counter.
 
-Three more rules are where the search does them: *divisibility* (a stage needs a sample for each replica), *symmetry*
-(devices of a pool are interchangeable, so a stage is a number of devices and not a set) and *bound*
-(``solve.pipeline``).
+Others are where they are done: *divisibility* (a stage needs a sample for each replica) and *unmeasured* (a profile has
+no times for it) in ``space.enumerate``, *symmetry* (devices of a pool are interchangeable, so a stage is a number of
+devices and not a set) in ``space.pool``, and *bound* in ``planner``.
 """
 
 from __future__ import annotations

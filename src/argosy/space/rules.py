@@ -76,6 +76,11 @@ class Row:
         return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
 
 
+def only_whole(node: Node) -> Row:
+    """The row in which every device does everything."""
+    return Row(inputs=(REPLICATED,) * len(node.inputs), outputs=(REPLICATED,) * len(node.outputs))
+
+
 class Choices:
     """The states worth considering per value, and the rows per node, of a graph on a number of devices.
 
@@ -249,11 +254,6 @@ class Choices:
                     found[state.outer // factor, state.units] = None
         return [(o, u) for o, u in found if all(size % (o * u) == 0 for size in label.sizes)]
 
-    @staticmethod
-    def only_whole(graph: Graph, node: Node) -> Row:
-        """The row in which every device does everything."""
-        return Row(inputs=(REPLICATED,) * len(node.inputs), outputs=(REPLICATED,) * len(node.outputs))
-
     def rows(self, index: int) -> tuple[Row, ...]:
         """Every way to do a node; equal nodes get the same tuple."""
         key = self._surroundings(index)
@@ -264,7 +264,7 @@ class Choices:
     def _find_rows(self, index: int) -> tuple[Row, ...]:
         node, call, pattern = self.graph.nodes[index], self.calls[index], self.patterns[index]
         num_in, num_out = len(call.inputs), len(call.outputs)
-        found = [self.only_whole(self.graph, node)]
+        found = [only_whole(node)]
         if self._reshapes[index]:
             found += self._reshape_rows(index)
         for name, label in self.labels[index].items():

@@ -66,6 +66,11 @@ class Layer:
             return 1.0
         return 1 - (self.parameters - self.active_parameters) / self.expert_parameters
 
+    @property
+    def cost_key(self) -> tuple[object, ...]:
+        """Everything but its name and whose weights it shares: equal for layers that cost the same."""
+        return tuple(value for name, value in vars(self).items() if name not in ("name", "tied_to"))
+
     def __repr__(self) -> str:
         parameters, flop = self.parameters / 1e6, self.forward_flop / 1e9
         return f"{self.name}: {parameters:.4g} M parameters, {flop:.4g} GFLOP forward"
@@ -101,8 +106,7 @@ class Chain:
 
         A 32-layer transformer is [(embedding, 1), (block, 32), (head, 1)].
         """
-        keyed = itertools.groupby(self.layers, key=lambda layer: (layer.kind, _shape(layer)))
-        groups = [list(group) for _, group in keyed]
+        groups = [list(group) for _, group in itertools.groupby(self.layers, key=lambda layer: layer.cost_key)]
         return [(group[0], len(group)) for group in groups]
 
     def __repr__(self) -> str:
@@ -110,7 +114,3 @@ class Chain:
             f"{self.name}: {len(self.layers)} layers, {self.parameters / 1e9:.4g} B parameters, "
             f"sequence {self.sequence_length}, {self.dtype}"
         )
-
-
-def _shape(layer: Layer) -> tuple[object, ...]:
-    return tuple(value for name, value in vars(layer).items() if name not in ("name", "tied_to"))

@@ -85,8 +85,9 @@ def _name_and_batch(path: Path, profile_batch: int | None) -> tuple[str, int]:
     name = match[1] if match else path.stem
     batch = profile_batch if profile_batch is not None else int(match[2]) if match else None
     if batch is None or batch < 1:
-        expected = "the samples per measurement in the file name, as in bert-48-pbs-2.txt"
-        raise InputError([Problem(file=str(path), expected=expected, suggestion="or pass profile_batch")])
+        expected = "the samples per measurement, at least 1, in the file name, as in bert-48-pbs-2.txt"
+        found = None if batch is None else str(batch)
+        raise InputError([Problem(file=str(path), found=found, expected=expected, suggestion="or pass profile_batch")])
     return name, batch
 
 
@@ -183,7 +184,7 @@ def _topological(nodes: dict[str, _Node], edges: list[tuple[str, str]], file: st
 def _layers(ordered: list[_Node], edges: list[tuple[str, str]], batch: int) -> tuple[Layer, ...]:
     """(2) to (4)"""
     place = {node.key: index for index, node in enumerate(ordered)}
-    last_reader = dict(enumerate(range(len(ordered))))
+    last_reader = list(range(len(ordered)))
     for start, end in edges:
         last_reader[place[start]] = max(last_reader[place[start]], place[end])
     crossing = [

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from argosy.document import Document, Location, show_path, validate
+from argosy.document import Document, validate
 from argosy.dtype import Dtype
-from argosy.errors import InputError, Problem, closest
+from argosy.errors import InputError, closest
 from argosy.workload.architecture import Architecture
 from argosy.workload.families import encoder, gpt, rotary
 from argosy.workload.families.config import Config, rule_problems
@@ -44,17 +44,8 @@ class ModelConfig:
     """Of the published weights, where the config names it."""
 
 
-def read_config(document: Document, root: Location = ()) -> ModelConfig:
-    """The model that the table at ``root`` of a document describes, or every problem in it at once."""
-    inner = _table(document, root)
-    try:
-        config = _validated(inner)
-    except InputError as error:
-        raise InputError([_rooted(problem, document, root) for problem in error.problems]) from None
-    return ModelConfig(config.architecture(), config.declared_dtype)
-
-
-def _validated(document: Document) -> Config:
+def read_config(document: Document) -> ModelConfig:
+    """The model that a document describes, or every problem in it at once."""
     schema = _family(document)
     problems = rule_problems(document, schema)
     try:
@@ -63,7 +54,7 @@ def _validated(document: Document) -> Config:
         problems = [*error.problems, *problems]
     if problems:
         raise InputError(sorted(problems, key=lambda problem: problem.line or 0))
-    return config
+    return ModelConfig(config.architecture(), config.declared_dtype)
 
 
 def _family(document: Document) -> type[Config]:
@@ -72,20 +63,4 @@ def _family(document: Document) -> type[Config]:
         return FAMILIES[model_type]
     expected = "one of the supported model types " + ", ".join(FAMILIES)
     suggestion = closest(model_type, FAMILIES) if isinstance(model_type, str) else None
-    raise InputError([document.problem(("model_type",), expected, model_type, suggestion=suggestion)])
-
-
-def _table(document: Document, root: Location) -> Document:
-    """The table at ``root`` as a document of its own, with its lines."""
-    data = document.data
-    for part in root:
-        data = data[part]  # type: ignore[index]
-    depth = len(root)
-    lines = {place[depth:]: line for place, line in document.lines.items() if place[:depth] == root}
-    return Document(document.file, data, lines)
-
-
-def _rooted(problem: Problem, document: Document, root: Location) -> Problem:
-    """The problem as seen from the whole document."""
-    path = ".".join(part for part in (show_path(root), problem.path) if part)
-    return replace(problem, path=path or None, line=problem.line or document.line(root))
+    raise document.error(("model_type",), expected, model_type, suggestion=suggestion)

@@ -46,11 +46,7 @@ def load_model(
     )
     if str(model) in preset_names():
         return _preset_chain(read_preset(str(model)), settings)
-    path = Path(model)
-    if not is_there(path):
-        raise _unknown(str(model))
-    if path.is_dir():
-        path = path / "config.json"
+    path = _located(model)
     match path.suffix:
         case ".toml":
             return _preset_chain(preset_of(read_toml(path)), settings)
@@ -67,14 +63,19 @@ def load_architecture(model: str | Path) -> Architecture:
     """The shape of a preset, of a ``config.json`` or its folder, or of a preset's TOML."""
     if str(model) in preset_names():
         return read_preset(str(model)).config.architecture
-    if not is_there(model):
-        raise _unknown(str(model))
-    path = Path(model) / "config.json" if Path(model).is_dir() else Path(model)
+    path = _located(model)
     if path.suffix == ".toml":
         return preset_of(read_toml(path)).config.architecture
     if path.suffix != ".json" or "model_type" not in (document := read_json(path)).data:
         raise InputError([Problem(file=str(path), expected="a model whose shape is known: a preset or a config.json")])
     return read_config(document).architecture
+
+
+def _located(model: str | Path) -> Path:
+    """The file that is meant; of a folder its config."""
+    if not is_there(model):
+        raise _unknown(str(model))
+    return Path(model) / "config.json" if Path(model).is_dir() else Path(model)
 
 
 def _unknown(name: str) -> InputError:

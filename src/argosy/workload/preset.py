@@ -64,7 +64,7 @@ def preset_of(document: Document) -> Preset:
     except InputError as error:
         problems += error.problems
     try:
-        config = read_config(document, ("config",)) if isinstance(document.data.get("config"), dict) else None
+        config = read_config(document.inside("config")) if isinstance(document.data.get("config"), dict) else None
     except InputError as error:
         problems += error.problems
     if problems:

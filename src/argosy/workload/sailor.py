@@ -62,18 +62,18 @@ CATALOGUE_NAMES = {
 """Sailor's name of a GPU kind to the catalogue's; a name that is not here is kept as it is."""
 
 
-class _Foreign(Schema):
+class ForeignSchema(Schema):
     """A table of which only some fields are read."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
 
-class _Training(_Foreign):
+class _Training(ForeignSchema):
     sequence_length: Count
     num_all_layers: Count
 
 
-class _Amounts(_Foreign):
+class _Amounts(ForeignSchema):
     params_floats: Natural
     params_bytes: Natural
     act_input_floats: Natural

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BeforeValidator, ConfigDict
+from pydantic import BeforeValidator
 
-from argosy.document import Document, Schema, read_json, validate
+from argosy.document import Document, read_json, validate
 from argosy.errors import InputError, Mismatch, Problem
 from argosy.lines import Location
 from argosy.workload.fields import Amount, Count, Natural
-from argosy.workload.sailor import DeviceGroup, device_group
+from argosy.workload.sailor import DeviceGroup, ForeignSchema, device_group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,19 +69,13 @@ def _replica(value: object) -> object:
     return SailorReplica(groups=tuple(device_group(*group) for group in groups), tensor_width=count)
 
 
-class _Schema(Schema):
-    """A table of which only some fields are read."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
-
-
-class _Pipeline(_Schema):
+class _Pipeline(ForeignSchema):
     layers_per_stage: list[list[Natural]]
     tmp_per_stage: list[list[Annotated[SailorReplica, BeforeValidator(_replica)]]]
     dp: list[Count]
 
 
-class _Measured(_Schema):
+class _Measured(ForeignSchema):
     pipeline_list: list[_Pipeline]
     mbs: Count
     gbs: Count
