@@ -46,8 +46,31 @@ def in_contact(what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        reason = str(error).splitlines()[0].partition("] ")[2] or str(error).splitlines()[0]
-        raise ElsewhereError(f"lost contact {what}: {reason.partition('. This is typically')[0]}") from error
+        raise _lost(what, error) from error
+
+
+@contextlib.contextmanager
+def in_contact_beside_others(what: str) -> Iterator[None]:
+    """The same around code that may also fail by itself, such as a user's model: only what torch.distributed says."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_of_torch_distributed(error):
+            raise
+        raise _lost(what, error) from error
+
+
+def _lost(what: str, error: RuntimeError) -> ElsewhereError:
+    first = (str(error).splitlines() or [""])[0]
+    reason = first.partition("] ")[2] or first
+    return ElsewhereError(f"lost contact {what}: {reason.partition('. This is typically')[0]}")
+
+
+def _is_of_torch_distributed(error: RuntimeError) -> bool:
+    """By its type, by the function that raised it, or, where that is none of Python's, by gloo's own words."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    innermost = traceback.extract_tb(error.__traceback__)[-1].filename
+    return "DistError" in kinds or "/torch/distributed/" in innermost or "/gloo/" in str(error)
 
 
 def told(error: Exception) -> str:

@@ -23,7 +23,7 @@ from argosy.runtime.batch import check_batch
 from argosy.runtime.boxes import Box, rows, rows_of
 from argosy.runtime.checkpoint import load, save, trainer_state
 from argosy.runtime.executor import Executor
-from argosy.runtime.failure import ElsewhereError, in_contact
+from argosy.runtime.failure import ElsewhereError, in_contact, in_contact_beside_others
 from argosy.runtime.gradients import Gradients
 from argosy.runtime.holding import (
     Division,
@@ -213,7 +213,8 @@ class Trainer:
         begin = time.perf_counter()
         self.recorder.step = self.steps
         self.executor.loss_scale = self.scale.value
-        losses = self.executor.step(batch)
+        with in_contact_beside_others(f"in step {self.steps}"):
+            losses = self.executor.step(batch)
         with self.recorder.reducing(), in_contact(f"while the gradients of step {self.steps} were summed"):
             self.gradients.reduce()
             loss, norm = self._agree(losses)
