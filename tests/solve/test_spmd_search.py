@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from program_oracle import integer_programme
 from spmd_models import captured, linear_graph
 from torch import Tensor, nn
@@ -22,7 +21,7 @@ from argosy.solve import tangled
 from argosy.solve.capped import cheapest
 from argosy.solve.elimination import Problem, TangledError, eliminate
 from argosy.solve.placement import Placement, Pricing
-from argosy.solve.ratios import Load, solve_ratios
+from argosy.solve.ratios import Load, closed_form, solve_ratios
 from argosy.solve.spmd import alternatives, find_program, program_at
 from argosy.space.rules import Choices
 from argosy.space.sharding import REPLICATED
@@ -216,39 +215,27 @@ def test_equal_nodes_looked_at_once_give_the_program_of_each_by_itself(name: str
     assert folded.rows == apart.rows and folded.deliveries == apart.deliveries
 
 
-def closed_form(speeds: list[float], work: float, padded: float, caps: list[float]) -> float:
-    """The least W max(b / s) + C max b over ratios b <= cap that sum to 1, where all operations see the same speeds. It
-    is at b = min(a s, z, cap) for some a and z, and lies where z = a s_k, a s_k = cap_k or z = cap_k for one k."""
-    speed, cap = np.array(speeds), np.array(caps)
-    trials = [filled(np.minimum(speed, limit), cap) for limit in speed]
-    trials += [filled(np.ones_like(cap), np.minimum(level * speed, cap)) for level in cap / speed]
-    trials += [filled(speed, np.minimum(level, cap)) for level in cap]
-    whole = [ratios for ratios in trials if ratios.sum() > 1 - 1e-9]
-    return min(work * float((ratios / speed).max()) + padded * float(ratios.max()) for ratios in whole)
-
-
-def filled(weights: NDArray[np.float64], cap: NDArray[np.float64]) -> NDArray[np.float64]:
-    """min(a weights, cap) with a such that it sums to 1."""
-    held, rest = 0.0, float(weights.sum())
-    for device in np.argsort(cap / weights):
-        level = (1 - held) / rest
-        if level * weights[device] <= cap[device] + 1e-15:
-            return np.minimum(level * weights, cap)
-        held, rest = held + float(cap[device]), rest - float(weights[device])
-    return cap
-
-
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.floats(0.2, 5.0), min_size=2, max_size=7), st.floats(0.01, 5), st.floats(0.01, 5), st.integers(0, 2**31)
 )
 def test_the_programme_equals_the_closed_form(speeds: list[float], work: float, padded: float, seed: int) -> None:
     caps = np.random.default_rng(seed).uniform(1.2 / len(speeds), 1.0, len(speeds)).tolist()
-    load = Load(work=np.array([[work / speed for speed in speeds]]), padded=padded, num_bytes=1e9)
-    (ratios,) = solve_ratios([load], memory=[1e9 * cap for cap in caps], least=0.0)
-    value = work * max(b / s for b, s in zip(ratios, speeds, strict=True)) + padded * max(ratios)
-    assert sum(ratios) == pytest.approx(1)
-    assert value == pytest.approx(closed_form(speeds, work, padded, caps), rel=1e-6, abs=1e-9)
+    row = np.array([work / speed for speed in speeds])
+    alike = Load(work=np.array([row / 4, 3 * row / 4]), padded=padded, num_bytes=1e9)
+    nothing = Load(work=np.zeros((0, len(speeds))))
+    memory = [1e9 * cap for cap in caps]
+    by_form = solve_ratios([alike], memory=memory, least=0.0)[0]
+    by_programme = solve_ratios([alike, nothing], memory=memory, least=0.0)[0]  # two segments have no closed form
+
+    def value(ratios: tuple[float, ...]) -> float:
+        return work * max(b / s for b, s in zip(ratios, speeds, strict=True)) + padded * max(ratios)
+
+    least, same = closed_form(speeds, work, padded, caps)
+    assert by_form == pytest.approx(same)
+    assert sum(by_form) == pytest.approx(1) == sum(by_programme)
+    assert all(ratio <= cap + 1e-9 for ratio, cap in zip(by_form, caps, strict=True))
+    assert value(by_form) == pytest.approx(least) == value(by_programme)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -1,7 +1,6 @@
 """How much of everything each device takes, for a given program.
 
-With ratio b_d of device d, the ratios come from a linear programme over operations i and collectives j, because
-operations do not all see the same relative speeds (matrix products and memory traffic differ):
+With ratio b_d of device d, the ratios come from a linear programme over operations i and collectives j:
 
     (1)  minimise  sum_i c_i + sum_j m_j
          c_i >= (flop_i / speed_d + bytes_i / memory_d) b_d,   m_j >= n_j b_d,   sum b = 1,
@@ -11,6 +10,14 @@ Operations with the same mix of FLOP and bytes share one c_i, so equal layers co
 their own b, c and m; memory counts them together; and what is re-sharded between segments s and t costs
 
     (2)  r_st >= e_(d-1) + e_d,   e_d >= |sum_(i <= d) b_si - b_ti|       at most: what passes the ends of d's piece
+
+Where all operations of a single segment see the same relative speeds s_d (devices of one kind, slowed or not; otherwise
+matrix products and memory traffic differ), (1) is
+
+    (3)  minimise  W max_d(b_d / s_d) + C max_d(b_d)   with  sum b = 1,  b_d <= cap_d
+
+and has a closed form: b_d = min(a s_d, z, cap_d) for some a and z, which lie where z = a s_k, a s_k = cap_k or
+z = cap_k for one device k. Scan them.
 """
 
 from __future__ import annotations
@@ -144,13 +151,73 @@ def solve_ratios(
     memory: Sequence[float] | None = None,
     least: float | None = None,
 ) -> tuple[tuple[float, ...], ...]:
-    """(1) and (2) by HiGHS: the ratios of every segment; ``memory`` is what devices have for shares."""
+    """(1) and (2): the ratios of every segment; ``memory`` is what devices have for shares."""
     count = loads[0].work.shape[1]
     floor = LEAST / count if least is None else least
+    if len(loads) == 1 and (ratios := _closed_ratios(loads[0], memory)) and min(ratios) >= floor:
+        return (ratios,)
+    return _programme_ratios(loads, between or {}, memory, floor)
+
+
+def _closed_ratios(load: Load, memory: Sequence[float] | None) -> tuple[float, ...] | None:
+    """(3), where it is as good as (1)."""
+    total = load.work.sum(0)
+    if not total.all() or not np.allclose(load.work * total[0], load.work[:, :1] * total, rtol=1e-9, atol=0.0):
+        return None
+    caps = None
+    if memory is not None and load.num_bytes:
+        caps = np.clip(np.array(memory) / load.num_bytes, 0.0, 1.0).tolist()
+    seconds, ratios = closed_form((1 / total).tolist(), 1.0, load.padded, caps)
+    return ratios if seconds < math.inf else None
+
+
+def closed_form(
+    speeds: Sequence[float], work: float, padded: float, caps: Sequence[float] | None = None
+) -> tuple[float, tuple[float, ...]]:
+    """(3): its optimum and the ratios.
+
+    >>> closed_form([2.0, 1.0, 1.0], 4.0, 0.0)
+    (1.0, (0.5, 0.25, 0.25))
+    >>> closed_form([2.0, 1.0, 1.0], 0.0, 3.0)[0]
+    1.0
+    """
+    speed = np.asarray(speeds, dtype=float)
+    cap = np.ones_like(speed) if caps is None else np.asarray(caps, dtype=float)
+    trials = [_filled(np.minimum(speed, limit), cap) for limit in speed]
+    if caps is not None:
+        trials += [_filled(np.ones_like(cap), np.minimum(level * speed, cap)) for level in cap / speed]
+        trials += [_filled(speed, np.minimum(level, cap)) for level in cap]
+    best, answer = math.inf, cap
+    for ratios in trials:
+        value = work * float((ratios / speed).max()) + padded * float(ratios.max())
+        if ratios.sum() > 1 - 1e-9 and value < best:
+            best, answer = value, ratios
+    return best, tuple(float(ratio) for ratio in answer)
+
+
+def _filled(weights: NDArray[np.float64], cap: NDArray[np.float64]) -> NDArray[np.float64]:
+    """min(a weights, cap) with a such that it sums to 1, or all of cap."""
+    held, rest = 0.0, float(weights.sum())
+    for device in np.argsort(cap / weights):
+        level = (1 - held) / rest
+        if level * weights[device] <= cap[device] + 1e-15:
+            return np.minimum(level * weights, cap)
+        held, rest = held + float(cap[device]), rest - float(weights[device])
+    return cap
+
+
+def _programme_ratios(
+    loads: Sequence[Load],
+    between: Mapping[tuple[int, int], float],
+    memory: Sequence[float] | None,
+    floor: float,
+) -> tuple[tuple[float, ...], ...]:
+    """(1) and (2) by HiGHS."""
+    count = loads[0].work.shape[1]
     programme = _Programme(count, len(loads), floor)
     for segment, load in enumerate(loads):
         programme.add_load(segment, load)
-    for (one, other), seconds in (between or {}).items():
+    for (one, other), seconds in between.items():
         programme.add_passing(one, other, seconds)
     if memory is not None:
         programme.add_memory([load.num_bytes for load in loads], memory)
