@@ -149,7 +149,7 @@ def _advance(
             continue
         begin = max(0, int(ends[0]) - least.fewest - least.length + 1)  # other stages end where nothing goes on
         at = slice(begin, int(ends[-1]) - least.fewest + 1)
-        way, rest, whole, tail = (_windows(values[source], least, at) for values in following)
+        *way, rest, whole, tail = (_windows(values[source], least, at) for values in following[not with_way :])
         passing = least.passing[:, :, at]
         longest = whole + passing
         np.maximum(longest, least.busy[:, :, at], out=longest)
@@ -159,7 +159,7 @@ def _advance(
         ending = longest + least.after[:, :, at]
         np.maximum(ending, least.done[:, :, at], out=ending)
         np.maximum(ending, tail + least.ahead[:, :, at], out=ending)
-        found = [(1, later), (2, longest), (3, ending), *([(0, way + passing)] if with_way else [])]
+        found = [(1, later), (2, longest), (3, ending), *((0, each + passing) for each in way)]
         for number, candidates in found:
             new[number][target, at] = np.minimum(new[number][target, at], candidates.min(axis=0))
     return new[0], new[1], new[2], new[3]
@@ -237,17 +237,23 @@ class _Strip:
         if self.mask is None or not np.array_equal(fits, self.mask):
             self.mask = fits
             self.misfit = np.where(fits, 0.0, np.inf)
+            self.warm: dict[int, FloatArray] = {}
+            self.drained: dict[int, FloatArray] = {}
             self.known = [
                 self._least(values) for values in (self.busy, self.done, self.after, self.quick, self.quick_forward)
             ]
         busy, done, after, quick, quick_forward = self.known
+        if least not in self.warm:  # far from the end all micro-batches are in flight
+            self.warm[least] = self._least(self.quick + (least - 1) * self.quick_forward) if least > 1 else quick
+        if most not in self.drained:
+            self.drained[most] = self._least(self.busy - (most - 1) * self.forward) + self.both[:, None, :]
         return _Least(
             fewest=self.fewest,
             length=self.length,
             passing=quick + self.both[:, None, :],
-            warm=self._least(self.quick + (least - 1) * self.quick_forward) if least > 1 else quick,
+            warm=self.warm[least],
             busy=busy,
-            drained=self._least(self.busy - (most - 1) * self.forward) + self.both[:, None, :],
+            drained=self.drained[most],
             after=after,
             done=done,
             ahead=quick_forward + self.over[:, None, :],
@@ -265,4 +271,4 @@ def _windows(array: FloatArray, least: _Least, at: slice) -> FloatArray:
     some = array[:, at.start + least.fewest : at.stop + least.fewest + length - 1]
     padded[:, : some.shape[1]] = some
     across, along = padded.strides
-    return np.lib.stride_tricks.as_strided(padded, (length, num_states, count), (along, across, along), writeable=False)
+    return np.ndarray((length, num_states, count), np.float64, padded, strides=(along, across, along))

@@ -53,6 +53,11 @@ class Judge:
         """The same, quicker to ask for."""
         self.stages: dict[tuple[Option, int, int], tuple[float, float, float]] = {}
         """Forward, backward and tail."""
+        self.fitting: dict[tuple[Option, int, int, int, int], bool] = {}
+        """Whether layers fit with so many micro-batches in flight, so many of them in a row."""
+        self.tied: dict[tuple[Option, Option, int], float] = {}
+        """What tied weights take between two stages."""
+        self.outputs: list[float] = prices.outputs.tolist()
         self.judged = 0
 
     def seconds(
@@ -73,7 +78,7 @@ class Judge:
                 members = [index for index in members if _least_seconds(shape, *columns[index]) < below]
             for schedule in shape.schedules:
                 kept, group = held(schedule, length, count), group_size(schedule, count)
-                fitting = [index for index in members if _fits(plans[index], kept, group)]
+                fitting = [index for index in members if self._fits(plans[index], kept, group)]
                 if not fitting:
                     continue
                 names = ("forward", "backward", "transfer", "latency", "tail")
@@ -87,15 +92,13 @@ class Judge:
         return best, under
 
     def _columns(self, plan: Complete) -> _Columns:
-        forward, backward, transfer, latency = [], [], [], []
+        transfer, latency = [], []
         busiest, before = 0.0, 0.0
-        outputs = self.prices.outputs
+        stages = [self._stage(choice) for choice in plan]
+        forward, backward = [stage[0] for stage in stages], [stage[1] for stage in stages]
         for choice, follower in itertools.zip_longest(plan, plan[1:]):
-            ahead, back, _ = self._stage(choice)
-            forward.append(ahead)
-            backward.append(back)
             hop = self._between(choice.option, follower.option) if follower is not None else _NO_HOP
-            output = float(outputs[choice.end])
+            output = self.outputs[choice.end]
             transfer.append(max(hop[:3]) * output)
             latency.append(hop[3])
             busiest = max(busiest, hop[0] * output + before)
@@ -107,7 +110,17 @@ class Judge:
             forward = [seconds + more for seconds, more in zip(forward, waits, strict=True)]
             backward = [seconds + more for seconds, more in zip(backward, waits, strict=True)]
             transfer = latency = [0.0] * len(plan)
-        return forward, backward, transfer, latency, self._tails(plan, forward), busiest
+        return forward, backward, transfer, latency, self._tails(plan, stages, forward), busiest
+
+    def _fits(self, plan: Complete, depths: Sequence[int], group: int) -> bool:
+        for choice, depth in zip(plan, depths, strict=True):
+            key = (choice.option, choice.first, choice.end, depth, group)
+            fits = self.fitting.get(key)
+            if fits is None:
+                fits = self.fitting[key] = choice.option.fits(choice.first, choice.end, depth, group)
+            if not fits:
+                return False
+        return True
 
     def _stage(self, choice: Choice) -> tuple[float, float, float]:
         key = (choice.option, choice.first, choice.end)
@@ -116,9 +129,11 @@ class Judge:
             found = self.stages[key] = (*choice.option.seconds(*key[1:]), choice.option.tail(*key[1:]))
         return found
 
-    def _tails(self, plan: Complete, forward: Sequence[float]) -> list[float]:
+    def _tails(
+        self, plan: Complete, stages: Sequence[tuple[float, float, float]], forward: Sequence[float]
+    ) -> list[float]:
         """(3)."""
-        tails = [self._stage(choice)[2] for choice in plan]
+        tails = [stage[2] for stage in stages]
         for at, choice in enumerate(plan):
             if choice.option.zero == 3:  # the first gather hides behind the way to the stage only
                 tails[at] += max(0.0, choice.option.once_around(choice.first, choice.end) - sum(forward[:at]))
@@ -128,7 +143,10 @@ class Judge:
             if first == last:
                 continue
             one, other = plan[first], plan[last]
-            around = self._tied_seconds(one.option, other.option, weights)
+            key = (one.option, other.option, weights)
+            around = self.tied.get(key)
+            if around is None:
+                around = self.tied[key] = self._tied_seconds(*key)
             updates = [self.prices.weigh_range(c.option.update, c.first, c.end) for c in (one, other)]
             tails[first] = max(tails[first], around + max(updates))
         return tails
@@ -208,12 +226,6 @@ def _least_seconds(
         ahead += forward[stage] + hop
         after += backward[stage] + hop
     return least
-
-
-def _fits(plan: Complete, depths: Sequence[int], group: int) -> bool:
-    return all(
-        choice.option.fits(choice.first, choice.end, depth, group) for choice, depth in zip(plan, depths, strict=True)
-    )
 
 
 def _side_by_side(source: Parts, target: Parts, pools: Sequence[Pool]) -> bool:

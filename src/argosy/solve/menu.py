@@ -101,7 +101,7 @@ class Menu:
         even, alike = self.kinds == Kind.EVEN, self.kinds != Kind.MIXED
         if even.any():
             menu = self._part(even, Kind.EVEN)
-            menu._follow_threads()
+            menu._follow_threads(*_sums(menu.options, least=False))
             menu.over, menu.both = menu._full_hops()
             yield menu
         if (self.kinds == Kind.ALIKE).any():
@@ -109,7 +109,7 @@ class Menu:
                 yield self
                 return
             menu = self._part(alike, Kind.ALIKE)
-            menu._follow_threads()
+            menu._follow_threads(*_sums(menu.options, least=False))
             menu.over, menu.both = menu._hops()
             yield menu
         if not alike.all():
@@ -129,9 +129,8 @@ class Menu:
             setattr(menu, name, getattr(self, name)[keep])
         return menu
 
-    def _follow_threads(self) -> None:
+    def _follow_threads(self, forward: FloatArray, backward: FloatArray) -> None:
         """(4) and (8) where all stages are alike: the thread of the first sample passes a slowest replica."""
-        forward, backward = _sums(self.options, least=False)
         gate = self.shape.gate
         self.quick_forward = self.ahead
         self.quick = self._ranges(forward + gate * backward)[0]
@@ -187,7 +186,7 @@ class Menu:
             self.quick = self._ranges(first + gate * second).min(axis=0)
             self.late = (1 - gate) * self._ranges(second).min(axis=0) if gate < 1 else self.late
         else:
-            self._follow_threads()
+            self._follow_threads(forward, backward)
         if gate == 1 and len(self._gathering):
             stretch = self._weigh([self.options[row].stretch for row in self._gathering])
             self.slow[self._gathering] += stretch * ((count - 1) / count)
@@ -262,7 +261,8 @@ class Menu:
         if self.grid.single is not None:
             np.fill_diagonal(widest, widest.max())
             least[:, self.grid.single, self.grid.single] = 0.0
-        least[width[:, None, None] > widest] = 0.0
+        for row in np.nonzero(width > prices.widest[0, -1])[0].tolist():
+            least[row][width[row] > widest] = 0.0
         return least
 
     def _hops(self) -> tuple[FloatArray, FloatArray]:

@@ -179,9 +179,8 @@ def _least_whole(prices: Prices, section: Section, size: int, scope: Scope) -> f
         return whole_seconds(prices, parts, Recompute.NONE) if parts is not None else math.nan
     if len(section.taken) == 1:
         return prices.whole(section.taken[0][0], width, -(-size // total), Recompute.NONE)
-    most = size - total + 1
-    rates = (number // width / prices.whole(pool, width, most, Recompute.NONE) for pool, number in section.taken)
-    return size / most / sum(rates)
+    rates = (number // width / prices.whole(pool, width, size, Recompute.NONE) for pool, number in section.taken)
+    return 1 / sum(rates)
 
 
 def _least_exchange(prices: Prices, section: Section) -> float:
@@ -191,7 +190,7 @@ def _least_exchange(prices: Prices, section: Section) -> float:
     rate = min(pool.nic_bandwidth for pool in pools)
     if not rate or (inside and frozenset.intersection(*(pool.homes for pool in pools))):
         return 0.0
-    return sum(layer.parameters for layer in prices.chain.layers) * prices.bytes_summed / rate
+    return prices.chain.parameters * prices.bytes_summed / rate
 
 
 def _least_seconds(shape: Shape, wholes: FloatArray, sums: FloatArray, covered: tuple[float, float]) -> FloatArray:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from types import EllipsisType
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +34,7 @@ _Way = tuple[int, int, int, Recompute, int, int]
 """Pool, width, samples, recomputation, context, expert."""
 
 
-@dataclass(frozen=True, slots=True)
-class _LayerSeconds:
+class _LayerSeconds(NamedTuple):
     """One way through one layer."""
 
     rest: float
@@ -70,8 +69,11 @@ class Prices:
         key = (pool, width, samples, recompute, context, expert)
         found = self._known.get(key)
         if found is None:
-            split = Split(width, context, expert)
-            pairs = [self._layer(at, pool, split, samples, recompute) for at in self.distinct_layers]
+            where, split = self.pools[pool], Split(width, context, expert)
+            portion = Portion(
+                device=where.device, samples=samples, share=1 / width, width=width, context=context, expert=expert
+            )
+            pairs = [self._layer(at, where, split, portion, recompute) for at in self.distinct_layers]
             forward, backward = (self._sums([pair[way] for pair in pairs]) for way in range(2))
             found = self._known[key] = (forward, backward)
         return found
@@ -79,10 +81,14 @@ class Prices:
     def _sums(self, distinct: list[_LayerSeconds]) -> FloatArray:
         """Running sums, with what is longer over all layers: attention, or what arrives beside it."""
         at, counts = self._layer_shapes
-        arriving, hidden = ([getattr(layer, name) for layer in distinct] for name in ("arriving", "hidden"))
-        beside = arriving if np.dot(counts, arriving) > np.dot(counts, hidden) else hidden
+        beside = hidden = [layer.hidden for layer in distinct]
+        if any(layer.arriving for layer in distinct):
+            arriving = [layer.arriving for layer in distinct]
+            beside = arriving if np.dot(counts, arriving) > np.dot(counts, hidden) else hidden
         each = np.array([layer.rest + more for layer, more in zip(distinct, beside, strict=True)])
-        return np.concatenate(([0.0], np.cumsum(each[at])))
+        sums = np.zeros(len(at) + 1)
+        np.cumsum(each[at], out=sums[1:])
+        return sums
 
     def whole(
         self, pool: int, width: int, samples: int, recompute: Recompute, *, context: int = 1, expert: int = 1
@@ -96,17 +102,9 @@ class Prices:
         return found
 
     def _layer(
-        self, index: int, pool: int, split: Split, samples: int, recompute: Recompute
+        self, index: int, where: Pool, split: Split, portion: Portion, recompute: Recompute
     ) -> tuple[_LayerSeconds, _LayerSeconds]:
-        layer, where = self.chain.layers[index], self.pools[pool]
-        portion = Portion(
-            device=where.device,
-            samples=samples,
-            share=1 / split.width,
-            width=split.width,
-            context=split.context,
-            expert=split.expert,
-        )
+        layer, samples = self.chain.layers[index], portion.samples
         forward, backward = layer_seconds(self.model, self.chain, layer, portion)
         speed = where.device.speed.at(0)
         again = recompute_seconds(self.model, self.chain, layer, portion, recompute, forward)

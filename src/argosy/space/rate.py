@@ -44,7 +44,9 @@ def throughput_bound(prices: Prices, micro_batch: int, units: Vector | None = No
                 continue
             for samples in _sizes(prices, pool.index, width, most):
                 seconds = prices.least_seconds(pool.index, width, samples)
-                rates = np.divide(share * samples, seconds, out=np.zeros_like(seconds), where=seconds > 0)
+                if not seconds.all():  # what takes no time limits nothing
+                    seconds = np.where(seconds > 0, seconds, np.inf)
+                rates = share * samples / seconds
                 best = max(best, float(rates.max()) / (micro_batch * width))
         total += pool.count * best
     return 1 / total if total else math.inf
