@@ -28,7 +28,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ import torch
 
 from argosy.errors import InputError
 from argosy.runtime.slices import check_sliceable
-from argosy.runtime.stack import measure_stack, stack_seconds
+from argosy.runtime.stack import Stack, measure_stack, stack_seconds
 from argosy.workload.preset import Preset, read_preset
 
 MODELS = {
@@ -97,14 +97,14 @@ def _fits(preset: Preset, case: Case) -> bool:
 
 
 def measure(case: Case, device: torch.device, *, seconds: float) -> dict[str, Any]:
-    row = asdict(_of(case, measure_stack, device, seconds))
+    row = asdict(measure_stack(_stack(case, device), seconds=seconds))
     return asdict(case) | row | {"rounds": [[row["forward_seconds"], row["backward_seconds"]]]}
 
 
 def measure_again(row: dict[str, Any], device: torch.device, *, seconds: float) -> None:
     """One more round of a row."""
     case = Case(**{name: row[name] for name in Case.__dataclass_fields__})
-    row["rounds"].append(_of(case, stack_seconds, device, seconds))
+    row["rounds"].append(stack_seconds(_stack(case, device), seconds=seconds))
     row["forward_seconds"], row["backward_seconds"] = map(statistics.fmean, zip(*row["rounds"], strict=True))
 
 
@@ -113,16 +113,15 @@ def waits_for_host(row: dict[str, Any]) -> bool:
     return row["layer"] == "block" and alone < 0.9 * (row["forward_seconds"] + row["backward_seconds"])
 
 
-def _of(case: Case, measured: Callable[..., Any], device: torch.device, seconds: float) -> Any:
-    return measured(
-        read_preset(case.model).config.architecture,
-        case.layer,
+def _stack(case: Case, device: torch.device) -> Stack:
+    return Stack(
+        architecture=read_preset(case.model).config.architecture,
+        kind=case.layer,
         samples=case.micro_batch,
         tokens=case.sequence_length,
         width=case.tensor_width,
         dtype=DTYPES[case.dtype],
         device=device,
-        seconds=seconds,
     )
 
 

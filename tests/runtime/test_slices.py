@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from argosy.dtype import Dtype
 from argosy.errors import InputError
 from argosy.runtime.slices import build_layer, check_sliceable
-from argosy.runtime.stack import measure_stack, stack_seconds
+from argosy.runtime.stack import Stack, measure_stack, stack_seconds
 from argosy.workload.architecture import (
     Architecture,
     Attention,
@@ -106,11 +106,15 @@ def test_gradients_through_slices_are_those_of_the_same_mathematics() -> None:
         assert found == pytest.approx((above - below) / (2 * step), rel=1e-5, abs=1e-6)
 
 
-def test_a_stack_is_timed_per_layer() -> None:
-    row = measure_stack(
-        architecture(), "block", samples=1, tokens=32, width=1, dtype=torch.float32, device=torch.device("cpu"),
-        seconds=0.0,
+def stack(*, width: int) -> Stack:
+    return Stack(
+        architecture=architecture(), kind="block", samples=1, tokens=32, width=width, dtype=torch.float32,
+        device=torch.device("cpu"),
     )  # fmt: skip
+
+
+def test_a_stack_is_timed_per_layer() -> None:
+    row = measure_stack(stack(width=1), seconds=0.0)
     assert row.layers == 4
     assert row.weight_bytes == 4 * architecture().blocks[0].parameters(HIDDEN)
     assert 0 < row.forward_seconds < 1
@@ -118,10 +122,7 @@ def test_a_stack_is_timed_per_layer() -> None:
 
 
 def test_a_row_can_be_timed_again() -> None:
-    forward, backward = stack_seconds(
-        architecture(), "block", samples=1, tokens=32, width=2, dtype=torch.float32, device=torch.device("cpu"),
-        seconds=0.0,
-    )  # fmt: skip
+    forward, backward = stack_seconds(stack(width=2), seconds=0.0)
     assert 0 < forward < 1
     assert 0 < backward < 1
     assert gc.isenabled()

@@ -15,7 +15,7 @@ from argosy.dtype import Dtype
 from argosy.errors import InputError, bad_input
 from argosy.runtime.profile import Report, Save, own_kind, software
 from argosy.runtime.slices import check_sliceable
-from argosy.runtime.stack import measure_stack
+from argosy.runtime.stack import Stack, measure_stack
 from argosy.workload.architecture import Architecture
 from argosy.workload.profile import Profile, ProfileRow
 
@@ -65,10 +65,11 @@ def profile_shape(
         what = f"{layer} with {samples} x {shapes.tokens} tokens, width {width}, {dtype}"
         report(f"{what}, {number} of {len(todo)}")
         try:
-            row = measure_stack(
-                architecture, layer, samples=samples, tokens=shapes.tokens, width=width, dtype=_DTYPES[dtype],
-                device=device, seconds=seconds,
+            stack = Stack(
+                architecture=architecture, kind=layer, samples=samples, tokens=shapes.tokens, width=width,
+                dtype=_DTYPES[dtype], device=device,
             )  # fmt: skip
+            row = measure_stack(stack, seconds=seconds)
         except torch.OutOfMemoryError:
             report(f"{what}: does not fit into memory, left out")
             continue

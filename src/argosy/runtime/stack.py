@@ -35,6 +35,22 @@ _CYCLES_PER_SECOND = 2e9
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stack:
+    """What to measure."""
+
+    architecture: Architecture
+    kind: str
+    """``embedding``, ``block`` or ``head``."""
+    samples: int
+    """Of a micro-batch."""
+    tokens: int
+    width: int
+    """Of the tensor-parallel group, of which one device is measured."""
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, kw_only=True)
 class StackRow:
     """What was measured of one layer."""
 
@@ -53,27 +69,18 @@ class StackRow:
     """Of the whole stack."""
 
 
-def measure_stack(
-    architecture: Architecture,
-    kind: str,
-    *,
-    samples: int,
-    tokens: int,
-    width: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    seconds: float = 0.25,
-) -> StackRow:
-    """(1) to (4) of the ``embedding``, a ``block`` or the ``head``, for micro-batches of ``samples``."""
-    _empty(device, dtype)
+def measure_stack(stack: Stack, *, seconds: float = 0.25) -> StackRow:
+    """(1) to (4)."""
+    device = stack.device
+    _empty(device, stack.dtype)
     before = _memory(device)
-    step = _Step.of(architecture, kind, samples, tokens, width, dtype, device)
+    step = _Step(stack)
     kept, peak = _bytes(step, device, before)
     ahead, back = _median_seconds(step, device, seconds, wait=0.0)
     alone = (ahead, back)
     if device.type == "cuda":
         alone = _median_seconds(step, device, seconds, wait=2 * step.layers * (ahead + back) + 5e-3)
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in step.stack.parameters())
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in step.module.parameters())
     return StackRow(
         layers=step.layers,
         forward_seconds=ahead,
@@ -86,65 +93,43 @@ def measure_stack(
     )
 
 
-def stack_seconds(
-    architecture: Architecture,
-    kind: str,
-    *,
-    samples: int,
-    tokens: int,
-    width: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    seconds: float = 0.25,
-) -> tuple[float, float]:
+def stack_seconds(stack: Stack, *, seconds: float = 0.25) -> tuple[float, float]:
     """(1) alone, forward and backward of one layer: a host's pace drifts, and a row measured again at another time
     tells by how much."""
-    step = _Step.of(architecture, kind, samples, tokens, width, dtype, device)
-    return _median_seconds(step, device, seconds, wait=0.0)
-
-
-def _given(architecture: Architecture, kind: str, samples: int, tokens: int, width: int, dtype: torch.dtype) -> Tensor:
-    """What the first layer of the stack reads."""
-    if kind == "embedding":
-        assert isinstance(architecture.embedding, TokenEmbedding)
-        return torch.randint(architecture.embedding.vocabulary, (samples, tokens))
-    return torch.randn(samples, tokens // width, architecture.hidden, dtype=dtype, requires_grad=True)
+    return _median_seconds(_Step(stack), stack.device, seconds, wait=0.0)
 
 
 class _Step:
     """One forward and backward; gradients add up, as they do over micro-batches."""
 
-    def __init__(self, stack: nn.Sequential, given: Tensor) -> None:
-        self.stack, self.given, self.layers = stack, given, len(stack)
+    def __init__(self, stack: Stack) -> None:
+        """Of a stack that has run a few times already."""
+        self.layers = BLOCKS if stack.kind == "block" else 1
+        with stack.device:
+            layers = [build_layer(stack.architecture, stack.kind, width=stack.width) for _ in range(self.layers)]
+            self.module = nn.Sequential(*layers).to(stack.dtype)
+            self.given = _given(stack)
         with torch.no_grad():
-            result = stack(given)
+            result = self.module(self.given)
         self.handed = torch.ones_like(result)
         """The gradient that comes from the next stage."""
-
-    @classmethod
-    def of(
-        cls,
-        architecture: Architecture,
-        kind: str,
-        samples: int,
-        tokens: int,
-        width: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> _Step:
-        """Of a stack that has run a few times already."""
-        layers = BLOCKS if kind == "block" else 1
-        with device:
-            stack = nn.Sequential(*(build_layer(architecture, kind, width=width) for _ in range(layers))).to(dtype)
-            step = cls(stack, _given(architecture, kind, samples, tokens, width, dtype))
         for _ in range(3):
-            step.run(lambda: None)
-        return step
+            self.run(lambda: None)
 
     def run(self, between: Callable[[], None]) -> None:
-        result = self.stack(self.given)
+        result = self.module(self.given)
         between()
         result.backward(self.handed)
+
+
+def _given(stack: Stack) -> Tensor:
+    """What the first layer of the stack reads."""
+    architecture = stack.architecture
+    if stack.kind == "embedding":
+        assert isinstance(architecture.embedding, TokenEmbedding)
+        return torch.randint(architecture.embedding.vocabulary, (stack.samples, stack.tokens))
+    shape = (stack.samples, stack.tokens // stack.width, architecture.hidden)
+    return torch.randn(shape, dtype=stack.dtype, requires_grad=True)
 
 
 def _bytes(step: _Step, device: torch.device, before: float | None) -> tuple[float | None, float | None]:
