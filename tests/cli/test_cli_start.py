@@ -72,6 +72,7 @@ def test_options_that_say_nothing(run: Run, tmp_path: Path, node: str, says: str
 
 
 def test_doctor_tries_things(run: Run) -> None:
+    pytest.importorskip("torch")
     findings = {one["what"]: one for one in json.loads(run("doctor", "--json", "-q").out)["findings"]}
     assert findings["torch"]["works"]
     assert findings["gloo"] == {

@@ -97,6 +97,7 @@ def test_memory_of_the_cluster_binds_whatever_the_speed(pair: Cluster) -> None:
 
 
 def test_a_run_on_a_cluster_is_the_same_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
     initial, alone, together = tmp_path / "ic.hdf5", tmp_path / "alone", tmp_path / "together"
     assert argosy("nbody", "ic", "--box", "50", "--per-side", "16", "-z", "24", "-o", str(initial)) == 0
     common = ("nbody", "run", str(initial), "--steps", "4")

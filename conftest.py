@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,10 +16,21 @@ _HEAVY = ("torch", "transformers", "ray", "selenium", "sphinx", "hta", "yt", "h5
 _MISSING = re.compile(rf"No module named '(?:{'|'.join(_HEAVY)})\b|needs torch|argosy\[torch\]")
 
 
+_WITH_TORCH = ("lab", "nbody", "runtime", "workload/capture")
+"""Folders of the package whose modules may import it."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--torch-free", action="store_true", help="skip what needs torch or another package that planning does without"
     )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Doctests of modules that may need torch: half of such a module, imported in vain, would meet later tests."""
+    package = config.rootpath / "src" / "argosy"
+    without = config.getoption("--torch-free") and any(collection_path == package / name for name in _WITH_TORCH)
+    return True if without else None
 
 
 @pytest.hookimpl(wrapper=True)
