@@ -26,8 +26,8 @@ test-all: $(VENV)/.test   ## the test suite with the exhaustive matrices
 test-torch-free: .venv-$(notdir $(PYTHON))/.torch-free   ## planning, simulating and reporting without torch: make test-torch-free PYTHON=python3.13
 	.venv-$(notdir $(PYTHON))/bin/python -m pytest -n $(JOBS) --torch-free -m "not exhaustive" -p no:cacheprovider
 
-test-oldest: .venv-oldest/.torch-free   ## the same with the oldest versions that pyproject.toml allows
-	.venv-oldest/bin/python -m pytest -n $(JOBS) --torch-free -m "not exhaustive" -p no:cacheprovider
+test-oldest: .venv-oldest/.torch-free   ## the same with the oldest versions that pyproject.toml allows: make test-oldest TESTS=tests/cluster
+	.venv-oldest/bin/python -m pytest -n $(JOBS) --torch-free -m "not exhaustive" -p no:cacheprovider $(TESTS)
 
 audit: $(VENV)/.audit   ## known holes in what is installed; asks a service on the network
 	$(BIN)/pip-audit --strict --skip-editable
