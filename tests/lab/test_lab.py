@@ -144,14 +144,15 @@ def test_nothing_is_left_when_its_owner_ends(tmp_path: Path, number: signal.Sign
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(labs.__file__).parents[2])}
     owner = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, text=True
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True
     )
-    assert owner.stdout is not None
-    assert owner.stdout.readline() == "up\n"
+    assert owner.stdout is not None and owner.stderr is not None
+    assert owner.stdout.readline() == "up\n", owner.communicate(timeout=30)
     time.sleep(0.5)
     owner.send_signal(number)
     owner.wait(30)
     owner.stdout.close()
+    owner.stderr.close()
     lab = next((record for record in records() if record.name == "test-owner"), None)
     if number is signal.SIGKILL:
         assert lab is not None
