@@ -100,7 +100,9 @@ def test_slurm_writes_many_hosts_as_one() -> None:
     assert expand_hosts("n[08-10]x[1-2]") == ["n08x1", "n08x2", "n09x1", "n09x2", "n10x1", "n10x2"]
     cluster = built(cluster_text("x", read_hostlist("gpu[1-3],big7\n", GIVEN), source="slurm"))
     assert len(cluster.nodes) == 4
-    with pytest.raises(InputError, match="numbers and ranges in brackets"):
+    with pytest.raises(InputError, match="numbers and rising ranges in brackets"):
+        expand_hosts("gpu[5-3]rack[0-99999999999]")
+    with pytest.raises(InputError, match="numbers and rising ranges in brackets"):
         expand_hosts("gpu[a-b]")
 
 

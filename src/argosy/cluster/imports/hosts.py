@@ -80,7 +80,7 @@ def _expanded(part: str, *, room: int) -> Iterator[str]:
     """The hosts of ``gpu[01-04,7]rack[1-2]``; refused before they are written out where there is no room for them."""
     pieces = re.split(r"\[([^\]]*)\]", part)
     ranges = [[_range(one, part) for one in inside.split(",")] for inside in pieces[1::2]]
-    count = math.prod(sum(max(0, last - first + 1) for first, last, _ in choices) for choices in ranges)
+    count = math.prod(sum(last - first + 1 for first, last, _ in choices) for choices in ranges)
     if count > room:
         raise InputError([Problem(found=f'"{part[:40]}"', expected=f"at most {_MOST_HOSTS} hosts in all")])
     numbers = [
@@ -94,10 +94,11 @@ def _expanded(part: str, *, room: int) -> Iterator[str]:
 def _range(text: str, part: str) -> tuple[int, int, int]:
     """First and last number, and how many digits they are written with."""
     match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", text.strip())
-    if match is None:
-        expected = 'numbers and ranges in brackets, such as "gpu[01-04,7]"'
+    first, last = (int(match[1]), int(match[2] or match[1])) if match is not None else (1, 0)
+    if match is None or last < first:
+        expected = 'numbers and rising ranges in brackets, such as "gpu[01-04,7]"'
         raise InputError([Problem(found=f'"{part[:40]}"', expected=expected)])
-    return int(match[1]), int(match[2] or match[1]), len(match[1])
+    return first, last, len(match[1])
 
 
 def read_hostlist(text: str, given: Given) -> list[FoundNode]:
