@@ -138,7 +138,8 @@ def test_nothing_is_left_when_its_owner_ends(tmp_path: Path, number: signal.Sign
     """After Ctrl-C at once; after kill -9 at the next ``sweep``, which every ``up`` does."""
     cluster_of(tmp_path, host("a", "50 Mbit/s"), host("b", "50 Mbit/s"))
     script = (
-        "import sys; from argosy.cluster.file import load_cluster; from argosy.lab import Lab\n"
+        "import signal, sys; from argosy.cluster.file import load_cluster; from argosy.lab import Lab\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs do not have\n"
         f"with Lab(load_cluster({str(tmp_path / 'cluster.toml')!r}), name='test-owner') as lab:\n"
         f"    print('up', flush=True); lab.run([sys.executable, {PROGRAMS!r}, 'sleep'])\n"
     )
