@@ -14,10 +14,8 @@ settings.load_profile("argosy")
 
 _HEAVY = ("torch", "transformers", "ray", "selenium", "sphinx", "hta", "yt", "h5py", "numba")
 _MISSING = re.compile(rf"No module named '(?:{'|'.join(_HEAVY)})\b|needs torch|argosy\[torch\]")
-
-
 _WITH_TORCH = ("lab", "nbody", "runtime", "workload/capture")
-"""Folders of the package whose modules may import it."""
+"""Folders of the package whose modules may import torch."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
