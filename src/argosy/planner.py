@@ -42,7 +42,8 @@ from argosy.solve.pipeline import PlanSearch
 from argosy.solve.reach import Reach
 from argosy.solve.settings import SCHEDULES, Progress, Settings, allowed, search_scope, without_deadlock
 from argosy.solve.shape import MOST_STAGES, Shape
-from argosy.solve.verdict import Trial, certify, placed, why_infeasible
+from argosy.solve.unmeasured import why_no_plan
+from argosy.solve.verdict import Trial, certify, placed
 from argosy.space.enumerate import Scope, Shared, only_runnable, stage_options, stage_parts, with_splits
 from argosy.space.granularity import even_unit, granularities
 from argosy.space.option import Option, Vector, whole_seconds
@@ -196,7 +197,7 @@ class _PlanSearch:
             if self.interrupted or (self.incumbents.found and (self._out_of_time() or not self._refines)):
                 break
         if not self.incumbents.found:
-            raise NothingFitsError(why_infeasible(self.prices, self.cluster))
+            raise NothingFitsError(why_no_plan(self.prices, self.cluster, self.global_batch, self.settings))
         return self._finish(bound, units)
 
     @property

@@ -38,3 +38,16 @@ def test_a_profile_of_something_else_is_refused(run: Run, tmp_path: Path) -> Non
     unknown = run("plan", "-m", "llama-2-7b", "-c", "pair.toml", "-b", "16", "--profile", "h100-llama")
     assert unknown.code == 2
     assert "one of the profiles" in unknown.err
+
+
+def test_a_profile_without_times_for_what_fits_is_what_binds(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "pair.toml").write_text(CLUSTER)
+    found = run("plan", "-m", "llama-2-7b", "--dtype", "fp16", *OPTIONS)
+    assert found.code == 3
+    assert "for want of measured times, not of memory: a plan fits that needs fp16 times on H200" in found.err
+    answer = json.loads(found.out)["infeasible"]
+    assert answer["reason"] in found.err
+    assert [(change["kind"], change["value"]) for change in answer["changes"]] == [
+        ("profile", "H200 at tensor width 1 for 16 samples"),
+        ("dtype", "bf16"),
+    ]

@@ -2,6 +2,7 @@
 
 (1)  over(plan)   = max over devices of (bytes it needs / bytes it may use)
 (2)  closest plan = the one of least over(plan), to 1 %: the first that fits when all memories grow together
+(3)  where measured times are what is missing, a plan that fits and lacks them (``solve.unmeasured``)
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from argosy.schedule.generate import group_size, usual_depth
 from argosy.solve.candidate import Candidate
 from argosy.solve.feasible import Fit
 from argosy.solve.pipeline import Choice
+from argosy.solve.unmeasured import why_untimed
 from argosy.solve.verdict import placed, why_infeasible
+from argosy.space.price import Prices
 from argosy.units import SIZE
 from argosy.workload.chain import Chain
 
@@ -53,7 +56,7 @@ class Infeasibility:
 
     reason: str
     plan: Plan | None
-    """(2); None where no amount of memory would do."""
+    """(2), or (3); None where neither memory nor times would do."""
     needs: tuple[Need, ...]
     changes: tuple[Change, ...]
 
@@ -73,6 +76,13 @@ def diagnose(
     if not trial.pools:
         kinds = ", ".join(sorted({device.kind.name for device in cluster.devices}))
         return Infeasibility(reason=f"none of {kinds} has {chain.dtype}", plan=None, needs=(), changes=changes)
+    if (untimed := trial.untimed) is not None:
+        return Infeasibility(
+            reason=why_untimed(untimed, trial.prices, cluster),
+            plan=_placed(untimed.fit, untimed.prices, cluster),
+            needs=tuple(_needs(untimed.fit, 1.0)),
+            changes=changes,
+        )
     plan, needs = _closest(trial)
     reason = why_infeasible(trial.prices, cluster)
     if needs:
@@ -93,9 +103,12 @@ def _closest(trial: Trial) -> tuple[Plan | None, tuple[Need, ...]]:
         middle = (low + high) / 2
         found = replace(trial, factor=2.0**middle).fit()
         low, high, fit = (middle, high, fit) if found is None else (low, middle, found)
+    return _placed(fit, trial.prices, trial.cluster), tuple(_needs(fit, 2.0**high))
+
+
+def _placed(fit: Fit, prices: Prices, cluster: Cluster) -> Plan:
     candidate = Candidate(seconds=0.0, number=0, shape=fit.shape, schedule=fit.schedule, plan=fit.plan, units=())
-    plan = placed(candidate, trial.prices, trial.cluster)
-    return plan, tuple(_needs(fit, 2.0**high))
+    return placed(candidate, prices, cluster)
 
 
 def _needs(fit: Fit, factor: float) -> Iterator[Need]:

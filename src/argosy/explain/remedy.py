@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 
 from argosy.cluster.file import build_cluster
@@ -23,11 +24,9 @@ from argosy.cost.memory import OPTIMIZER_BYTES
 from argosy.document import Document
 from argosy.dtype import Dtype
 from argosy.errors import ArgosyError
-from argosy.planner import Settings, search_scope
-from argosy.solve.feasible import Fit, batch_shapes, find_fit, is_quick
-from argosy.space.enumerate import with_splits
-from argosy.space.granularity import granularities
-from argosy.space.option import Vector
+from argosy.planner import Settings
+from argosy.solve.feasible import Fit
+from argosy.solve.unmeasured import Untimed, find_any_fit, find_untimed
 from argosy.space.pool import Pool, able_pools
 from argosy.space.price import Prices
 from argosy.units import counted
@@ -50,6 +49,7 @@ class ChangeKind(StrEnum):
     GLOBAL_BATCH = "global_batch"
     OPTIMIZER = "optimizer"
     DTYPE = "dtype"
+    PROFILE = "profile"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Change:
     target: str
     """What is changed: a device kind, a group of nodes, the model."""
     value: float | str
-    """GiB more per device, nodes more, tokens, samples, or the name of an optimizer or dtype."""
+    """GiB more per device, nodes more, tokens, samples, the name of an optimizer or dtype, or which times."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,12 @@ class Trial:
             for pool, size in zip(found, memory, strict=True)
         )
 
+    @cached_property
+    def untimed(self) -> Untimed | None:
+        """What fits if profiles had more times."""
+        prices = self.prices
+        return find_untimed(prices, self.global_batch, self.settings) if prices.pools else None
+
     @property
     def prices(self) -> Prices:
         return Prices(self.chain, self.pools, self.model)
@@ -96,20 +102,12 @@ class Trial:
         prices = self.prices
         if not prices.pools:
             return None
-        scope = with_splits(search_scope(self.settings, prices.pools, self._units(prices.pools)), prices)
-        return find_fit(prices, batch_shapes(self.global_batch, self.settings.schedules), scope)
-
-    def _units(self, pools: tuple[Pool, ...]) -> Vector:
-        """The finest granularity that is quick to look through."""
-        if self.settings.units is not None and len(self.settings.units) == len(pools):
-            return self.settings.units
-        levels = list(granularities(pools))
-        quick = [units for units in levels if is_quick(tuple(p.count // u for p, u in zip(pools, units, strict=True)))]
-        return quick[-1] if quick else levels[0]
+        return find_any_fit(prices, self.global_batch, self.settings)
 
 
 def nearest_changes(trial: Trial, reload: Reload | None) -> Iterator[Change]:
     """(2), one kind after the other."""
+    yield from _more_times(trial)
     yield from _more_memory(trial)
     yield from _more_nodes(trial)
     yield from _more_samples(trial)
@@ -130,6 +128,14 @@ def _least(fits: Callable[[int], bool], most: int) -> int | None:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)
     return high
+
+
+def _more_times(trial: Trial) -> Iterator[Change]:
+    """Measurements that profiles lack."""
+    if trial.untimed is not None:
+        sentence = f"measured times of {trial.chain.name} on {trial.untimed.named}"
+        kinds = ", ".join(dict.fromkeys(one.kind for one in trial.untimed.missing))
+        yield Change(kind=ChangeKind.PROFILE, sentence=sentence, target=kinds, value=trial.untimed.named)
 
 
 def _more_memory(trial: Trial) -> Iterator[Change]:
@@ -176,13 +182,15 @@ def _more_samples(trial: Trial) -> Iterator[Change]:
     batch = trial.global_batch
     for size in (batch * times for times in (2, 4, 8, 16) if times <= _MOST_TIMES):
         if replace(trial, global_batch=size).fit() is not None:
-            sentence = f"a global batch of {size}, which more replicas can share"
+            sentence = f"a global batch of {size}{'' if trial.model.profiles else ', which more replicas can share'}"
             yield Change(kind=ChangeKind.GLOBAL_BATCH, sentence=sentence, target="global_batch", value=size)
             return
 
 
 def _shorter(trial: Trial, reload: Reload) -> Iterator[Change]:
     length = trial.chain.sequence_length
+    if any(profile.sequence_length != 1 for profile in (trial.model.profiles or {}).values()):
+        return  # times of one length only
     step = min(_STEP_TOKENS, max(1, length // 8))
     cuts = (length - 1) // step
 

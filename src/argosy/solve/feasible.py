@@ -29,7 +29,9 @@ from argosy.solve.judge import Complete
 from argosy.solve.pipeline import Choice
 from argosy.solve.shape import MOST_STAGES, Shape
 from argosy.space.enumerate import Scope, stage_options
+from argosy.space.granularity import granularities
 from argosy.space.option import Option, Vector
+from argosy.space.pool import Pool
 from argosy.space.price import Prices
 from argosy.space.prune import Counters
 
@@ -51,6 +53,15 @@ class Fit:
 def is_quick(counts: Vector) -> bool:
     """Whether there are so few states that (3) takes a moment."""
     return math.prod(count + 1 for count in counts) <= _MOST_STATES
+
+
+def quick_units(pools: Sequence[Pool], units: Vector | None = None) -> Vector:
+    """The finest granularity that is quick to look through, unless units are given for these pools."""
+    if units is not None and len(units) == len(pools):
+        return units
+    levels = list(granularities(pools))
+    quick = [units for units in levels if is_quick(tuple(p.count // u for p, u in zip(pools, units, strict=True)))]
+    return quick[-1] if quick else levels[0]
 
 
 def batch_shapes(global_batch: int, schedules: Sequence[ScheduleSpec]) -> Iterator[Shape]:

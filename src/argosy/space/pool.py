@@ -16,6 +16,7 @@ from argosy.cluster.device import Device
 from argosy.cluster.topology import Cluster, Node
 from argosy.cost.communicate import DOWN
 from argosy.cost.compute import ComputeModel
+from argosy.errors import InputError, Problem
 from argosy.units import counted
 from argosy.workload.chain import Chain
 
@@ -85,8 +86,19 @@ def find_pools(cluster: Cluster) -> tuple[Pool, ...]:
 
 def able_pools(chain: Chain, cluster: Cluster, model: ComputeModel) -> tuple[Pool, ...]:
     """The pools of a cluster at time 0 that can run the chain, numbered from 0."""
-    able = (pool for pool in find_pools(cluster) if model.can_run(chain, pool.device))
+    able = [pool for pool in find_pools(cluster) if model.can_run(chain, pool.device)]
+    if not chain.forward_flop:
+        _check_measured(chain, able, model)
     return tuple(replace(pool, index=index) for index, pool in enumerate(able))
+
+
+def _check_measured(chain: Chain, pools: Sequence[Pool], model: ComputeModel) -> None:
+    """Refuse, all at once, kinds without a profile where the model states no FLOP to price them by."""
+    lacking = dict.fromkeys(pool.name for pool in pools if model.profile_for(pool.device) is None)
+    if lacking:
+        expected = f"a measured profile of {chain.name}, because the model states no FLOP"
+        suggestion = "measure it there (argosy profile), or leave these devices out of the cluster"
+        raise InputError(Problem(path=kind, expected=expected, suggestion=suggestion) for kind in lacking)
 
 
 def _pool(cluster: Cluster, index: int, nodes: Sequence[tuple[str, ...]]) -> Pool:

@@ -1,0 +1,211 @@
+"""Where no plan is found because times are missing, not memory: which measurements would let one be made.
+
+A search leaves out what a profile has no times for. So an input for which nothing is found is asked again under
+profiles that are filled in with times for
+
+    (1)  any number of samples, at the tensor widths that were measured
+    (2)  any tensor width, for the samples that were measured
+    (3)  any of both, and any layer and dtype
+
+for one kind of device after the other, then for all. The first of these under which a plan fits in memory
+(``solve.feasible``) is what binds, and what that plan asks for is what to measure. Only memory counts in that question:
+the times that are filled in share out the samples of a stage of several kinds, and mean nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from argosy.cluster.topology import Cluster
+from argosy.solve.feasible import Fit, batch_shapes, find_fit, quick_units
+from argosy.solve.settings import Settings, search_scope
+from argosy.solve.verdict import named, why_infeasible
+from argosy.space.enumerate import with_splits
+from argosy.space.option import node_widths
+from argosy.space.price import Prices, widest
+from argosy.units import counted
+from argosy.workload.profile import Profile, ProfileRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class MissingTimes:
+    """What a profile lacks for some plan."""
+
+    kind: str
+    """Of the devices that it is of."""
+    tensor_width: int
+    fewest: int
+    """Samples of a replica."""
+    most: int
+    layers: tuple[str, ...]
+    """Those without any time at this width, where others have some; as a profile names them."""
+
+    def __str__(self) -> str:
+        numbers = f"{self.fewest} to {self.most} samples" if self.most > self.fewest else counted(self.most, "sample")
+        layers = f" of {', '.join(self.layers)}" if self.layers else ""
+        return f"{self.kind}{layers} at tensor width {self.tensor_width} for {numbers}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Untimed:
+    """A plan that fits in memory and was not considered, for want of times."""
+
+    fit: Fit
+    prices: Prices
+    """Filled in."""
+    missing: tuple[MissingTimes, ...]
+
+    @property
+    def named(self) -> str:
+        """``RTX-A6000 at tensor width 1 for 4 samples and ...``"""
+        return " and on ".join(map(str, self.missing))
+
+
+def find_any_fit(prices: Prices, global_batch: int, settings: Settings) -> Fit | None:
+    """A plan that fits in memory, fast or not, of the finest units that are quick to look through."""
+    scope = with_splits(search_scope(settings, prices.pools, quick_units(prices.pools, settings.units)), prices)
+    return find_fit(prices, batch_shapes(global_batch, settings.schedules), scope)
+
+
+def find_untimed(prices: Prices, global_batch: int, settings: Settings) -> Untimed | None:
+    """A plan that more measurements would allow, by (1) to (3); None if times are not what is missing."""
+    profiles = dict(prices.model.profiles or {})
+    kinds = [kind for kind in dict.fromkeys(pool.name for pool in prices.pools) if kind in profiles]
+    if not kinds or find_any_fit(prices, global_batch, settings) is not None:
+        return None
+    subsets = [(kind,) for kind in kinds] + ([tuple(kinds)] if len(kinds) > 1 else [])
+    for more in (_more_samples, _more_widths, _more_of_all):
+        for subset in subsets:
+            filled = {kind: _filled(prices, profiles[kind], more(prices, kind)) for kind in subset}
+            if all(filled[kind] == profiles[kind] for kind in subset):
+                continue
+            trial = Prices(prices.chain, prices.pools, replace(prices.model, profiles=profiles | filled))
+            fit = find_any_fit(trial, global_batch, settings)
+            if fit is not None:
+                return Untimed(fit=fit, prices=trial, missing=tuple(_missing(fit, prices)))
+    return None
+
+
+def why_untimed(untimed: Untimed, prices: Prices, cluster: Cluster) -> str:
+    """The plan that lacks times, what there is instead, and what to do."""
+    chain, profiles = prices.chain, prices.model.profiles or {}
+    kinds = dict.fromkeys(one.kind for one in untimed.missing)
+    have = "; ".join(f"the profile of {profiles[kind].model} for {kind} has {_known(prices, kind)}" for kind in kinds)
+    roofline = chain.forward_flop and all(_has_roofline(prices, kind) for kind in kinds)
+    otherwise = ", or plan without the profile, by the roofline" if roofline else ""
+    return (
+        f"no plan of {named(chain)} on {cluster!r} for want of measured times, not of memory: a plan fits that needs "
+        f"{chain.dtype} times on {untimed.named}, but {have}; measure them (argosy profile){otherwise}"
+    )
+
+
+def why_no_plan(prices: Prices, cluster: Cluster, global_batch: int, settings: Settings) -> str:
+    """What binds where nothing was found: times or memory."""
+    untimed = find_untimed(prices, global_batch, settings)
+    return why_infeasible(prices, cluster) if untimed is None else why_untimed(untimed, prices, cluster)
+
+
+def _missing(fit: Fit, prices: Prices) -> Iterator[MissingTimes]:
+    """What the plan asks for and the profiles lack, per kind and width."""
+    ranges: dict[tuple[str, int], tuple[int, int]] = {}
+    for part in (part for choice in fit.plan for part in choice.option.parts):
+        known = prices.sample_range(part.pool, part.tensor_width)
+        fewest, most = math.ceil(part.samples / part.context), math.ceil(part.most / part.context)
+        if known is None or most > known[1] or (fewest < known[0] and part.context == 1):
+            key = (prices.pools[part.pool].name, part.tensor_width)
+            low, high = ranges.get(key, (fewest, most))
+            ranges[key] = (min(low, fewest), max(high, most))
+    for (kind, width), (fewest, most) in sorted(ranges.items()):
+        layers = _untimed_layers(prices, kind, width)
+        yield MissingTimes(kind=kind, tensor_width=width, fewest=fewest, most=most, layers=layers)
+
+
+def _untimed_layers(prices: Prices, kind: str, width: int) -> tuple[str, ...]:
+    """Without a time at this width, if others have one."""
+    profile = _profile(prices, kind)
+    names = _names(prices, profile)
+    lacking = tuple(name for name in names if profile.sample_range(name, width, prices.chain.dtype) is None)
+    return lacking if len(lacking) < len(names) else ()
+
+
+def _known(prices: Prices, kind: str) -> str:
+    """``tensor width 1 for 8 to 16 samples``: what all layers have."""
+    texts = []
+    for width, (fewest, most) in _ranges(prices, kind).items():
+        samples = f"{fewest} to {most:.0f} samples" if most < math.inf else "any number of samples"
+        texts.append(f"tensor width {width} for {samples}")
+    return ", ".join(texts) if texts else f"no tensor width with {prices.chain.dtype} times of every layer"
+
+
+def _profile(prices: Prices, kind: str) -> Profile:
+    assert prices.model.profiles is not None
+    return prices.model.profiles[kind]
+
+
+def _ranges(prices: Prices, kind: str) -> dict[int, tuple[int, float]]:
+    """Samples by tensor width, where all layers were measured."""
+    pool = next(index for index, pool in enumerate(prices.pools) if pool.name == kind)
+    widths = sorted({row.tensor_width for row in _profile(prices, kind).rows})
+    found = {width: prices.sample_range(pool, width) for width in widths}
+    return {width: known for width, known in found.items() if known is not None}
+
+
+def _has_roofline(prices: Prices, kind: str) -> bool:
+    """Whether devices of a kind can be priced without their profile."""
+    bare = replace(prices.model, profiles=None)
+    return all(bare.can_run(prices.chain, pool.device) for pool in prices.pools if pool.name == kind)
+
+
+def _more_samples(prices: Prices, kind: str) -> list[tuple[int, int]]:
+    """(1), as widths and samples; one of them stands for any."""
+    return [(width, 1) for width in _ranges(prices, kind)]
+
+
+def _more_widths(prices: Prices, kind: str) -> list[tuple[int, int]]:
+    """(2): for the samples that any width was measured with."""
+    known = _ranges(prices, kind)
+    if not known:
+        return []
+    fewest, most = min(low for low, _ in known.values()), max(high for _, high in known.values())
+    samples = (fewest, int(most)) if most < math.inf else (1,)
+    return [(width, count) for width in _widths(prices, kind) if width not in known for count in samples]
+
+
+def _more_of_all(prices: Prices, kind: str) -> list[tuple[int, int]]:
+    """(3)."""
+    return [(width, 1) for width in _widths(prices, kind)]
+
+
+def _widths(prices: Prices, kind: str) -> list[int]:
+    """That groups of a kind may have."""
+    most = widest(prices.chain.layers)
+    return sorted({width for pool in prices.pools if pool.name == kind for width in node_widths(pool, most)})
+
+
+def _names(prices: Prices, profile: Profile) -> list[str]:
+    """Of the layers, as the profile has them or should have them."""
+    return list(dict.fromkeys(profile.row_name(layer) or layer.name for layer in prices.chain.layers))
+
+
+def _filled(prices: Prices, profile: Profile, measured: Sequence[tuple[int, int]]) -> Profile:
+    """A profile with rows of all layers for these widths and samples, in place of its own at these widths."""
+    dtype, widths = prices.chain.dtype, {width for width, _ in measured}
+    rows = [row for row in profile.rows if row.tensor_width not in widths or row.dtype is not dtype]
+    for name in _names(prices, profile):
+        like = next((row for row in profile.rows if row.layer == name), profile.rows[0])
+        per_sample = like.tensor_width / like.micro_batch
+        for width, samples in measured:
+            times = per_sample * samples / width
+            rows.append(
+                ProfileRow(
+                    layer=name,
+                    micro_batch=samples,
+                    tensor_width=width,
+                    dtype=dtype,
+                    forward_seconds=times * like.forward_seconds,
+                    backward_seconds=times * like.backward_seconds,
+                )
+            )
+    return replace(profile, rows=tuple(rows))
