@@ -143,10 +143,13 @@ def _advance(
     """One more stage in front, any of the given ones."""
     shape = following[0].shape
     new = [np.full(shape, 0.0 if at == 0 and not with_way else np.inf) for at in range(4)]
-    ends = np.nonzero(np.isfinite(following[2]).any(axis=0))[0]
+    goes_on = np.isfinite(following[2])
+    is_left = np.asarray(goes_on.any(axis=1))  # fewer devices than stages are no use, nor are too slow ones
     for least, (target, source) in zip(terms, moves, strict=True):
-        if least is None or not len(ends):
+        target, source = target[is_left[source]], source[is_left[source]]
+        if least is None or not len(source):
             continue
+        ends = np.nonzero(goes_on[source].any(axis=0))[0]
         begin = max(0, int(ends[0]) - least.fewest - least.length + 1)  # other stages end where nothing goes on
         at = slice(begin, int(ends[-1]) - least.fewest + 1)
         *way, rest, whole, tail = (_windows(values[source], least, at) for values in following[not with_way :])
@@ -194,37 +197,30 @@ class _Strip:
     any of them stays below a bound."""
 
     def __init__(self, menu: Menu, rows: NDArray[np.intp], upper: float) -> None:
-        count = menu.shape.num_micro_batches
-        self.length, self.fewest = 0, menu.grid.fewest
-        if not len(rows):
-            return
-        busy = count * menu.slow[rows]
-        first, end = np.nonzero(busy.min(axis=0) < upper)
-        self.length = int((end - first).max(initial=0)) + 1 - self.fewest
+        count, size = menu.shape.num_micro_batches, menu.grid.size
+        self.fewest, self.length = menu.grid.fewest, menu.lengths(rows, upper)
         if self.length < 1:
             return
-        size = busy.shape[1]
-        begin = np.arange(size)[None, :]
+        begin = np.broadcast_to(np.arange(size + 1), (self.length, size + 1))
         columns = begin + self.fewest + np.arange(self.length)[:, None]
-        outside = columns >= size
-        columns = np.minimum(columns, size - 1)
-        bundles = (begin * size + columns).ravel()
+        outside = columns > size
+        columns = np.minimum(columns, size)
+        tables = menu.costs.tables(rows, begin.ravel(), columns.ravel())
 
         def strip(table: FloatArray) -> FloatArray:
-            taken: FloatArray = table[rows].reshape(len(rows), -1).take(bundles, axis=1)
-            return taken.reshape(len(rows), *columns.shape)
+            return table.reshape(len(rows), *columns.shape)
 
-        tail = strip(menu.tail)
-        self.busy = count * strip(menu.gated)
-        self.done = (count * strip(menu.slow) if menu.gated is not menu.slow else self.busy) + tail
-        self.after = strip(menu.late) + tail if menu.shape.gate < 1 else tail
-        self.forward = strip(menu.ahead)
-        self.quick = strip(menu.quick)
-        self.quick_forward = strip(menu.quick_forward) if menu.quick_forward is not menu.ahead else self.forward
+        tail = strip(tables.tail)
+        self.busy = count * strip(tables.gated)
+        self.done = (count * strip(tables.slow) if tables.gated is not tables.slow else self.busy) + tail
+        self.after = strip(tables.late) + tail if menu.shape.gate < 1 else tail
+        self.forward = strip(tables.ahead)
+        self.quick = strip(tables.quick)
+        self.quick_forward = strip(tables.quick_forward)
         self.over = menu.over[rows].min(axis=0)[columns]
         self.both = menu.both[rows].min(axis=0)[columns]
-        self.most = strip(menu.most)
-        self.most[count * strip(menu.load) >= upper] = 0.0
+        self.most = strip(tables.most)
+        self.most[count * strip(tables.load) >= upper] = 0.0
         self.most[:, outside] = 0.0
         self.mask: NDArray[np.bool_] | None = None
 

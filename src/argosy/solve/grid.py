@@ -41,9 +41,9 @@ class Grid:
 
     cuts: _Indices
     first: _Indices
-    """[i, j]: the first layer of a stage from cut i to cut j, or [i, 1] where it is the same for all j."""
+    """[i, j]: the first layer of a stage from cut i to cut j."""
     end: _Indices
-    """[i, j]: one past its last layer, or [1, j]."""
+    """[i, j]: one past its last layer."""
     bundle: int = 1
     """Layers of the largest bundle."""
     fewest: int = 1
@@ -57,6 +57,10 @@ class Grid:
     def size(self) -> int:
         """Bundles."""
         return len(self.cuts) - 1
+
+    def layers(self, start: _Indices, stop: _Indices) -> tuple[_Indices, _Indices]:
+        """The first layers and the ends of stages from cut to cut."""
+        return self.first[start, stop], self.end[start, stop]
 
 
 def all_cuts(prices: Prices) -> Grid:
@@ -82,7 +86,8 @@ def coarse_cuts(prices: Prices, most: int = _MOST_BUNDLES) -> Grid:
 
 
 def _grid(cuts: _Indices, bundle: int = 1, loose: Grid | None = None) -> Grid:
-    return Grid(cuts=cuts, first=cuts[:, None], end=cuts[None, :], bundle=bundle, loose=loose)
+    first, end = np.meshgrid(cuts, cuts, indexing="ij", copy=False)
+    return Grid(cuts=cuts, first=first, end=end, bundle=bundle, loose=loose)
 
 
 def _coarse(cuts: _Indices, bundle: int, certain: int) -> Grid:

@@ -111,6 +111,8 @@ class _Fan:
     load: FloatArray
     entering: FloatArray
     """What the hand-over from the stage before takes at least, seen from this one."""
+    fixed: FloatArray
+    """[row, number]: the stage for the recurrence of ``solve.prefix``."""
 
 
 class PlanSearch:
@@ -135,6 +137,7 @@ class PlanSearch:
         bounding = menu if menu.grid.loose is None else menu.loose
         self.bounds = suffix_bounds(bounding, counts, most_stages, upper, only_kind=only_kind)
         self.cuts: list[int] = menu.grid.cuts.tolist()
+        self.lengths = menu.lengths(np.arange(len(menu.options)), upper)
         self.odd = menu.odd
         self.takes = np.array(menu.vectors)
         self.steps = self.takes @ self.bounds.states.steps
@@ -268,30 +271,33 @@ class PlanSearch:
 
     def _make_fan(self, left: int, first: int) -> _Fan:
         menu, shape, count = self.menu, self.shape, self.shape.num_micro_batches
-        fits = menu.most[:, first] >= shape.least_in_flight(left)
-        fits &= count * np.maximum(menu.slow[:, first], menu.load[:, first]) < self.upper
-        fits[:, : first + 1] = False
+        tables = menu.starting(first, self.lengths)
+        fits = tables.most >= shape.least_in_flight(left)
+        fits &= count * np.maximum(tables.slow, tables.load) < self.upper
         if self.slack is not None:
-            fits = menu.undominated(fits, first, shape.most_in_flight(left), self.slack)
-        option, end = np.nonzero(fits)
-        at = (option, first, end)
-        gated, quick, forward = menu.gated[at], menu.quick[at], menu.quick_forward[at]
-        both, over = menu.both[option, end], menu.over[option, end]
+            fits = menu.undominated(tables, fits, shape.most_in_flight(left), self.slack)
+        at = option, place = np.nonzero(fits)
+        end = first + 1 + place
+        gated, quick, forward, tail, late = (
+            table[at] for table in (tables.gated, tables.quick, tables.quick_forward, tables.tail, tables.late)
+        )
+        over, both = menu.over[option, end], menu.both[option, end]
         most, least = shape.most_in_flight(left), shape.least_in_flight(left)
         return _Fan(
             option=option,
             vector=menu.vector_of[option],
             end=end,
-            slow=count * menu.slow[at],
+            slow=count * tables.slow[at],
             gated=count * gated,
-            waits=count * gated - (most - 1) * menu.ahead[at] + both,
+            waits=count * gated - (most - 1) * tables.ahead[at] + both,
             warm=(least - 1) * forward + quick,
             passing=quick + both,
             ahead=forward + over,
-            tail=menu.tail[at],
-            late=menu.late[at] + menu.tail[at],
-            load=count * menu.load[at],
+            tail=tail,
+            late=late + tail,
+            load=count * tables.load[at],
             entering=menu.over[option, first] if menu.kind is Kind.EVEN else np.zeros(len(option)),
+            fixed=np.stack([forward, quick - forward, late, over, both - over, tail], axis=1),
         )
 
     def _bounds(self, node: _Node, fan: _Fan) -> tuple[FloatArray, FloatArray]:
@@ -347,20 +353,13 @@ class PlanSearch:
             ),
             drained=max(waiting + passing, around + float(fan.waits[row])),
             over=float(self.menu.over[option, end]),
-            stages=(*_with_longer_hop(node.stages, longer), self._fixed(option, node.first, end)),
+            stages=(*_with_longer_hop(node.stages, longer), _fixed(fan.fixed[row].tolist())),
         )
 
-    def _fixed(self, option: int, first: int, end: int) -> Fixed:
-        menu, at = self.menu, (option, first, end)
-        forward, over = float(menu.quick_forward[at]), float(menu.over[option, end])
-        return (
-            forward,
-            float(menu.quick[at]) - forward,
-            float(menu.late[at]),
-            over,
-            float(menu.both[option, end]) - over,
-            float(menu.tail[at]),
-        )
+
+def _fixed(numbers: list[float]) -> Fixed:
+    forward, backward, late, over, back, tail = numbers
+    return forward, backward, late, over, back, tail
 
 
 def _with_longer_hop(stages: tuple[Fixed, ...], seconds: float) -> tuple[Fixed, ...]:

@@ -78,7 +78,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Option:
-    """One way to run a stage on a vector of devices; ``solve.menu.Menu`` makes tables of many."""
+    """One way to run a stage on a vector of devices; ``solve.tables`` makes tables of many."""
 
     prices: Prices
     vector: Vector

@@ -8,7 +8,6 @@ combinations of pool, tensor width, samples and recomputation again and again.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import cached_property
 from types import EllipsisType
 from typing import NamedTuple
@@ -28,7 +27,7 @@ Rates = tuple[float, float, float]
 """Per weight that every holder has, per weight of an expert, and whatever the weights."""
 
 Ranges = tuple[NDArray[np.intp], NDArray[np.intp]] | EllipsisType
-"""First layers and ends, for tables as [a, b]."""
+"""First layers, and ends; or all of them, for tables as [a, b]."""
 
 _Way = tuple[int, int, int, Recompute, int, int]
 """Pool, width, samples, recomputation, context, expert."""
@@ -231,14 +230,14 @@ class Prices:
         split = experts[None, :] - experts[:, None]
         return np.stack([self.held - split, split]) if experts[-1] else self.held[None]
 
-    def weigh(self, rates: Sequence[Rates], at: Ranges = ...) -> FloatArray:
-        """[option, a, b]: what the weights of layers a..b-1 come to at each of several rates; of some ranges only."""
-        found = np.multiply.outer([rate[0] for rate in rates], self.held_by_kind[0][at])
+    def weigh(self, rates: FloatArray, at: Ranges = ...) -> FloatArray:
+        """[option, a, b]: what the weights of layers a..b-1 come to at each of several rates ([option, 3]); or [option,
+        range] for some ranges only."""
+        found = np.multiply.outer(rates[:, 0], self.held_by_kind[0][at])
         if len(self.held_by_kind) > 1:
-            found += np.multiply.outer([rate[1] for rate in rates], self.held_by_kind[1][at])
-        once = np.array([rate[-1] for rate in rates])
-        if once.any():
-            found += once[:, None, None]
+            found += np.multiply.outer(rates[:, 1], self.held_by_kind[1][at])
+        if rates[:, 2].any():
+            found += rates[:, 2].reshape(-1, *[1] * (found.ndim - 1))
         return np.asarray(found)
 
     def weigh_range(self, rate: Rates, first: int, end: int) -> float:

@@ -1,0 +1,220 @@
+"""What options of a stage cost for ranges of layers, as tables: the ground of the bounds.
+
+For option o and layers a..b-1, a and b cuts of a grid (``solve.grid``), with M micro-batches of B samples:
+
+    (1)  slow    t: forward + backward of the slowest replica, with what ZeRO 3 adds between a backward and the next
+                 action, (M - 1) / M times
+    (2)  gated   g: as (1), of the backward only what the stage before waits for
+    (3)  ahead   f: forward of the slowest replica
+    (4)  quick   p: forward and gated backward of the replica on the certain way of a micro-batch (``solve.kinds``):
+                 the quickest of a mixed stage, otherwise the slowest;   quick_forward  its forward alone
+    (5)  tail       gradient exchange and update; a tied layer whose partner is elsewhere is summed across stages
+    (6)  load       seconds per micro-batch that a network is busy: ZeRO's exchanges, or what passes a node's NIC
+    (7)  most       micro-batches in flight with which the layers fit
+
+All follow from running sums over the layers and from rates per weight. These are kept; tables are made of the ranges
+that are asked for, because a time to beat leaves a quarter of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argosy.solve.grid import Grid
+from argosy.solve.kinds import Ground, nic_seconds, tied_seconds
+from argosy.solve.shape import Shape
+from argosy.space.option import Option
+from argosy.space.price import FloatArray
+
+Indices = NDArray[np.intp]
+_Ranges = tuple[Indices, Indices]
+"""First layers, and ends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """(1) to (7), [option, range]."""
+
+    slow: FloatArray
+    gated: FloatArray
+    """The same array as ``slow`` where whole backwards are waited for."""
+    ahead: FloatArray
+    quick: FloatArray
+    quick_forward: FloatArray
+    """The same array as ``ahead`` where the slowest replica is on the certain way."""
+    late: FloatArray
+    """The least of a backward that the stage before does not wait for."""
+    tail: FloatArray
+    load: FloatArray
+    most: FloatArray
+
+
+class Costs:
+    """What (1) to (7) of some options follow from."""
+
+    def __init__(
+        self, options: Sequence[Option], shape: Shape, ground: Ground, grid: Grid, *, is_mixed: bool, group: int
+    ) -> None:
+        """``group``: micro-batches in a row whose receive buffers count."""
+        self.prices = options[0].prices
+        self.grid = grid
+        self.count, self.gate = shape.num_micro_batches, shape.gate
+        self.is_mixed = is_mixed
+        self._add_sums(options)
+        self._add_exchanges(options, ground)
+        self._add_memory(options, group)
+
+    def _add_sums(self, options: Sequence[Option]) -> None:
+        """[part, option, layer]."""
+        self.ahead, self.backward = _sums(options, least=False)
+        self.slow = self.ahead + self.backward
+        self.gated = self.ahead + self.gate * self.backward
+        self.quick_forward, self.quick = self.ahead, self.gated
+        if self.is_mixed:
+            self.quick_forward, self.backward = _sums(options, least=True)
+            self.quick = self.quick_forward + self.gate * self.backward
+
+    def _add_exchanges(self, options: Sequence[Option], ground: Ground) -> None:
+        """Rates of options that exchange something, and which these are."""
+        self.gathers = np.array([option.zero == 3 for option in options])
+        self.loads = np.array([option.zero > 1 for option in options])
+        self.stretch = np.array([option.stretch if option.zero == 3 else (0.0, 0.0, 0.0) for option in options])
+        self.load = np.array([option.load if option.zero > 1 else (0.0, 0.0, 0.0) for option in options])
+        self.update = np.array([option.update for option in options])
+        ways = (0, -1) if any(len(option.exchanges) > 1 for option in options) else (0,)
+        self.exchanges = [np.array([option.exchanges[way] for option in options]) for way in ways]
+        if self.gate == 1:
+            self.exchanges = [rates + self.stretch for rates in self.exchanges]
+        self.tied = [
+            (index, partner, np.array([tied_seconds(option, weights, ground) for option in options]))
+            for index, partner, weights in self.prices.tied
+        ]
+        self.nic = np.array([_nic_load(option, ground) for option in options])
+        """Seconds per byte and sample that the NICs need."""
+
+    def _add_memory(self, options: Sequence[Option], group: int) -> None:
+        self.buffers = (2 * group + 1) * self.prices.largest_output
+        self.state = np.array([option.state for option in options])
+        parts = range(max(len(option.parts) for option in options))
+        rooms = [[option.room[min(part, len(option.parts) - 1)] for option in options] for part in parts]
+        self.room = np.array(rooms, dtype=np.float64)
+        """[part, option]: bytes, and samples."""
+        self.kinds = sorted({option.recompute for option in options})
+        self.kind = np.array([self.kinds.index(option.recompute) for option in options])
+        """Of recomputation."""
+        self.width = np.array([option.width for option in options])
+
+    def tables(self, rows: Indices, first: Indices, end: Indices) -> Tables:
+        """Of some options, for stages from cut to cut."""
+        at = self.grid.layers(first, end)
+        slow, ahead = self.seconds(rows, first, end), _ranges(self.ahead, rows, at).max(axis=0)
+        is_whole = self.gate == 1
+        return Tables(
+            slow=slow,
+            gated=slow if is_whole else _ranges(self.gated, rows, at).max(axis=0),
+            ahead=ahead,
+            quick=_ranges(self.quick, rows, at).min(axis=0),
+            quick_forward=_ranges(self.quick_forward, rows, at).min(axis=0) if self.is_mixed else ahead,
+            late=np.zeros(slow.shape) if is_whole else (1 - self.gate) * _ranges(self.backward, rows, at).min(axis=0),
+            tail=self._tails(rows, at),
+            load=self._loads(rows, at),
+            most=self._fitting(rows, first, end),
+        )
+
+    def seconds(self, rows: Indices, first: Indices, end: Indices) -> FloatArray:
+        """(1)."""
+        at = self.grid.layers(first, end)
+        slow: FloatArray = _ranges(self.slow, rows, at).max(axis=0)
+        gathers = self.gathers[rows]
+        if self.gate == 1 and gathers.any():
+            stretch = self.prices.weigh(self.stretch[rows[gathers]], at)
+            slow[gathers] += stretch * ((self.count - 1) / self.count)
+        return slow
+
+    def _tails(self, rows: Indices, at: _Ranges) -> FloatArray:
+        """(5), by the best algorithm for each range."""
+        ways = [self.prices.weigh(rates[rows], at) for rates in self.exchanges]
+        exchange = ways[0] if len(ways) == 1 else np.minimum(*ways)
+        if self.gate < 1:
+            exchange = np.maximum(exchange, 0.0)
+        for index, partner, least in self.tied:
+            alone = _holds(at, index) != _holds(at, partner)
+            exchange[:, alone] = np.maximum(exchange[:, alone], least[rows, None])
+        exchange += self.prices.weigh(self.update[rows], at)
+        return exchange
+
+    def _loads(self, rows: Indices, at: _Ranges) -> FloatArray:
+        """(6)."""
+        outputs, some = self.prices.outputs, self.loads[rows]
+        busy = self.nic[rows, None] * (outputs[at[0]] + outputs[at[1]])
+        if some.any():
+            busy[some] = np.maximum(busy[some], self.prices.weigh(self.load[rows[some]], at))
+        return busy
+
+    def _fitting(self, rows: Indices, first: Indices, end: Indices) -> FloatArray:
+        """(7)."""
+        prices, at = self.prices, self.grid.layers(first, end)
+        weights = prices.weigh(self.state[rows], at)
+        kind = self.kind[rows]
+        passing = np.array([prices.transient(one)[at] + self.buffers for one in self.kinds])
+        kept = np.array([prices.kept_ranges(one)[at] for one in self.kinds])
+        least = np.full(weights.shape, np.inf)
+        for part in self.room[:, rows]:
+            size, samples = part[:, :1], part[:, 1:]
+            fits = size - weights
+            fits -= samples * passing[kind]
+            fits /= np.maximum(samples * kept[kind], 1e-9)
+            fits += 1e-9
+            np.floor(fits, out=fits)
+            np.minimum(least, fits, out=least)
+        self._refuse_wide(least, self.width[rows], first, end)
+        return least
+
+    def _refuse_wide(self, most: FloatArray, width: Indices, first: Indices, end: Indices) -> None:
+        """Where layers cannot be split so; of a stage within a bundle nobody knows which layer it has."""
+        grid, widest = self.grid, self.prices.widest
+        allowed = widest[grid.layers(first, end)]
+        if grid.single is not None:
+            inside = first == end
+            allowed[inside] = widest[grid.first, grid.end].max()
+            most[:, inside & np.isin(first, grid.single)] = 0.0
+        for row in np.nonzero(width > widest[0, -1])[0].tolist():
+            most[row][width[row] > allowed] = 0.0
+
+
+def _nic_load(option: Option, ground: Ground) -> float:
+    """Of the busiest part, as far as its bytes must pass its NICs."""
+    if not ground.plain:
+        return 0.0
+    both = zip(option.parts, option.pools, strict=True)
+    return max(nic_seconds(part, pool) if ground.whole[pool.index] else 0.0 for part, pool in both)
+
+
+def _holds(at: _Ranges, layer: int) -> NDArray[np.bool_]:
+    """Whether layers a..b-1 have a layer."""
+    holds: NDArray[np.bool_] = (at[0] <= layer) & (layer < at[1])
+    return holds
+
+
+def _ranges(sums: FloatArray, rows: Indices, at: _Ranges) -> FloatArray:
+    """[part, option, range] = sums[part, option, b] - sums[part, option, a]."""
+    some = sums[:, rows]
+    return np.asarray(some.take(at[1], axis=2) - some.take(at[0], axis=2))
+
+
+def _sums(options: Sequence[Option], *, least: bool) -> tuple[FloatArray, FloatArray]:
+    """[part, option, layer]: running sums of forward and backward for the replica with most (fewest) samples; options
+    of fewer parts repeat their last."""
+    parts = range(max(len(option.parts) for option in options))
+    pairs = [[_seconds(option, at, least=least) for option in options] for at in parts]
+    forward = np.array([[pair[0] for pair in row] for row in pairs])
+    return forward, np.array([[pair[1] for pair in row] for row in pairs])
+
+
+def _seconds(option: Option, at: int, *, least: bool) -> tuple[FloatArray, FloatArray]:
+    part = option.parts[min(at, len(option.parts) - 1)]
+    return option.sums(part, part.samples if least else part.most)
