@@ -5,7 +5,8 @@
          cut into stages in proportion to the speed of the runs (``solve.stagecut``, skip tensors forwarded); every
          stage a program on its run (``solve.staging``); the batch in so many micro-batches.
     (3)  What (2) looks at first: runs that stay inside nodes, then few stages. Level 1 looks at a few, level 2 at many.
-    (4)  The best few by their estimate are played by the exact engine; the fastest wins, or (1).
+    (4)  The best few by their estimate are played by the exact engine; the fastest wins, or (1). Where links or devices
+         change, both go on as these do (``solve.pace``), from the prices of time 0.
 
 A pipeline steps through micro-batches: its loss and gradients are means over them, as when one device accumulates.
 """
@@ -13,6 +14,7 @@ A pipeline steps through micro-batches: its loss and gradients are means over th
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +25,7 @@ from argosy.cost.group import DeviceGroup, device_group
 from argosy.dtype import Dtype
 from argosy.errors import InfeasibleError, InputError, NothingFitsError
 from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.solve.pace import is_calm, seconds_under_changes
 from argosy.solve.placement import Pricing
 from argosy.solve.segments import find_segmented
 from argosy.solve.spmd import Program
@@ -61,15 +64,23 @@ class GraphPlan:
     pipeline: Pipeline | None
     """None if none was found."""
     attempts: tuple[Attempt, ...]
+    changed_seconds: float | None = None
+    """Of the program while links and devices change; None where nothing does, or there is no program."""
+
+    @property
+    def program_seconds(self) -> float:
+        """Of a step of the program, infinite if there is none."""
+        if self.program is None:
+            return math.inf
+        return self.program.seconds if self.changed_seconds is None else self.changed_seconds
 
     @property
     def is_pipeline(self) -> bool:
-        return self.pipeline is not None and (self.program is None or self.pipeline.seconds < self.program.seconds)
+        return self.pipeline is not None and self.pipeline.seconds < self.program_seconds
 
     @property
     def seconds(self) -> float:
-        found = [one.seconds for one in (self.program, self.pipeline) if one is not None]
-        return min(found)
+        return min(self.program_seconds, self.pipeline.seconds if self.pipeline is not None else math.inf)
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -91,6 +102,8 @@ class _Search:
         self.graphs: dict[int, Graph | None] = {}
         self.cuts: dict[tuple[int, tuple[float, ...]], StageCut | None] = {}
         self.attempts: list[Attempt] = []
+        self.stalled: str | None = None
+        """Why a pipeline never ends."""
 
     def run(self) -> GraphPlan:
         everything = [device.name for device in self.cluster.devices if device.speed.at(0.0) > 0]
@@ -105,10 +118,14 @@ class _Search:
                 if priced is not None:
                     found.append(priced)
         best = self._best(sorted(found, key=lambda one: one[0])[:PLAYED])
-        if program is None and best is None:
-            assert why is not None
-            raise why
-        return GraphPlan(program=program, pipeline=best, attempts=tuple(self.attempts))
+        changed = None
+        if program is not None and not is_calm(self.cluster):
+            changed = seconds_under_changes(program, Pricing(group=program.group), self.cluster)
+        plan = GraphPlan(program=program, pipeline=best, attempts=tuple(self.attempts), changed_seconds=changed)
+        if math.isinf(plan.seconds):
+            lost = self.stalled or "a device is lost and does not come back"
+            raise why if why is not None and self.stalled is None else InfeasibleError(f"no step ends, because {lost}")
+        return plan
 
     def _one_program(self, names: Sequence[str]) -> tuple[Program | None, InfeasibleError | None]:
         """(1)."""
@@ -179,6 +196,9 @@ class _Search:
         pipelines = []
         for _, parts, stages, micro_batches in found:
             timeline = play(stages, parts, self.cluster, micro_batches=micro_batches, schedule=SCHEDULE)
+            if timeline.stalled is not None:
+                self.stalled = timeline.stalled
+                continue
             graph = self.graphs[self.samples // micro_batches]
             assert graph is not None
             pipelines.append(

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import NamedTuple
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.communicate import DOWN, all_reduce_seconds, hierarchical_seconds, ring_seconds
@@ -175,30 +176,67 @@ def _measured(rates: Rates, kind: Collective, num_bytes: float, padding: float) 
     return min((num_bytes * padding / padded, Way.PADDED), (num_bytes / grouped, Way.GROUPED))
 
 
+class RingState(NamedTuple):
+    """What a ring is at a moment, in the words of ``DeviceGroup``."""
+
+    bandwidth: float
+    latency: float
+    inside: tuple[float, float]
+
+
+class Ring:
+    """The network through some devices in their order and back to the first, over time."""
+
+    def __init__(self, cluster: Cluster, names: Sequence[str]) -> None:
+        self.cluster = cluster
+        hops = [(one, other) for one, other in zip(names, [*names[1:], names[0]], strict=True) if one != other]
+        self.bandwidths = {hop: {r: cluster.bandwidth(r) for r in cluster.routes(*hop)} for hop in hops}
+        home_of = {name: cluster.device(name).node for name in names}
+        self.homes = list(home_of.values())
+        count = len(set(self.homes))
+        even = len({self.homes.count(home) for home in self.homes}) == 1
+        self.is_regular = count > 1 and even and len(names) > count
+        """Whether several nodes take part, with as many devices each."""
+        self.within = [(one, other) for one, other in hops if home_of[one] == home_of[other]]
+
+    @cached_property
+    def changes(self) -> list[float]:
+        """When anything on its way may change, time 0 first."""
+        links = {link for each in self.bandwidths.values() for route in each for link in route.links}
+        found = (self.cluster.links[link] for link in links)
+        return sorted({0.0, *(time for link in found for time in (*link.bandwidth.times, *link.latency.times))})
+
+    def at(self, time: float) -> RingState:
+        """Over the route of each hop that is fastest then."""
+        rates, waits = {}, {}
+        for hop, known in self.bandwidths.items():
+            route = next(iter(known)) if len(known) == 1 else self.cluster.fastest(*hop, 1e6, time)
+            rates[hop], waits[hop] = max(DOWN, known[route].at(time)), self.cluster.latency(route, time)
+        inside = (
+            min((rates[hop] for hop in self.within), default=0.0),
+            max((waits[hop] for hop in self.within), default=0.0),
+        )
+        return RingState(
+            bandwidth=min(rates.values(), default=1.0),
+            latency=max(waits.values(), default=0.0),
+            inside=inside if self.is_regular else (0.0, 0.0),
+        )
+
+
 def device_group(cluster: Cluster, names: Sequence[str], dtype: Dtype) -> DeviceGroup:
     """The named devices of a cluster, at the speeds and bandwidths of time zero."""
     devices = [cluster.device(name) for name in names]
-    hops = [(one, other) for one, other in zip(names, [*names[1:], names[0]], strict=True) if one != other]
-    routes = {hop: cluster.fastest(*hop, 1e6) for hop in hops}
-    rates = {hop: max(DOWN, cluster.bandwidth(route).at(0.0)) for hop, route in routes.items()}
-    home_of = {device.name: device.node for device in devices}
-    homes = list(home_of.values())
-    count = len(set(homes))
-    regular = count > 1 and len({homes.count(home) for home in homes}) == 1 and len(names) > count
-    within = [(one, other) for one, other in hops if home_of[one] == home_of[other]]
-    inside = (
-        min((rates[hop] for hop in within), default=0.0),
-        max((cluster.latency(routes[hop]) for hop in within), default=0.0),
-    )
+    ring = Ring(cluster, names)
+    now, homes = ring.at(0.0), ring.homes
     health = [device.efficiency * device.speed.at(0.0) for device in devices]
     return DeviceGroup(
         names=tuple(names),
         flops=tuple(MATRIX_SHARE * h * d.kind.peak(dtype) for h, d in zip(health, devices, strict=True)),
         memory_bandwidths=tuple(h * d.kind.memory_bandwidth for h, d in zip(health, devices, strict=True)),
         memory=tuple(USABLE * device.kind.memory for device in devices),
-        bandwidth=min(rates.values(), default=1.0),
-        latency=max((cluster.latency(route) for route in routes.values()), default=0.0),
-        nodes=count if regular else 1,
-        inside=inside if regular else (0.0, 0.0),
+        bandwidth=now.bandwidth,
+        latency=now.latency,
+        nodes=len(set(homes)) if ring.is_regular else 1,
+        inside=now.inside,
         per_node=max(homes.count(home) for home in homes),
     )

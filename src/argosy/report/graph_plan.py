@@ -23,7 +23,10 @@ def graph_plan_title(plan: GraphPlan, cluster: Cluster) -> str:
     if not plan.is_pipeline:
         assert plan.program is not None
         beside = f"\nthe best pipeline would take {TIME.format(plan.pipeline.seconds)}" if plan.pipeline else ""
-        return program_title(plan.program, cluster) + beside
+        title = program_title(plan.program, cluster)
+        if plan.changed_seconds is not None:
+            title += f"\nwhile the cluster changes it takes {TIME.format(plan.changed_seconds)}"
+        return title + beside
     assert plan.pipeline is not None
     return pipeline_title(plan.pipeline, cluster, plan)
 
@@ -31,7 +34,8 @@ def graph_plan_title(plan: GraphPlan, cluster: Cluster) -> str:
 def pipeline_title(pipeline: Pipeline, cluster: Cluster, plan: GraphPlan) -> str:
     graph = pipeline.graph
     count = len({name for stage in pipeline.stages for name in stage.devices})
-    one = "does not fit" if plan.program is None else f"would take {TIME.format(plan.program.seconds)}"
+    one = "never ends" if math.isinf(plan.program_seconds) else f"would take {TIME.format(plan.program_seconds)}"
+    one = "does not fit" if plan.program is None else one
     lines = [
         f"{graph.name} ({graph.num_parameters():,} parameters, {len(graph.nodes):,} operations) in "
         f"{len(pipeline.stages)} stages on {count} devices of {cluster.name}",
@@ -85,7 +89,7 @@ def graph_plan_to_dict(plan: GraphPlan) -> dict[str, Any]:
     """What ``--json`` prints."""
     warnings = [without_rule(op) for op in plan.unknown]
     found: dict[str, Any] = {"step_seconds": plan.seconds, "warnings": warnings}
-    found["program"] = program_to_dict(plan.program) if plan.program is not None else None
+    found["program"] = _program_to_dict(plan) if plan.program is not None else None
     found["pipeline"] = _pipeline_to_dict(plan.pipeline) if plan.pipeline is not None else None
     found["chosen"] = "pipeline" if plan.is_pipeline else "program"
     found["tried"] = [
@@ -97,6 +101,13 @@ def graph_plan_to_dict(plan: GraphPlan) -> dict[str, Any]:
         for attempt in plan.attempts
     ]
     return found
+
+
+def _program_to_dict(plan: GraphPlan) -> dict[str, Any]:
+    """A step takes what it takes while the cluster changes."""
+    assert plan.program is not None
+    seconds = plan.program_seconds
+    return {**program_to_dict(plan.program), "step_seconds": seconds if math.isfinite(seconds) else None}
 
 
 def without_rule(op: str) -> str:

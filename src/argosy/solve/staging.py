@@ -8,15 +8,17 @@ once for all of them and as many kept activations as the schedule has in flight.
     (2)  y_s         its all-reduces of gradients, and its part of those that several stages share, per step
 
 Between stages pass the tensors of ``Parts``, each once over every boundary, every device of the wider group to or from
-one of the other. The step is the schedule's longest path through all of it in the exact engine; for a first look
+one of the other. The step is the schedule's longest path through all of it in the exact engine, and where the cluster
+changes, computing, collectives and what passes between stages go on as it does (``pace``); for a first look
 
     (3)  about  max_s (M - 1) (f_s + b_s) + sum_s (f_s + b_s + x_s) + max_s y_s,   x_s both transfers after stage s
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.group import Collective, DeviceGroup
@@ -24,6 +26,7 @@ from argosy.schedule import Action, ActionKind, ScheduleSpec
 from argosy.schedule.generate import build_schedule, default_depth
 from argosy.sim.exact import simulate_exact
 from argosy.sim.graph import Flow, Task, TaskGraph
+from argosy.solve.pace import hand_over_pace, is_calm, network_pace
 from argosy.solve.placement import Pricing
 from argosy.solve.spmd import Program, find_program
 from argosy.timeline import SpanKind, Timeline
@@ -45,6 +48,11 @@ class StageProgram:
     backward_seconds: float
     sync_seconds: float
     """(2), per step."""
+    forward_moving: float = 0.0
+    """The part of ``forward_seconds`` that is collectives."""
+    backward_moving: float = 0.0
+    shared_seconds: float = 0.0
+    """The part of ``sync_seconds`` that is between stages."""
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -106,7 +114,7 @@ def _shared_seconds(graph: Graph, parts: Parts, stage: int, bandwidths: Sequence
 
 def _timed(program: Program, pricing: Pricing, shared: float) -> StageProgram:
     """(1) and (2)."""
-    seconds = dict.fromkeys(Phase, 0.0)
+    seconds, moving = dict.fromkeys(Phase, 0.0), dict.fromkeys(Phase, 0.0)
     for node, spent in zip(program.graph.nodes, program.row_seconds, strict=True):
         seconds[node.phase] += spent
     sync = shared
@@ -116,12 +124,16 @@ def _timed(program: Program, pricing: Pricing, shared: float) -> StageProgram:
             sync += pricing.micro_batches * move.seconds
         else:
             seconds[program.phase(move)] += move.seconds
+            moving[program.phase(move)] += move.seconds
     return StageProgram(
         program=program,
         pricing=pricing,
         forward_seconds=seconds[Phase.FORWARD],
         backward_seconds=seconds[Phase.BACKWARD],
         sync_seconds=sync,
+        forward_moving=moving[Phase.FORWARD],
+        backward_moving=moving[Phase.BACKWARD],
+        shared_seconds=shared,
     )
 
 
@@ -137,14 +149,17 @@ def estimate(stages: Sequence[StageProgram], parts: Parts, bandwidths: Sequence[
 
 
 class _Tasks:
-    """A pipeline as tasks."""
+    """A pipeline as tasks. In a cluster that changes, a stage's collectives are work for a device that stands for its
+    network, behind the real ones, and sums between stages for one behind all of these."""
 
     def __init__(
-        self, stages: Sequence[StageProgram], parts: Parts, micro_batches: int, schedule: ScheduleSpec
+        self, stages: Sequence[StageProgram], parts: Parts, cluster: Cluster, micro_batches: int, schedule: ScheduleSpec
     ) -> None:
         self.stages, self.parts = stages, parts
+        self.is_calm = is_calm(cluster)
         self.rows = build_schedule(schedule, len(stages), micro_batches).rows
         self.devices = tuple(name for stage in stages for name in stage.devices)
+        self.speeds = [cluster.device(name).speed.at(0.0) for name in self.devices]
         self.first = [sum(len(stage.devices) for stage in stages[:number]) for number in range(len(stages))]
         self.tasks: list[Task] = []
         self.last: list[int | None] = [None] * len(self.devices)
@@ -157,9 +172,13 @@ class _Tasks:
             stage = next(s for s, row in enumerate(todo) if row and self._is_ready(row[0]))
             self._run(todo[stage].pop(0))
         for number, one in enumerate(self.stages):
-            if one.sync_seconds > 0:
+            if one.sync_seconds > 0 and self.is_calm:
                 self._compute(number, SpanKind.UPDATE, one.sync_seconds, ())  # the engine plays collectives by flows
-        return TaskGraph(devices=self.devices, tasks=tuple(self.tasks))
+            elif one.sync_seconds > 0:
+                self._move(number, SpanKind.UPDATE, one.sync_seconds - one.shared_seconds)
+                self._move(number, SpanKind.UPDATE, one.shared_seconds, between=True)
+        networks = () if self.is_calm else network_names(self.stages)
+        return TaskGraph(devices=(*self.devices, *networks), tasks=tuple(self.tasks))
 
     def _is_ready(self, action: Action) -> bool:
         if action.kind is ActionKind.FORWARD:
@@ -171,7 +190,10 @@ class _Tasks:
         ahead = action.kind is ActionKind.FORWARD
         seconds = stage.forward_seconds if ahead else stage.backward_seconds
         kind = SpanKind.FORWARD if ahead else SpanKind.BACKWARD
-        done = self._compute(action.stage, kind, seconds, self.arrived.get(action, ()))
+        moving = 0.0 if self.is_calm else stage.forward_moving if ahead else stage.backward_moving
+        done = self._compute(action.stage, kind, seconds - moving, self.arrived.get(action, ()))
+        if moving:
+            done = self._move(action.stage, kind, moving)
         target = action.stage + (1 if ahead else -1)
         if 0 <= target < len(self.stages):
             boundary = min(action.stage, target)
@@ -185,10 +207,21 @@ class _Tasks:
         for device in range(self.first[stage], self.first[stage] + len(self.stages[stage].devices)):
             own = self.last[device]
             waits = (*after, *((own,) if own is not None else ()))
-            self.tasks.append(Task(kind=kind, device=device, seconds=seconds, after=waits, stage=stage))
+            work = seconds * self.speeds[device]  # priced at the speed of time 0
+            self.tasks.append(Task(kind=kind, device=device, seconds=work, after=waits, stage=stage))
             self.last[device] = len(self.tasks) - 1
             done.append(len(self.tasks) - 1)
         return tuple(done)
+
+    def _move(self, stage: int, kind: SpanKind, seconds: float, *, between: bool = False) -> tuple[int, ...]:
+        """A collective of all devices of a stage, once all of them are there."""
+        own = range(self.first[stage], self.first[stage] + len(self.stages[stage].devices))
+        network = len(self.devices) + (len(self.stages) if between else stage)
+        after = tuple(sorted({task for device in own if (task := self.last[device]) is not None}))
+        self.tasks.append(Task(kind=kind, device=network, seconds=seconds, after=after, stage=stage))
+        for device in own:
+            self.last[device] = len(self.tasks) - 1
+        return (len(self.tasks) - 1,)
 
     def _flows(self, source: int, target: int, amount: float) -> tuple[Flow, ...]:
         """Every device of the wider group to or from one of the other."""
@@ -204,4 +237,18 @@ def play(
     stages: Sequence[StageProgram], parts: Parts, cluster: Cluster, *, micro_batches: int, schedule: ScheduleSpec
 ) -> Timeline:
     """One step in the exact engine."""
-    return simulate_exact(_Tasks(stages, parts, micro_batches, schedule).graph(), cluster)
+    tasks = _Tasks(stages, parts, cluster, micro_batches, schedule).graph()
+    return simulate_exact(tasks, cluster if is_calm(cluster) else _with_networks(cluster, stages))
+
+
+def network_names(stages: Sequence[StageProgram]) -> tuple[str, ...]:
+    """Of the devices that stand for the network of each stage, and between all of them."""
+    return (*(f"network of stage {number}" for number in range(len(stages))), "network between stages")
+
+
+def _with_networks(cluster: Cluster, stages: Sequence[StageProgram]) -> Cluster:
+    ends = [(one.devices[-1], other.devices[0]) for one, other in itertools.pairwise(stages)]
+    paces = [network_pace(stage.program, stage.pricing, cluster) for stage in stages]
+    named = zip(network_names(stages), [*paces, hand_over_pace(ends, cluster)], strict=True)
+    like = cluster.device(stages[0].devices[0])
+    return replace(cluster, devices=(*cluster.devices, *(replace(like, name=name, speed=pace) for name, pace in named)))
