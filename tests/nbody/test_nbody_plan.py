@@ -83,6 +83,33 @@ def test_a_lost_device_stalls_a_fixed_run() -> None:
     assert len(play_run(plan.cluster, plan.box, plan.best.domains, 5, rebalance=False).ends) == 5
 
 
+def test_a_device_that_the_plan_left_out_is_not_brought_back() -> None:
+    """Its speed was never measured, and the way to it may be the reason."""
+    steady = load_cluster("two-cards")
+    box = typical_box(192**3)
+    cluster = slowed(steady, steady.devices[0].name, 1e-3, 0.0)
+    best = plan_step(cluster, box).best
+    moving = play_run(cluster, box, best.domains, 5, rebalance=True)
+    assert len(moving.ends) == 5 and not moving.stalled
+
+
+def test_a_run_that_stalls_later_is_told() -> None:
+    steady = load_cluster("two-cards")
+    box = typical_box(192**3)
+    plan = plan_step(steady, box)
+    lost = slowed(steady, steady.devices[0].name, 2.5 * plan.best.step_seconds, 0.0)
+    run = play_run(lost, box, plan.best.domains, 5, rebalance=False)
+    assert len(run.ends) == 2 and run.stalled
+
+
+def test_where_nothing_ends_there_is_no_plan() -> None:
+    cluster = load_cluster("two-cards")
+    for device in cluster.devices:
+        cluster = slowed(cluster, device.name, 1e-6, 0.0)
+    with pytest.raises(InfeasibleError, match="no step would end on two-cards"):
+        plan_step(cluster, typical_box(64**3))
+
+
 def test_halos_are_within_the_box_and_shrink_with_the_cutoff() -> None:
     box = typical_box(64**3)
     assert halo_particles(box, 0) == 0

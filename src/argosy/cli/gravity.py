@@ -78,7 +78,7 @@ def _seconds(run: PlayedRun) -> list[float]:
 
 
 def _run(name: str, run: PlayedRun) -> dict[str, Any]:
-    return {"name": name, "step_seconds": _seconds(run), "moves": run.moves, "stalled": not run.first.iteration_ends}
+    return {"name": name, "step_seconds": _seconds(run), "moves": run.moves, "stalled": run.stalled}
 
 
 def compare_gravity(box_name: str, cluster: Cluster, *, width: int | None, json: bool, quiet: bool) -> None:
@@ -118,7 +118,7 @@ def compare_gravity(box_name: str, cluster: Cluster, *, width: int | None, json:
 def _row(name: str, found: StepPlan, choice: PricedDomains, run: PlayedRun) -> dict[str, Any]:
     """As a row of ``argosy compare``; a sample is a particle."""
     seconds = run.ends[-1] / len(run.ends) if run.ends else math.inf
-    feasible = all(choice.fits) and bool(run.ends)
+    feasible = all(choice.fits) and not run.stalled
     return {
         "name": name,
         "feasible": feasible,
@@ -133,7 +133,7 @@ def _reason(found: StepPlan, choice: PricedDomains, run: PlayedRun) -> str:
     if not all(choice.fits):
         full = [device.name for device, fits in zip(devices, choice.fits, strict=True) if not fits]
         return f"does not fit into the memory of {full[0]}" + (f" and {len(full) - 1} more" if len(full) > 1 else "")
-    if not run.ends:
+    if run.stalled:
         return "never ends: a device or link it needs is lost"
     parts = zip(choice.tree_seconds, choice.pair_seconds, choice.mesh_seconds, strict=True)
     busy = [sum(part) for part in parts]

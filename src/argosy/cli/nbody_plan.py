@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,7 +61,7 @@ def plan(
     if json:
         print_json("nbody plan", _content(found, played))
         return
-    _show(stdout_console(width), found, played)
+    _show(stdout_console(width), found, played, steps)
 
 
 def parse_count(text: str, where: str = "--particles") -> int:
@@ -93,7 +94,7 @@ def _content(found: StepPlan, played: Played) -> dict[str, Any]:
         counts = [(end - start) * box.per_item for start, end in zip(starts, choice.domains.ends, strict=True)]
         return {
             "name": choice.domains.name,
-            "step_seconds": choice.step_seconds,
+            "step_seconds": choice.step_seconds if math.isfinite(choice.step_seconds) else None,
             "slowest_over_ideal": choice.balance,
             "devices": [
                 {
@@ -111,7 +112,7 @@ def _content(found: StepPlan, played: Played) -> dict[str, Any]:
         }
 
     runs = [
-        {"name": name, "step_ends": list(run.ends), "moves": run.moves}
+        {"name": name, "step_ends": list(run.ends), "moves": run.moves, "stalled": run.stalled}
         for name, (_, run) in zip(_names(played), played, strict=True)
     ]
     return {
@@ -124,7 +125,7 @@ def _content(found: StepPlan, played: Played) -> dict[str, Any]:
     }
 
 
-def _show(console: Console, found: StepPlan, played: Played) -> None:
+def _show(console: Console, found: StepPlan, played: Played, steps: int) -> None:
     from argosy.report.tables import plain_table
     from argosy.units import SIZE, TIME
 
@@ -145,10 +146,10 @@ def _show(console: Console, found: StepPlan, played: Played) -> None:
         )
     console.print(table)
     console.print()
-    headings = ("cut", "step", "slowest / ideal", f"{len(played[0][1].ends)} steps played", "moves")
+    headings = ("cut", "step", "slowest / ideal", f"{steps} steps played", "moves")
     table = plain_table(*headings, right=headings[1:])
     for name, (choice, run) in zip(_names(played), played, strict=True):
-        total = TIME.format(run.ends[-1]) if run.ends else "stalled"
+        total = f"stalled after {len(run.ends)}" if run.stalled else TIME.format(run.ends[-1])
         note = "" if all(choice.fits) else "  (does not fit)"
         step = TIME.format(choice.step_seconds)
         table.add_row(name + note, step, f"{choice.balance:.3f}", total, str(run.moves))

@@ -208,7 +208,7 @@ def _start_processes(count: int, snapshot: Path, output: Path, choice: _Choice, 
     """The same command under torchrun, on this machine."""
     from argosy.errors import RunError
 
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), "-m", "argosy"]
+    launch = ["-m", "argosy.runtime.meeting", "--nproc-per-node", str(count), "-m", "argosy"]
     flags = ["--resume", *(["--json"] if json else []), *(["--quiet"] if quiet else [])]
     command = ["nbody", "run", str(snapshot), "--output", str(output), *choice.arguments(), *flags]
     done = subprocess.run([sys.executable, *launch, *command], check=False)

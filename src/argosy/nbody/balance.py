@@ -21,6 +21,7 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from argosy.errors import InfeasibleError
 from argosy.nbody.particles import Floats
@@ -135,6 +136,11 @@ class Balancer:
             return
         r = self.rules.relaxation
         self.speeds = np.where(busy, self.speeds ** (1 - r) * np.where(busy, measured, 1.0) ** r, self.speeds)
+
+
+def takes_part(ends: Ends) -> NDArray[np.bool_]:
+    """Which ranks hold a part of the curve. A plan had a reason to leave the others out, and nobody measured them."""
+    return np.diff((0, *ends)) > 0
 
 
 def run_totals(values: Floats, ends: Ends) -> Floats:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from argosy.cluster.topology import Cluster
-from argosy.nbody.balance import Balancer, Rules
+from argosy.nbody.balance import Balancer, Rules, takes_part
 from argosy.nbody.plan import Prices, plan_step
 from argosy.nbody.play import slowest_hop
 from argosy.nbody.pricing import CELL_BYTES, typical_box
@@ -32,12 +32,14 @@ def place_on(cluster: Cluster, particles: int, mesh_cells: int) -> Placement:
     """As ``argosy nbody plan`` would cut them; ``InfeasibleError`` where they do not fit into the cluster's memory."""
     box = typical_box(particles, mesh_cells=mesh_cells)
     best, prices = plan_step(cluster, box).best, Prices(cluster, box)
+    plane_bytes = CELL_BYTES * mesh_cells**2
+    held = np.array(best.domains.planes) * plane_bytes
     return Placement(
         parts=tuple(end / len(box.interactions) for end in best.domains.ends),
         planes=(0, *np.cumsum(best.domains.planes).tolist()),
         balancer=Balancer(
-            capacity=tuple(prices.memory.tolist()),
-            plane_bytes=CELL_BYTES * mesh_cells**2,
+            capacity=tuple(np.where(takes_part(best.domains.ends), prices.memory, held).tolist()),
+            plane_bytes=plane_bytes,
             rules=Rules(bandwidth=slowest_hop(cluster)),
             speeds=prices.speeds(),
         ),

@@ -110,6 +110,8 @@ def plan_step(cluster: Cluster, box: BoxWork) -> StepPlan:
     # Where the network decides, another cut can be as good: then it is the plan.
     finalists = [*(prices.priced(domains) for domains in promising), *(other for other in others if all(other.fits))]
     best = min(finalists, key=lambda priced: priced.step_seconds)
+    if best.step_seconds == math.inf:
+        raise InfeasibleError(f"no step would end on {cluster.name}: every cut needs a device or link that is lost")
     return StepPlan(cluster=cluster, box=box, best=best, others=others)
 
 

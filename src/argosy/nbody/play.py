@@ -10,7 +10,7 @@ import numpy as np
 
 from argosy.cluster.lasting import from_moment
 from argosy.cluster.topology import Cluster
-from argosy.nbody.balance import Balancer, Look, Rules
+from argosy.nbody.balance import Balancer, Look, Rules, takes_part
 from argosy.nbody.particles import Floats
 from argosy.nbody.plan import Domains, Phase, Prices
 from argosy.nbody.pricing import BoxWork
@@ -26,8 +26,8 @@ class PlayedRun:
     """When each step was over, seconds."""
     moves: int
     """Re-balances."""
-    first: Timeline
-    """Of the first step."""
+    stalled: bool
+    """A device or link that was needed is lost for good: no step ends after these."""
 
 
 def play_run(
@@ -39,13 +39,13 @@ def play_run(
     if first.iteration_ends and not _changes(cluster):
         seconds = first.iteration_ends[-1]
         count = int(min(steps, until // seconds)) if until < math.inf else steps
-        return PlayedRun(ends=tuple(seconds * (number + 1) for number in range(count)), moves=0, first=first)
+        return PlayedRun(ends=tuple(seconds * (number + 1) for number in range(count)), moves=0, stalled=False)
     leaves = prices.leaves()
-    left = prices.capacity(domains.planes)
+    left = np.where(takes_part(domains.ends), prices.capacity(domains.planes), 0.0)
     balancer = Balancer(capacity=tuple(left.tolist()), rules=Rules(bandwidth=slowest_hop(cluster)))
     ends: list[float] = []
     now, timeline = 0.0, first
-    while len(ends) < steps and timeline.iteration_ends:  # else a device or link is lost for good
+    while len(ends) < steps and timeline.iteration_ends:
         now += timeline.iteration_ends[-1]
         if now > until:
             break
@@ -56,7 +56,7 @@ def play_run(
             domains = replace(domains, ends=balancer.decide(look) or domains.ends)
         if len(ends) < steps:
             timeline = simulate_exact(prices.graph(domains), from_moment(cluster, now))
-    return PlayedRun(ends=tuple(ends), moves=balancer.moves, first=first)
+    return PlayedRun(ends=tuple(ends), moves=balancer.moves, stalled=not timeline.iteration_ends)
 
 
 def _device_seconds(timeline: Timeline, size: int) -> Floats:

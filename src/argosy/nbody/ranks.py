@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, Protocol
 
 import numpy as np
@@ -85,9 +86,9 @@ class TorchRanks:
 
 def join_processes() -> tuple[TorchRanks, TorchRanks]:
     """Two groups over the processes that torchrun started: one to talk in, one for the mesh beside it."""
-    import torch.distributed
+    from argosy.runtime.meeting import meet
 
-    torch.distributed.init_process_group("gloo")
+    meet("gloo", patience=timedelta(minutes=30))
     return TorchRanks(), TorchRanks()
 
 

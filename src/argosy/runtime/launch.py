@@ -79,20 +79,19 @@ def worker_arguments(launch: Launch) -> Iterator[str]:
 
 
 def command_line(launch: Launch, node_rank: int, *, python: str = sys.executable) -> list[str]:
-    """torchrun for one node; on a single node it finds a free port by itself. A lab starts all processes at once."""
+    """torchrun for one node; on a single node out of the network's reach. A lab starts all processes at once."""
     worker = ["-m", "argosy.runtime.worker", *worker_arguments(launch)]
     if launch.lab is not None:
         options = ["--clock", "ready", "--timeout", "inf", "--devices", ",".join(devices_by_rank(launch.plan))]
         return [python, "-m", "argosy", "lab", "run", launch.lab, *options, "--", python, *worker]
     nodes = launch.nodes()
-    command = [python, "-m", "torch.distributed.run", "--nproc-per-node", str(len(nodes[node_rank].devices))]
-    if len(nodes) == 1 and launch.port is None:
-        command += ["--standalone"]
-    else:
-        address = launch.address or ("127.0.0.1" if len(nodes) == 1 else nodes[0].name)
-        command += ["--nnodes", str(len(nodes)), "--node-rank", str(node_rank)]
-        command += ["--master-addr", address, "--master-port", str(launch.port or DEFAULT_PORT)]
-    return [*command, *worker]
+    processes = ["--nproc-per-node", str(len(nodes[node_rank].devices))]
+    if len(nodes) == 1 and launch.address is None:
+        port = [] if launch.port is None else ["--rdzv-endpoint", f"127.0.0.1:{launch.port}"]
+        return [python, "-m", "argosy.runtime.meeting", *processes, *port, *worker]
+    place = ["--nnodes", str(len(nodes)), "--node-rank", str(node_rank)]
+    place += ["--master-addr", launch.address or nodes[0].name, "--master-port", str(launch.port or DEFAULT_PORT)]
+    return [python, "-m", "torch.distributed.run", *processes, *place, *worker]
 
 
 def dry_run(launch: Launch) -> str:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from argosy.cluster.probe_notes import ProbeNotes
 from argosy.cluster.probed import cluster_toml
 from argosy.runtime.emulated import join_device
+from argosy.runtime.meeting import meet
 from argosy.runtime.probe import Report, probe_all
 
 
@@ -26,7 +27,7 @@ def measure(name: str, notes: ProbeNotes, *, seconds: float, report: Report = la
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     if not alone:
         share = torch.cuda.is_available() and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
-        dist.init_process_group("nccl" if share else "gloo", timeout=timedelta(minutes=5))
+        meet("nccl" if share else "gloo", patience=timedelta(minutes=5))
     try:
         probe_all(notes, seconds=seconds, report=report)
     finally:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from argosy.errors import InputError, Problem, RunError
 from argosy.plan.plan import Plan
 from argosy.plan.runnable import unsupported
+from argosy.runtime.meeting import meet
 from argosy.runtime.ranks import devices_by_rank
 
 PATIENCE = datetime.timedelta(minutes=10)
@@ -36,8 +37,8 @@ def join(plan: Plan | None, roster: Sequence[str] | None = None, *, patience: da
             raise InputError([Problem(found=f"no {missing[0]} in the environment", expected=expected)])
         check_world_size(roster, int(os.environ["WORLD_SIZE"]))
         try:
-            dist.init_process_group(_backend(roster), timeout=patience)
-        except (RuntimeError, ValueError) as error:
+            meet(_backend(roster), patience=patience)
+        except (OSError, RuntimeError, ValueError) as error:
             place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
             reason = str(error).splitlines()[0]
             raise RunError(f"rank {os.environ['RANK']} could not join the others at {place}: {reason}") from None
