@@ -23,12 +23,14 @@ from decimal import Context, Decimal, localcontext
 
 from argosy.errors import Mismatch
 
-_NUMBER = re.compile(r"\s*([+-]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(.*?)\s*$")
+_NUMBER = re.compile(r"([+-]?(?:[0-9][0-9_]*+\.?+[0-9]*+|\.[0-9]++)(?:[eE][+-]?[0-9]++)?)\s*+(.*)")
+"""A number and what follows it. Nothing is tried twice: a file may hold a very long text."""
 
 _DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 
 _PREFIXES = {prefix: Decimal(factor) for prefix, factor in (_DECIMAL | _BINARY).items()}
+_LONGEST_PREFIX = max(map(len, _PREFIXES))
 _BYTES = {f"{prefix}B": factor for prefix, factor in _PREFIXES.items() if prefix != "E"}
 _BITS = {f"{prefix}bit": factor / 8 for prefix, factor in _PREFIXES.items() if prefix not in ("P", "E", "Pi")}
 _SIZES = _BYTES | _BITS
@@ -93,7 +95,7 @@ class Quantity:
         >>> RATE.parse("25 Gbit/s"), SIZE.parse("80 GiB"), TIME.parse("30 us"), COMPUTE.parse("312 TFLOP/s")
         (3125000000.0, 85899345920.0, 3e-05, 312000000000000.0)
         """
-        match = _NUMBER.match(text) if isinstance(text, str) else None
+        match = _NUMBER.fullmatch(text.strip()) if isinstance(text, str) else None
         if match is None:
             raise Mismatch(text, self.expected, self._suggest_unit(text))
         digits, unit = match[1].replace("_", ""), match[2].replace("µ", "u").replace("μ", "u")
@@ -170,7 +172,7 @@ def _respelt(unit: str) -> Iterator[str]:
     """
     for ending in _PER_SECOND:
         stem = unit.removesuffix(ending)
-        for cut in range(len(stem)):
+        for cut in range(min(len(stem), _LONGEST_PREFIX + 1)):
             prefix, word = stem[:cut], stem[cut:]
             for symbol in _WRONG_SPELLINGS.get(word) or _WRONG_SPELLINGS.get(word.lower(), ()):
                 for known in (prefix + symbol, prefix.lower() + symbol, prefix.capitalize() + symbol):

@@ -104,6 +104,9 @@ def test_slurm_writes_many_hosts_as_one() -> None:
         expand_hosts("gpu[5-3]rack[0-99999999999]")
     with pytest.raises(InputError, match="numbers and rising ranges in brackets"):
         expand_hosts("gpu[a-b]")
+    for text in ("gpu[1-2", "gpu]1[", "gpu[1[2]]"):
+        with pytest.raises(InputError, match='a "]" after every "\\["'):
+            expand_hosts(text)
 
 
 def test_a_slurm_topology_becomes_switches() -> None:

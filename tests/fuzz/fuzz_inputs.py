@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from random import Random
 
-from fuzz_trees import TEXTS, changed, json_text, toml_text
+from fuzz_trees import changed, json_text, odd_text, toml_text
 
 Files = dict[str, bytes]
 """Relative path of every file and what is in it."""
@@ -73,7 +73,7 @@ def changed_text(random: Random, text: str) -> str:
         by_line = random.random() < 0.4
         parts: list[str] = text.splitlines(keepends=True) if by_line else re.findall(r"\w+|\W", text)
         if not parts:
-            return random.choice(TEXTS)
+            return odd_text(random)
         at, other = random.randrange(len(parts)), random.randrange(len(parts))
         match random.randrange(5):
             case 0:
@@ -83,7 +83,8 @@ def changed_text(random: Random, text: str) -> str:
             case 2:
                 parts[at], parts[other] = parts[other], parts[at]
             case 3:
-                parts[at] = random.choice((*TEXTS, "9" * 5000, "0-99999999999", "1e-5", "NaN", "-", ",", "=", "<", '"'))
+                plain = ("9" * 5000, "0-99999999999", "1e-5", "NaN", "-", ",", "=", "<", '"', "")
+                parts[at] = random.choice(plain) if random.random() < 0.2 else odd_text(random)
             case _:
                 parts = parts[: at + 1]
         text = "".join(parts)

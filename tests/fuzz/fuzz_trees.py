@@ -79,6 +79,37 @@ TEXTS = (
 )
 
 
+LONG = 100_000
+REPEATED = (
+    "[",
+    "]",
+    " ",
+    "\t",
+    "=",
+    ",",
+    ".",
+    "_",
+    "-",
+    '"',
+    "9",
+    "x",
+    "1_",
+    "_1",
+    "a ",
+    "a[",
+    "[1],",
+    "a=",
+    "--",
+    ":",
+)
+"""Repeated ``LONG`` times in a row, they show a reader whose time grows faster than its input."""
+
+
+def odd_text(random: Random) -> str:
+    """A text that few expect; one in a hundred is long."""
+    return random.choice(REPEATED) * LONG if random.random() < 0.01 else random.choice(TEXTS)
+
+
 def slots(tree: Any) -> Iterator[Slot]:
     """Every place in a tree that holds a value."""
     pairs = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
@@ -142,12 +173,12 @@ def other_value(random: Random, value: Any) -> Any:
         case 0 | 1:
             return random.choice(NUMBERS)
         case 2 | 3:
-            return random.choice(TEXTS)
+            return odd_text(random)
         case 4:
             return random.choice((None, True, False, [], {}, [[]], [None], {"": None}))
         case 5 if isinstance(value, str) and value:
             at = random.randrange(len(value))
-            return value[:at] + random.choice(("", *TEXTS)) + value[at + random.randrange(3) :]
+            return value[:at] + odd_text(random) + value[at + random.randrange(3) :]
     return [value, value] if random.random() < 0.5 else {"value": value}
 
 

@@ -63,7 +63,9 @@ class _Node:
         ...  for text in ("layer_12", "Conv2d_1_1", "LSTM(2048, 1024)")]
         ['layer', 'Conv2d', 'LSTM']
         """
-        return re.sub(r"(_\d+)+$", "", self.short_label)
+        name = self.short_label
+        numbers = re.match(r"(?:\d+_)*", name[::-1])
+        return name[: len(name) - numbers.end()] if numbers else name
 
 
 def read_dapple(

@@ -48,12 +48,12 @@ def read_hostfile(text: str, file: str, given: Given) -> list[FoundNode]:
         )
         if match is None:
             expected = 'a host, "host slots=8" or "host:8"'
-            problems.append(Problem(file=file, line=number, found=f'"{content}"', expected=expected))
+            problems.append(Problem(file=file, line=number, found=f'"{content[:40]}"', expected=expected))
             continue
         count = int(match[2] or match[3] or given.per_host)
         if match[1] in slots or count < 1:
             expected = "each host once, with at least one slot"
-            problems.append(Problem(file=file, line=number, found=f'"{content}"', expected=expected))
+            problems.append(Problem(file=file, line=number, found=f'"{content[:40]}"', expected=expected))
             continue
         slots[match[1]] = count
     if not slots and not problems:
@@ -70,6 +70,8 @@ def expand_hosts(text: str) -> list[str]:
     >>> expand_hosts("gpu[01-03,7],login")
     ['gpu01', 'gpu02', 'gpu03', 'gpu7', 'login']
     """
+    if re.sub(r"[^\[\]]+", "", text).replace("[]", ""):
+        raise InputError([Problem(found=f'"{text[:40]}"', expected='a "]" after every "[", and none inside another')])
     hosts: list[str] = []
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text.strip()):
         hosts += _expanded(part.strip(), room=_MOST_HOSTS - len(hosts))
@@ -113,7 +115,7 @@ def read_topology(text: str, file: str, given: Given, uplink: float) -> tuple[li
     problems = []
     for number, line in enumerate(text.splitlines(), start=1):
         content = line.partition("#")[0].strip()
-        fields = {key.lower(): value for key, value in re.findall(r"(\w+)\s*=\s*(\S+)", content)}
+        fields = {key.lower(): value for key, value in re.findall(r"\b(\w++)\s*+=\s*+(\S+)", content)}
         if not content:
             continue
         if "switchname" not in fields or not {"nodes", "switches"} & fields.keys():
