@@ -143,6 +143,8 @@ def read_text(path: Path | str) -> str:
         raise InputError([Problem(file=str(path), expected="UTF-8 text", found="other bytes")]) from None
     except ValueError:  # such as a name with a null character in it
         raise InputError([Problem(file=repr(str(path)), expected="a name that a file can have")]) from None
+    except IsADirectoryError:
+        raise InputError([Problem(file=str(path), expected="a file", found="a folder")]) from None
     except OSError as error:
         raise InputError(
             [Problem(file=str(path), expected="a readable file", found=str(error.strerror).lower())]

@@ -10,6 +10,7 @@ import pytest
 from argosy.adapt.controller import Limits, Reach
 from argosy.adapt.play import Course, Stage, play, play_oracle
 from argosy.adapt.shares import in_proportion
+from argosy.adapt.watch import reason
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
@@ -129,6 +130,12 @@ def test_a_lost_device_stops_a_static_plan_and_not_an_adaptive_one(chain: Chain)
     assert full.end >= UNTIL
     assert sum(step.was_lost for step in full.steps) == 1
     assert "b0.0" not in full.steps[-1].plan.devices
+
+
+def test_a_reason_counts_what_it_does_not_name() -> None:
+    assert reason(["a0.0"]) == "a0.0 changed"
+    assert reason(["a0.0", "a0.1", "b0.0", "b0.1", "b0.nic"]) == "a0.0, a0.1, b0.0 and 2 more changed"
+    assert reason([]) == "as believed now"
 
 
 def test_shares_follow_speed() -> None:

@@ -102,8 +102,9 @@ def check_written_pipeline(run: Run) -> None:
     assert len(plan.stages) == 2 and list(plan.cut) == sorted(plan.cut) and set(plan.cut) == {0, 1}
     assert plan.global_batch == 2048 and plan.devices == ("a0.0", "a0.1", "b0.0", "b0.1")
     assert unsupported(plan) == () and plan.predicted is not None
-    refused = run("simulate", "plan.json")
-    assert refused.code == 2 and "a plan for a captured program is carried out by argosy run" in refused.err
+    for command in (("simulate", "plan.json"), ("export", "plan.json", "--to", "megatron")):
+        refused = run(*command)
+        assert refused.code == 2 and "a plan for a captured program is carried out by argosy run" in refused.err
 
 
 DEEP = """

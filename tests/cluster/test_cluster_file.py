@@ -850,7 +850,7 @@ def test_a_folder_is_no_cluster(folder: Path) -> None:
     (folder / "racks.toml").mkdir()
     with pytest.raises(InputError) as caught:
         load_cluster("racks.toml")
-    assert str(caught.value) == "racks.toml: found is a directory, expected a readable file"
+    assert str(caught.value) == "racks.toml: found a folder, expected a file"
 
 
 def test_a_file_that_is_missing() -> None:

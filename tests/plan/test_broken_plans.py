@@ -482,5 +482,5 @@ def test_lines_are_known_even_of_what_is_nested_deeply() -> None:
 
 
 def test_a_folder_is_no_plan(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"found is a directory, expected a readable file$"):
+    with pytest.raises(InputError, match=r"found a folder, expected a file$"):
         load_plan(tmp_path)

@@ -50,7 +50,7 @@ from enum import StrEnum
 
 from argosy.adapt.predictor import PlanKey, Predictor, plan_key
 from argosy.adapt.shares import with_shares
-from argosy.adapt.watch import Watch, World, are_alike, in_world, seen_world
+from argosy.adapt.watch import Watch, World, are_alike, in_world, reason, seen_world
 from argosy.cluster.lasting import within_reach
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
@@ -298,7 +298,7 @@ class Controller:
         return decision.saved - CAUTION * decision.moving
 
     def _choices(self, step: int, world: World, now: float) -> list[Decision]:
-        why = f"{', '.join([*self.news][:3])} changed" if self.news else "as believed now"
+        why = reason([*self.news])
         reach = self.limits.reach
         plans = [replace(self.plan, schedule=schedule) for schedule in self.schedules if schedule != self.plan.schedule]
         found = [(Reach.K, plan) for plan in plans]

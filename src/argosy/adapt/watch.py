@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from argosy.cluster.topology import Cluster
@@ -171,3 +171,9 @@ def in_grains(level: float, grain: float = GRAIN) -> float:
 
 def _observed(trackers: Mapping[str, Tracker], samples: Mapping[str, float]) -> Iterable[str]:
     return [name for name, value in samples.items() if name in trackers and trackers[name].observe(value)]
+
+
+def reason(news: Sequence[str]) -> str:
+    """Why something is decided: what has changed, three by name."""
+    more = f" and {len(news) - 3} more" if len(news) > 3 else ""
+    return f"{', '.join(news[:3])}{more} changed" if news else "as believed now"

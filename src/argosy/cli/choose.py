@@ -43,6 +43,32 @@ class Outcome:
     """For people, after the plan."""
 
 
+def check_what_counts(
+    scenarios: Sequence[str] | None,
+    robust: str,
+    for_trace: str | None,
+    objective: str,
+    limits: tuple[float | None, float | None],
+    *,
+    has_output: bool,
+) -> None:
+    """Whether the options agree on what counts, before anything is searched: one of them would be ignored else."""
+    from argosy.choose.scenario import Robust
+    from argosy.cli.inputs import refuse_options
+
+    known_name("--objective", objective, ("throughput", "cost"), "objectives")
+    known_name("--robust", robust, Robust, "objectives")
+    cost = objective if objective == "cost" else None
+    if for_trace is not None:
+        given = {"--scenario": list(scenarios) if scenarios else None, "--output": has_output, "--objective": cost,
+                 "--max-price-per-hour": limits[0], "--max-cost-per-step": limits[1]}  # fmt: skip
+        refuse_options(given, "with --for-trace, which compares plans and chooses none")
+    if scenarios and (cost is not None or limits != (None, None)):
+        raise bad_input("either scenarios or prices, not both", where="--scenario")
+    if not scenarios and robust != Robust.MEAN:
+        raise bad_input("a --scenario over which it counts", robust, where="--robust")
+
+
 def plan_for_scenarios(task: Task, names: Sequence[str], robust: str) -> Outcome:
     """``--scenario`` and ``--robust``."""
     from argosy.choose.robust import find_robust_plan

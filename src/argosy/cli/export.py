@@ -60,12 +60,14 @@ def export(
     """
     import sys
 
+    from argosy.cli.inputs import plan_of_layers
     from argosy.cli.terminal import print_json, write_file
     from argosy.cluster.file import cluster_from_content, load_cluster
     from argosy.plan.check import check_devices
     from argosy.plan.file import plan_from_document, read_plan
 
-    found = plan_from_document(read_plan(plan))
+    document = read_plan(plan)
+    found = plan_from_document(document) if to is Target.TORCHRUN else plan_of_layers(document)
     where = cluster_from_content(found.cluster.content) if cluster is None else load_cluster(cluster)
     check_devices(found, where)
     made = _export(found, where, to, lossy=lossy, zone=zone, plan_file=plan, program=program, steps=steps)

@@ -18,7 +18,6 @@ PREFIX = "gravity:"
 """Of the name of a box in place of a model's: gravity:512^3."""
 _STEPS = 20
 """Played where links or devices change."""
-_ENDLESS = 10**6
 
 
 def simulate_gravity(
@@ -34,7 +33,7 @@ def simulate_gravity(
     quiet: bool,
 ) -> None:
     """Play a gravity plan step after step, with ``adapt`` also re-balanced."""
-    from argosy.cli.inputs import check_at_least, parse_time, with_traces
+    from argosy.cli.inputs import MOST_ITERATIONS, check_iterations, parse_time, with_traces
     from argosy.cli.terminal import print_json, progress, stdout_console
     from argosy.cluster.file import load_cluster
     from argosy.nbody.plan_file import gravity_plan_from_document
@@ -48,7 +47,7 @@ def simulate_gravity(
         expected = f"a cluster of {len(plan.cluster.devices)} devices, as the plan was made for"
         raise bad_input(expected, f"{len(where.devices)} in {where.name}", where="--cluster")
     where = with_traces(where, traces) if traces else where
-    steps = (1 if until is None else _ENDLESS) if iterations is None else check_at_least("--iterations", iterations, 1)
+    steps = (1 if until is None else MOST_ITERATIONS) if iterations is None else check_iterations(iterations)
     end = parse_time("--until", until)
     ways = [(domains.name, domains, False) for domains in (plan.plan, *plan.compared)]
     if adapt not in (None, "off"):

@@ -35,6 +35,8 @@ from argosy.workload.profile import Profile
 from argosy.workload.profile_file import read_profile
 
 _NO_CHANGES = "none"
+MOST_ITERATIONS = 10**6
+"""That a simulation plays, also where most of them repeat others: each has its own time in the result."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +60,7 @@ def load_scenario(
     calibration: str | None = None,
 ) -> Scenario:
     """The plan in a document, on its own cluster or another, under other changes or another schedule."""
-    plan = plan_from_document(document)
-    if plan.cut is not None:
-        expected = "stages of layers; a plan for a captured program is carried out by argosy run"
-        raise document.error(("stages", 0, "ops"), expected, "stages of operations")
+    plan = plan_of_layers(document)
     plan = replace(plan, schedule=_schedule(plan.schedule, schedule, k))
     where = cluster_from_content(plan.cluster.content) if cluster is None else load_cluster(cluster)
     where = with_traces(where, traces) if traces else where
@@ -77,6 +76,15 @@ def load_scenario(
         cluster=constants.cluster(where),
         model=compute_model(profiles, constants, chain=chain),
     )
+
+
+def plan_of_layers(document: Document) -> Plan:
+    """The plan in a document; an ``InputError`` for one of a captured program, which only a run can carry out."""
+    plan = plan_from_document(document)
+    if plan.cut is not None:
+        expected = "stages of layers; a plan for a captured program is carried out by argosy run"
+        raise document.error(("stages", 0, "ops"), expected, "stages of operations")
+    return plan
 
 
 def load_calibration(path: str | None) -> Calibration:
@@ -133,16 +141,25 @@ def parse_rate(where: str, text: str) -> float:
 
 
 def refuse_options(given: Mapping[str, object], why: str) -> None:
-    """Raise ``InputError`` for the first option that was given and means nothing here."""
+    """Raise ``InputError`` for the first option that was given and means nothing here; False is a flag left out."""
     for option, value in given.items():
-        if value is not None:
-            raise bad_input(f"no such option {why}", str(value), where=option)
+        if value is not None and value is not False:
+            found = None if value is True else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            raise bad_input(f"no such option {why}", found, where=option)
 
 
 def check_at_least(option: str, value: int, least: int) -> int:
     if value < least:
         raise bad_input(f"a whole number of at least {least}", value, where=option)
     return value
+
+
+def check_iterations(count: int) -> int:
+    """What can be played and told: every iteration has a time of its own."""
+    if not 1 <= count <= MOST_ITERATIONS:
+        least = "a whole number of at least 1" if count < 1 else f"at most {MOST_ITERATIONS:,}"
+        raise bad_input(least, count, where="--iterations")
+    return count
 
 
 def _schedule(planned: ScheduleSpec, name: str | None, k: int | None) -> ScheduleSpec:
@@ -165,27 +182,27 @@ class _ChangesSchema(Schema):
     changes: list[ChangeSchema] = Field(min_length=1)
 
 
-def with_traces(cluster: Cluster, traces: Sequence[str]) -> Cluster:
-    """The cluster with what ``--trace`` names in place of its own changes, one after the other."""
+def with_traces(cluster: Cluster, traces: Sequence[str], *, option: str = "--trace") -> Cluster:
+    """The cluster with what ``option`` names in place of its own changes, one after the other."""
     cluster = with_changes(cluster, [])
     for trace in traces:
         if trace == _NO_CHANGES:
             continue
         target, separator, file = trace.partition("=")
         if separator and target and file.endswith(".csv"):
-            change = {_what(cluster, target, file): target, "trace": file}
-            cluster = _add_changes(cluster, Document("--trace", {"changes": [change]}, {}), Path())
+            change = {_what(cluster, target, file, option): target, "trace": file}
+            cluster = _add_changes(cluster, Document(option, {"changes": [change]}, {}), Path())
         elif trace.endswith(".toml"):
             document = read_toml(trace)
             validate(document, _ChangesSchema)
             cluster = _add_changes(cluster, document, Path(trace).parent)
         else:
             expected = f"LINK=FILE.csv, DEVICE=FILE.csv, a .toml with [[changes]], or {_NO_CHANGES}"
-            raise bad_input(expected, trace, where="--trace")
+            raise bad_input(expected, trace, where=option)
     return cluster
 
 
-def _what(cluster: Cluster, target: str, file: str) -> str:
+def _what(cluster: Cluster, target: str, file: str, option: str) -> str:
     """``link`` or ``device``: what ``target`` matches; the columns of its file decide where it matches both."""
     columns = read_trace(file)
     edges = sorted({link.edge for link in cluster.links})
@@ -194,7 +211,7 @@ def _what(cluster: Cluster, target: str, file: str) -> str:
     is_device = any(fnmatchcase(device, target) for device in devices)
     if not is_link and not is_device:
         expected = f"a link or device of {cluster.name}, such as {edges[0]} or {devices[0]}"
-        raise bad_input(expected, target, where="--trace", suggestion=closest(target, [*edges, *devices]))
+        raise bad_input(expected, target, where=option, suggestion=closest(target, [*edges, *devices]))
     if is_link and is_device:
         is_device = columns.speed is not None
     return "device" if is_device else "link"

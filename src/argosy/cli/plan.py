@@ -114,7 +114,7 @@ def plan(
         argosy plan --program train.py:build -c two-cards
         argosy plan -m llama-3-8b -c mixed-16 -b 64 --dtype fp16 --scenario "v*.nic=on-off:low=0.1" --robust p95
     """
-    from argosy.cli.choose import Task, courses_over
+    from argosy.cli.choose import Task, check_what_counts, courses_over
     from argosy.cli.inputs import check_at_least, compute_model, load_calibration, parse_time
     from argosy.cli.program import plan_program
     from argosy.cli.terminal import check_folder, print_json, progress, stdout_console, write_file
@@ -129,13 +129,17 @@ def plan(
             model=model, global_batch=global_batch, sequence_length=sequence_length, optimizer=optimizer,
             profile=profile, calibration=calibration, time_budget=time_budget, schedule=schedule, max_width=max_width,
             max_context=max_context, max_expert=max_expert, scenario=scenario, for_trace=for_trace,
-            max_price_per_hour=max_price_per_hour, max_cost_per_step=max_cost_per_step,
+            max_price_per_hour=max_price_per_hour, max_cost_per_step=max_cost_per_step, no_prune=no_prune,
+            no_mixed=no_mixed, even_shares=even_shares, runnable=runnable,
         )  # fmt: skip
         plan_program(program, cluster, dtype=dtype, level=level, width=width, json=json, quiet=quiet, output=output)
         return
     if model is None or global_batch is None:
         raise bad_input("--model and --global-batch, or --program FILE.py:build", where="argosy plan")
     check_at_least("--global-batch", global_batch, 1)
+    check_what_counts(
+        scenario, robust, for_trace, objective, (max_price_per_hour, max_cost_per_step), has_output=output is not None
+    )
     if output is not None:
         check_folder(output)
     budget = parse_time("--time-budget", time_budget)
@@ -206,16 +210,11 @@ def _find(
     """The plan by whatever counts: time at time 0, time over scenarios, or money."""
     from argosy.cli.choose import Outcome, plan_for_money, plan_for_scenarios
     from argosy.cli.terminal import progress
-    from argosy.errors import bad_input
 
-    known_name("--objective", objective, ("throughput", "cost"), "objectives")
-    counts_money = objective == "cost" or max_price is not None or max_cost is not None
-    if scenarios and counts_money:
-        raise bad_input("either scenarios or prices, not both", "both", where="--scenario")
     if scenarios:
         with progress(f"planning {task.chain.name} for {task.cluster!r} under scenarios", quiet=quiet):
             return plan_for_scenarios(task, scenarios, robust)
-    if counts_money:
+    if objective == "cost" or max_price is not None or max_cost is not None:
         with progress(f"planning {task.chain.name} for parts of {task.cluster!r}", quiet=quiet):
             return plan_for_money(task, objective, max_price, max_cost)
     plan = search(

@@ -25,7 +25,7 @@ def _scenario(cluster: Cluster, name: str) -> Cluster:
     parts = name.split("+")
     generated = [part for part in parts if _generator_of(part)]
     files = [part for part in parts if part not in generated]
-    changed = with_traces(cluster, files) if files else with_changes(cluster, [])
+    changed = with_traces(cluster, files, option="--scenario") if files else with_changes(cluster, [])
     if not generated:
         return changed
     changes = [_change(part) for part in generated]

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _MOST_RECORDED = 100
 """Iterations whose spans are kept; figures cover all of them."""
-_ENDLESS = 10**9
 
 
 def simulate(
@@ -112,6 +111,8 @@ def simulate(
     if adapt is not None:
         from argosy.cli.adapting import show_courses
 
+        unused = {"--iterations": iterations, "--iteration": iteration or None, "--transfers": transfers}
+        refuse_options({**unused, "--output": output}, "with --adapt, which plays whole courses until --until")
         show_courses(
             scenario, adapt, until=until, horizon=horizon, min_gain=min_gain, width=width, json=json, quiet=quiet
         )
@@ -135,16 +136,16 @@ def play(
     scenario: Scenario, *, iterations: int | None, until: str | None, quiet: bool, least_recorded: int = 1
 ) -> Timeline:
     """Simulate as the options say."""
-    from argosy.cli.inputs import check_at_least, parse_time
+    from argosy.cli.inputs import MOST_ITERATIONS, check_at_least, check_iterations, parse_time
     from argosy.cli.terminal import progress
+    from argosy.errors import bad_input
     from argosy.sim.simulate import simulate as simulate_plan
 
     end = parse_time("--until", until)
     check_at_least("--iteration", least_recorded - 1, 0)
-    count = (1 if until is None else _ENDLESS) if iterations is None else iterations
-    check_at_least("--iterations", count, 1)
+    count = (1 if until is None else MOST_ITERATIONS) if iterations is None else check_iterations(iterations)
     with progress(f"simulating {scenario.plan!r}", quiet=quiet):
-        return simulate_plan(
+        timeline = simulate_plan(
             scenario.plan,
             scenario.chain,
             scenario.cluster,
@@ -153,6 +154,9 @@ def play(
             record=min(count, max(_MOST_RECORDED, least_recorded)),
             until=end,
         )
+    if iterations is None and len(timeline.iteration_ends) == MOST_ITERATIONS:
+        raise bad_input(f"a time in which fewer than {MOST_ITERATIONS:,} iterations begin", until, where="--until")
+    return timeline
 
 
 def _show(

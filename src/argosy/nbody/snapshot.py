@@ -151,6 +151,8 @@ def reading(path: Path) -> Iterator[Any]:
             yield file
     except FileNotFoundError:
         raise InputError([Problem(file=str(path), expected="a file that exists")]) from None
+    except IsADirectoryError:
+        raise InputError([Problem(file=str(path), expected="a file", found="a folder")]) from None
     except (KeyError, OSError, RuntimeError, TypeError, UnicodeError, ValueError) as error:  # as h5py says "broken"
         found = str(error.args[0]) if error.args else type(error).__name__
         raise InputError([Problem(file=str(path), expected="a complete GADGET HDF5 file", found=found)]) from None

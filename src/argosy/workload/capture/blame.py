@@ -55,7 +55,7 @@ def blamed(name: str, *, expected: str, suggestion: str | None = None) -> Iterat
 def _problem(error: Exception, name: str, expected: str, suggestion: str | None) -> Problem:
     what = str(error).strip().split("\n")[0] or type(error).__name__
     if isinstance(error, SyntaxError):
-        where = f"{error.filename}:{error.lineno}"
+        where = name if error.filename is None else f"{error.filename}:{error.lineno}"
         return Problem(expected=expected, found=f"{type(error).__name__} ({what})", path=where, suggestion=suggestion)
     frames = _user_frames(error.__traceback__)
     frame = frames[-1] if frames else None
