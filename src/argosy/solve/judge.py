@@ -7,9 +7,10 @@
          the first of these is through, beside its own exchange
     (4)  a plan takes no less than M times what the busiest NIC sends per micro-batch, forward and back
 
-Never below the bound of ``solve.bounds``. Boundaries disturb each other in (4) only; the exact engine says what that
-costs. Of even plans (``solve.menu``) without ZeRO 2 and 3 it is itself a lower bound: there everything happens in
-every replica at once, and contention can only add.
+Never below the bound of ``solve.bounds``. Boundaries disturb each other in (4) only, and (2) takes any two neighbours
+that could share a node to do so, also where a third one leaves no room; the exact engine says what that costs. Of even
+plans (``solve.menu``) without ZeRO 2 and 3 it is itself a lower bound: there everything happens in every replica at
+once, and contention can only add.
 """
 
 from __future__ import annotations

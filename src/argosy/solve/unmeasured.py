@@ -15,7 +15,7 @@ the times that are filled in share out the samples of a stage of several kinds, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from argosy.cluster.topology import Cluster
@@ -71,21 +71,27 @@ def find_any_fit(prices: Prices, global_batch: int, settings: Settings) -> Fit |
 
 def find_untimed(prices: Prices, global_batch: int, settings: Settings) -> Untimed | None:
     """A plan that more measurements would allow, by (1) to (3); None if times are not what is missing."""
-    profiles = dict(prices.model.profiles or {})
+    profiles = prices.model.profiles or {}
     kinds = [kind for kind in dict.fromkeys(pool.name for pool in prices.pools) if kind in profiles]
-    if not kinds or find_any_fit(prices, global_batch, settings) is not None:
-        return None
     subsets = [(kind,) for kind in kinds] + ([tuple(kinds)] if len(kinds) > 1 else [])
+    if not kinds or find_any_fit(_with_times(prices, kinds, _more_of_all), global_batch, settings) is None:
+        return None  # nothing fits, whatever is measured
+    if find_any_fit(prices, global_batch, settings) is not None:
+        return None
     for more in (_more_samples, _more_widths, _more_of_all):
         for subset in subsets:
-            filled = {kind: _filled(prices, profiles[kind], more(prices, kind)) for kind in subset}
-            if all(filled[kind] == profiles[kind] for kind in subset):
-                continue
-            trial = Prices(prices.chain, prices.pools, replace(prices.model, profiles=profiles | filled))
+            trial = _with_times(prices, subset, more)
             fit = find_any_fit(trial, global_batch, settings)
             if fit is not None:
                 return Untimed(fit=fit, prices=trial, missing=tuple(_missing(fit, prices)))
     return None
+
+
+def _with_times(prices: Prices, kinds: Sequence[str], more: Callable[[Prices, str], list[tuple[int, int]]]) -> Prices:
+    """With the profiles of some kinds filled in."""
+    filled = {kind: _filled(prices, _profile(prices, kind), more(prices, kind)) for kind in kinds}
+    profiles = {**(prices.model.profiles or {}), **filled}
+    return Prices(prices.chain, prices.pools, replace(prices.model, profiles=profiles))
 
 
 def why_untimed(untimed: Untimed, prices: Prices, cluster: Cluster) -> str:
