@@ -160,20 +160,22 @@ def _many(
     tail: FloatArray,
 ) -> FloatArray:
     num_workers, steps = program
-    seconds = (forward, backward, backward / 2)
     free = np.zeros((num_workers, forward.shape[1]))
     link = np.zeros((2, *forward.shape))
     arrival: list[FloatArray | None] = [None] * len(steps)
+    # lists of rows, because to take a row of an array costs a third of what is done with it
+    rows, seconds = list(free), (list(forward), list(backward), list(backward / 2))
+    busy_rows, transfers, latencies = (list(link[0]), list(link[1])), list(transfer), list(latency)
     for number, (worker, stage, kind, need, boundary) in enumerate(steps):
-        here = free[worker]
+        here = rows[worker]
         if need >= 0:
             np.maximum(here, arrival[need], out=here)  # type: ignore[arg-type]
             arrival[need] = None
         here += seconds[kind][stage]
         if boundary >= 0:
-            busy = link[int(kind == _FORWARD), boundary]
+            busy = busy_rows[kind == _FORWARD][boundary]
             np.maximum(busy, here, out=busy)
-            busy += transfer[boundary]
-            arrival[number] = busy + latency[boundary]
+            busy += transfers[boundary]
+            arrival[number] = busy + latencies[boundary]
     result: FloatArray = (free[np.arange(len(tail)) % num_workers] + tail).max(axis=0)
     return result

@@ -41,8 +41,8 @@ from argosy.solve.shape import Shape
 from argosy.space.option import Vector
 from argosy.space.price import FloatArray
 
-Values = tuple[FloatArray, FloatArray, FloatArray, FloatArray]
-"""P, R, W, S as [state, first layer]; P is 0 under several schedules, where nothing asks for it."""
+Values = FloatArray
+"""[programme, state, first layer]: P, R, W, S; P is 0 under several schedules, where nothing asks for it."""
 
 
 class States:
@@ -91,11 +91,11 @@ def suffix_bounds(menu: Menu, counts: Vector, most_stages: int, upper: float, *,
     """(0) to (3) for all suffixes, with (4) if plans of later kinds do not count; what cannot stay below ``upper``
     becomes infinite."""
     states, size = States(counts), menu.grid.size
-    never = np.full((len(states), size + 1), np.inf)
+    never = np.full((4, len(states), size + 1), np.inf)
     start = never.copy()
-    start[:, size] = 0.0
+    start[:, :, size] = 0.0
     has_odd = only_kind and not menu.odd.all()
-    bounds = Bounds(states, [(start,) * 4], [(never,) * 4] if has_odd else None)
+    bounds = Bounds(states, [start], [never] if has_odd else None)
     strips = _strips(menu, menu.rows, upper)
     odd = _strips(menu, [rows[menu.odd[rows]] for rows in menu.rows], upper) if has_odd else []
     moves = [states.taking(vector) for vector in menu.vectors]
@@ -106,7 +106,7 @@ def suffix_bounds(menu: Menu, counts: Vector, most_stages: int, upper: float, *,
         if bounds.odd is not None:
             later = advance(terms, following=bounds.odd[-1])
             here = advance([strip.least(menu.shape, left) for strip in odd], following=following)
-            bounds.odd.append(_below(_least_of(later, here), upper))
+            bounds.odd.append(_below(np.minimum(later, here), upper))
         bounds.any.append(_below(advance(terms, following=following), upper))
         if np.isinf(bounds.any[-1][2]).all():
             break
@@ -121,15 +121,8 @@ def _strips(menu: Menu, rows: Sequence[NDArray[np.intp]], upper: float) -> list[
     return cast(list[_Strip], menu.shared[key])
 
 
-def _least_of(one: Values, other: Values) -> Values:
-    first, second, third, fourth = (np.minimum(a, b) for a, b in zip(one, other, strict=True))
-    return first, second, third, fourth
-
-
 def _below(new: Values, upper: float) -> Values:
-    lost = (new[2] >= upper) | (new[3] >= upper)
-    for values in new:
-        values[lost] = np.inf
+    new[:, (new[2] >= upper) | (new[3] >= upper)] = np.inf
     return new
 
 
@@ -141,8 +134,10 @@ def _advance(
     with_way: bool,
 ) -> Values:
     """One more stage in front, any of the given ones."""
-    shape = following[0].shape
-    new = [np.full(shape, 0.0 if at == 0 and not with_way else np.inf) for at in range(4)]
+    new = np.full(following.shape, np.inf)
+    if not with_way:
+        new[0] = 0.0
+    asked = slice(0 if with_way else 1, 4)
     goes_on = np.isfinite(following[2])
     is_left = np.asarray(goes_on.any(axis=1))  # fewer devices than stages are no use, nor are too slow ones
     for least, (target, source) in zip(terms, moves, strict=True):
@@ -152,7 +147,7 @@ def _advance(
         ends = np.nonzero(goes_on[source].any(axis=0))[0]
         begin = max(0, int(ends[0]) - least.fewest - least.length + 1)  # other stages end where nothing goes on
         at = slice(begin, int(ends[-1]) - least.fewest + 1)
-        *way, rest, whole, tail = (_windows(values[source], least, at) for values in following[not with_way :])
+        *way, rest, whole, tail = _windows(following[asked, source], least, at)
         passing = least.passing[:, :, at]
         longest = whole + passing
         np.maximum(longest, least.busy[:, :, at], out=longest)
@@ -162,10 +157,9 @@ def _advance(
         ending = longest + least.after[:, :, at]
         np.maximum(ending, least.done[:, :, at], out=ending)
         np.maximum(ending, tail + least.ahead[:, :, at], out=ending)
-        found = [(1, later), (2, longest), (3, ending), *((0, each + passing) for each in way)]
-        for number, candidates in found:
-            new[number][target, at] = np.minimum(new[number][target, at], candidates.min(axis=0))
-    return new[0], new[1], new[2], new[3]
+        found = np.array([each.min(axis=0) for each in (*(one + passing for one in way), later, longest, ending)])
+        new[asked, target, at] = np.minimum(new[asked, target, at], found)
+    return new
 
 
 @dataclass(frozen=True)
@@ -260,11 +254,13 @@ class _Strip:
         return least
 
 
-def _windows(array: FloatArray, least: _Least, at: slice) -> FloatArray:
-    """[l, state, a] = array[state, a + fewest + l] for some a, infinite past the end."""
-    num_states, length, count = len(array), least.length, at.stop - at.start
-    padded = np.full((num_states, count + length - 1), np.inf)
-    some = array[:, at.start + least.fewest : at.stop + least.fewest + length - 1]
-    padded[:, : some.shape[1]] = some
-    across, along = padded.strides
-    return np.ndarray((length, num_states, count), np.float64, padded, strides=(along, across, along))
+def _windows(values: Values, least: _Least, at: slice) -> FloatArray:
+    """[programme, l, state, a] = values[programme, state, a + fewest + l] for some a, infinite past the end."""
+    num_programmes, num_states, _ = values.shape
+    length, count = least.length, at.stop - at.start
+    padded = np.full((num_programmes, num_states, count + length - 1), np.inf)
+    some = values[:, :, at.start + least.fewest : at.stop + least.fewest + length - 1]
+    padded[:, :, : some.shape[2]] = some
+    one, across, along = padded.strides
+    shape = (num_programmes, length, num_states, count)
+    return np.ndarray(shape, np.float64, padded, strides=(one, along, across, along))

@@ -185,7 +185,7 @@ def _most_in_flight(prices: Prices, options: Sequence[Option], group: int) -> ND
     for option in options:
         kept = np.maximum(prices.kept_ranges(option.recompute), 1e-9)
         passing = prices.transient(option.recompute) + (2 * group + 1) * prices.largest_output
-        (held,) = prices.weigh(np.array([option.state]))
+        (held,) = prices.weigh(np.array([option.state]), prices.held_by_kind)
         fits = np.minimum.reduce(
             [(size - held - samples * passing) / (samples * kept) for size, samples in option.room]
         )

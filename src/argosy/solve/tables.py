@@ -111,68 +111,74 @@ class Costs:
     def tables(self, rows: Indices, first: Indices, end: Indices) -> Tables:
         """Of some options, for stages from cut to cut."""
         at = self.grid.layers(first, end)
-        slow, ahead = self.seconds(rows, first, end), _ranges(self.ahead, rows, at).max(axis=0)
+        held = self.prices.held_by_kind[:, at[0], at[1]]
+        alone, ahead = _largest(_ranges(self.slow, rows, at)), _largest(_ranges(self.ahead, rows, at))
+        slow = self._stretched(alone, rows, held)
         is_whole = self.gate == 1
         return Tables(
             slow=slow,
-            gated=slow if is_whole else _ranges(self.gated, rows, at).max(axis=0),
+            gated=slow if is_whole else _largest(_ranges(self.gated, rows, at)),
             ahead=ahead,
-            quick=_ranges(self.quick, rows, at).min(axis=0),
-            quick_forward=_ranges(self.quick_forward, rows, at).min(axis=0) if self.is_mixed else ahead,
-            late=np.zeros(slow.shape) if is_whole else (1 - self.gate) * _ranges(self.backward, rows, at).min(axis=0),
-            tail=self._tails(rows, at),
-            load=self._loads(rows, at),
-            most=self._fitting(rows, first, end),
+            quick=alone if is_whole and not self.is_mixed else _smallest(_ranges(self.quick, rows, at)),
+            quick_forward=_smallest(_ranges(self.quick_forward, rows, at)) if self.is_mixed else ahead,
+            late=np.zeros(slow.shape) if is_whole else (1 - self.gate) * _smallest(_ranges(self.backward, rows, at)),
+            tail=self._tails(rows, at, held),
+            load=self._loads(rows, at, held),
+            most=self._fitting(rows, first, end, held),
         )
 
     def seconds(self, rows: Indices, first: Indices, end: Indices) -> FloatArray:
-        """(1)."""
+        """(1) alone."""
         at = self.grid.layers(first, end)
-        slow: FloatArray = _ranges(self.slow, rows, at).max(axis=0)
+        return self._stretched(_largest(_ranges(self.slow, rows, at)), rows, self.prices.held_by_kind[:, at[0], at[1]])
+
+    def _stretched(self, alone: FloatArray, rows: Indices, held: FloatArray) -> FloatArray:
+        """(1), from computing alone."""
         gathers = self.gathers[rows]
-        if self.gate == 1 and gathers.any():
-            stretch = self.prices.weigh(self.stretch[rows[gathers]], at)
-            slow[gathers] += stretch * ((self.count - 1) / self.count)
+        if self.gate < 1 or not gathers.any():
+            return alone
+        slow = alone.copy()
+        stretch = self.prices.weigh(self.stretch[rows[gathers]], held)
+        slow[gathers] += stretch * ((self.count - 1) / self.count)
         return slow
 
-    def _tails(self, rows: Indices, at: _Ranges) -> FloatArray:
+    def _tails(self, rows: Indices, at: _Ranges, held: FloatArray) -> FloatArray:
         """(5), by the best algorithm for each range."""
-        ways = [self.prices.weigh(rates[rows], at) for rates in self.exchanges]
+        ways = [self.prices.weigh(rates[rows], held) for rates in self.exchanges]
         exchange = ways[0] if len(ways) == 1 else np.minimum(*ways)
         if self.gate < 1:
             exchange = np.maximum(exchange, 0.0)
         for index, partner, least in self.tied:
             alone = _holds(at, index) != _holds(at, partner)
             exchange[:, alone] = np.maximum(exchange[:, alone], least[rows, None])
-        exchange += self.prices.weigh(self.update[rows], at)
+        exchange += self.prices.weigh(self.update[rows], held)
         return exchange
 
-    def _loads(self, rows: Indices, at: _Ranges) -> FloatArray:
+    def _loads(self, rows: Indices, at: _Ranges, held: FloatArray) -> FloatArray:
         """(6)."""
         outputs, some = self.prices.outputs, self.loads[rows]
         busy = self.nic[rows, None] * (outputs[at[0]] + outputs[at[1]])
         if some.any():
-            busy[some] = np.maximum(busy[some], self.prices.weigh(self.load[rows[some]], at))
+            busy[some] = np.maximum(busy[some], self.prices.weigh(self.load[rows[some]], held))
         return busy
 
-    def _fitting(self, rows: Indices, first: Indices, end: Indices) -> FloatArray:
+    def _fitting(self, rows: Indices, first: Indices, end: Indices, held: FloatArray) -> FloatArray:
         """(7)."""
-        prices, at = self.prices, self.grid.layers(first, end)
-        weights = prices.weigh(self.state[rows], at)
-        kind = self.kind[rows]
-        passing = np.array([prices.transient(one)[at] + self.buffers for one in self.kinds])
-        kept = np.array([prices.kept_ranges(one)[at] for one in self.kinds])
-        least = np.full(weights.shape, np.inf)
+        at, kind = self.grid.layers(first, end), self.kind[rows]
+        weights = self.prices.weigh(self.state[rows], held)
+        passing = np.array([self.prices.transient(one)[at] + self.buffers for one in self.kinds])[kind]
+        kept = np.array([self.prices.kept_ranges(one)[at] for one in self.kinds])[kind]
+        fitting = []
         for part in self.room[:, rows]:
             size, samples = part[:, :1], part[:, 1:]
             fits = size - weights
-            fits -= samples * passing[kind]
-            fits /= np.maximum(samples * kept[kind], 1e-9)
+            fits -= samples * passing
+            fits /= np.maximum(samples * kept, 1e-9)
             fits += 1e-9
-            np.floor(fits, out=fits)
-            np.minimum(least, fits, out=least)
-        self._refuse_wide(least, self.width[rows], first, end)
-        return least
+            fitting.append(np.floor(fits, out=fits))
+        most = _smallest(fitting)
+        self._refuse_wide(most, self.width[rows], first, end)
+        return most
 
     def _refuse_wide(self, most: FloatArray, width: Indices, first: Indices, end: Indices) -> None:
         """Where layers cannot be split so; of a stage within a bundle nobody knows which layer it has."""
@@ -204,6 +210,17 @@ def _ranges(sums: FloatArray, rows: Indices, at: _Ranges) -> FloatArray:
     """[part, option, range] = sums[part, option, b] - sums[part, option, a]."""
     some = sums[:, rows]
     return np.asarray(some.take(at[1], axis=2) - some.take(at[0], axis=2))
+
+
+def _largest(tables: Sequence[FloatArray] | FloatArray) -> FloatArray:
+    """Over the parts of options, of which there is one as a rule."""
+    largest: FloatArray = tables[0] if len(tables) == 1 else np.max(tables, axis=0)
+    return largest
+
+
+def _smallest(tables: Sequence[FloatArray] | FloatArray) -> FloatArray:
+    smallest: FloatArray = tables[0] if len(tables) == 1 else np.min(tables, axis=0)
+    return smallest
 
 
 def _sums(options: Sequence[Option], *, least: bool) -> tuple[FloatArray, FloatArray]:

@@ -44,6 +44,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from argosy.plan.plan import Recompute
 from argosy.solve.candidate import Candidate, diverse
@@ -126,19 +127,25 @@ class Table:
 
     def __init__(self, prices: Prices, layouts: Iterable[Layout]) -> None:
         numbers: dict[Section, int] = {}
-        rows = []
-        for layout in layouts:
-            runs = [list(run) for _, run in itertools.groupby(layout, key=id)]  # few, and slow to hash
-            each = [[numbers.setdefault(run[0], len(numbers))] * len(run) for run in runs]
-            rows.append(list(itertools.chain(*each)))
+        known = list(layouts)  # alive, so that an id stands for one section: sections are few, and slow to hash
+        alone = {id(section): section for layout in known for section in layout}
+        number_of = {at: numbers.setdefault(section, len(numbers)) for at, section in alone.items()}
+        rows = [[number_of[id(section)] for section in layout] for layout in known]
         self.sections = tuple(numbers)
         longest = max(map(len, rows), default=0)
         padded = [[*row, *[len(numbers)] * (longest - len(row))] for row in rows]
         self.rows = np.array(padded, dtype=np.intp).reshape(len(rows), longest)
         """[layout, place] = number of a section, one past the last where there is none."""
         self.lengths = np.array([len(row) for row in rows], dtype=np.intp)
-        self.exchanges = [_least_exchange(prices, section) for section in self.sections]
-        self.estimates = [_exchange(prices, section) for section in self.sections]
+        self.exchanges = np.array([*(_least_exchange(prices, section) for section in self.sections), 0.0])
+        self.estimates = np.array([*(_exchange(prices, section) for section in self.sections), 0.0])
+        """Per section, and 0 for none."""
+
+    def used(self, rows: NDArray[np.intp]) -> list[int]:
+        """The sections of some rows, in order."""
+        is_used = np.zeros(len(self.sections) + 1, dtype=np.bool_)
+        is_used[rows] = True
+        return np.nonzero(is_used[:-1])[0].tolist()
 
 
 def rows_of(prices: Prices, table: Table, shape: Shape, scope: Scope, below: float) -> Iterator[_Row]:
@@ -146,26 +153,26 @@ def rows_of(prices: Prices, table: Table, shape: Shape, scope: Scope, below: flo
     stages than micro-batches, as long as those could be smaller."""
     size, count = shape.micro_batch_size, shape.num_micro_batches
     rows = table.rows[table.lengths <= count] if size > 1 else table.rows
-    used = np.unique(rows[rows < len(table.sections)]).tolist()
-    sums, wholes = np.zeros(len(table.sections) + 1), np.full(len(table.sections) + 1, np.inf)
+    used = table.used(rows)
+    wholes = np.full(len(table.sections) + 1, np.inf)
     for number in used:
-        sums[number] = table.exchanges[number]
         wholes[number] = _least_whole(prices, table.sections[number], size, scope)
     covered = _least_shares(prices, [table.sections[number] for number in used], size)
-    rows = rows[_least_seconds(shape, wholes[rows], sums[rows], covered) < below]
-    shared: dict[int, tuple[Part, ...] | None] = {}
-    for number in np.unique(rows[rows < len(table.sections)]).tolist():
-        shared[number] = parts = _parts(prices, table.sections[number], size, scope)
-        wholes[number] = whole_seconds(prices, parts, Recompute.NONE) if parts is not None else math.nan
-    for row in rows[_least_seconds(shape, wholes[rows], sums[rows], covered) < below]:
-        numbers = [number for number in row.tolist() if number < len(table.sections)]
-        stages = tuple(parts for number in numbers if (parts := shared[number]) is not None)
-        rate = float((1 / wholes[row]).sum())
-        exchange = max(table.estimates[number] for number in numbers) / len(stages)
-        found = _Row((count + len(stages) - 1) / rate + exchange, shape, stages)
+    rows = rows[_least_seconds(shape, wholes[rows], table.exchanges[rows], covered) < below]
+    shared: dict[int, tuple[Part, ...]] = {}
+    for number in table.used(rows):
+        wholes[number] = math.nan
+        parts = _parts(prices, table.sections[number], size, scope)
+        if parts is not None:
+            shared[number], wholes[number] = parts, whole_seconds(prices, parts, Recompute.NONE)
+    rows = rows[_least_seconds(shape, wholes[rows], table.exchanges[rows], covered) < below]
+    rates, exchanges = (1 / wholes[rows]).sum(axis=1).tolist(), table.estimates[rows].max(axis=1, initial=0.0).tolist()
+    for row, rate, exchange in zip(rows.tolist(), rates, exchanges, strict=True):
+        stages = tuple(shared[number] for number in row if number < len(table.sections))
         if len(stages) == 2:
-            found = _Row(float(_two_stage_seconds(prices, found).min()), shape, stages)
-        yield found
+            yield _Row(float(_two_stage_seconds(prices, shape, stages).min()), shape, stages)
+        else:
+            yield _Row((count + len(stages) - 1) / rate + exchange / len(stages), shape, stages)
 
 
 def _least_whole(prices: Prices, section: Section, size: int, scope: Scope) -> float:
@@ -310,7 +317,7 @@ def _cut(prices: Prices, row: _Row, scope: Scope) -> Complete | None:
 def _ends(prices: Prices, row: _Row) -> Iterator[tuple[int, ...]]:
     """Where stages end: by speed; the few best cuts by (2) where there are two."""
     if len(row.stages) == 2:
-        times = _two_stage_seconds(prices, row)
+        times = _two_stage_seconds(prices, row.shape, row.stages)
         order = np.argsort(times, kind="stable")[:_MOST_CUTS].tolist()
         yield from ((cut, prices.num_layers) for cut in order if np.isfinite(times[cut]))
         return
@@ -321,16 +328,14 @@ def _ends(prices: Prices, row: _Row) -> Iterator[tuple[int, ...]]:
     yield cut_chain(work.tolist(), [wholes[0] / whole for whole in wholes], allow_empty=False).ends
 
 
-def _two_stage_seconds(prices: Prices, row: _Row) -> FloatArray:
+def _two_stage_seconds(prices: Prices, shape: Shape, stages: Sequence[tuple[Part, ...]]) -> FloatArray:
     """(2) for every cut; infinite at the ends of the chain."""
-    count, size = row.shape.num_micro_batches, row.shape.micro_batch_size
-    before, after = (_running(prices, parts) for parts in row.stages)
+    count, size = shape.num_micro_batches, shape.micro_batch_size
+    before, after = (_running(prices, parts) for parts in stages)
     times = before, after[-1] - after
     held = prices.parameters / max(prices.parameters[-1], 1.0)
-    sums = [
-        share * _exchange(prices, _section(parts)) for share, parts in zip((held, 1 - held), row.stages, strict=True)
-    ]
-    rate = min(prices.pools[part.pool].nic_bandwidth or math.inf for parts in row.stages for part in parts)
+    sums = [share * _exchange(prices, _section(parts)) for share, parts in zip((held, 1 - held), stages, strict=True)]
+    rate = min(prices.pools[part.pool].nic_bandwidth or math.inf for parts in stages for part in parts)
     hop = size * prices.outputs / rate
     found = (count - 1) * np.maximum.reduce([*times, hop]) + times[0] + times[1] + 2 * hop + np.maximum(*sums)
     found[[0, -1]] = np.inf

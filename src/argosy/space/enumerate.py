@@ -167,8 +167,9 @@ def stage_options(
     for vector, each in (parts if parts is not None else stage_parts(prices, micro_batch, scope, counters)).items():
         devices = tuple(number * unit for number, unit in zip(vector, scope.units, strict=True))
         found: list[Option] = []
+        known: dict[tuple[tuple[Part, ...], int], Option] = {}
         for one in each:
-            alike = list(_with_zero(prices, devices, *one, scope, counters))
+            alike = list(_with_zero(prices, devices, *one, scope, counters, known))
             found += without_dominated(alike, counters) if scope.prune else alike
         if found:
             result[vector] = found
@@ -229,11 +230,23 @@ def _is_measured(prices: Prices, part: Part) -> bool:
 
 
 def _with_zero(
-    prices: Prices, devices: Vector, parts: tuple[Part, ...], recompute: Recompute, scope: Scope, counters: Counters
+    prices: Prices,
+    devices: Vector,
+    parts: tuple[Part, ...],
+    recompute: Recompute,
+    scope: Scope,
+    counters: Counters,
+    known: dict[tuple[tuple[Part, ...], int], Option],
 ) -> Iterator[Option]:
+    """``known``: those with other recomputation."""
     alone = sum(part.replicas * part.context for part in parts) == 1
     for zero in (0,) if alone else scope.zero:
-        option = Option(prices=prices, vector=devices, parts=parts, recompute=recompute, zero=zero)
+        like = known.get((parts, zero))
+        if like is None:
+            option = Option(prices=prices, vector=devices, parts=parts, recompute=recompute, zero=zero)
+            known[parts, zero] = option
+        else:
+            option = like.recomputing(recompute)
         if scope.prune and fits_nowhere(option):
             counters.add("memory")
         else:

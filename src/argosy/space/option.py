@@ -19,6 +19,7 @@ first, which minimises (1) over integer shares.
 
 from __future__ import annotations
 
+import copy
 import heapq
 import itertools
 import math
@@ -102,6 +103,13 @@ class Option:
     def holders(self) -> int:
         """Tensor-parallel groups that hold the weights once each, experts aside."""
         return self.replicas * self.context
+
+    def recomputing(self, recompute: Recompute) -> Option:
+        """The same with other recomputation, and with what is known of this one: only times and activations depend on
+        it, which are not kept here."""
+        other = copy.copy(self)
+        object.__setattr__(other, "recompute", recompute)
+        return other
 
     def sums(self, part: Part, samples: int) -> tuple[FloatArray, FloatArray]:
         """Running sums of forward and backward of a replica of a part with so many samples."""

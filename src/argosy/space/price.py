@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from types import EllipsisType
 from typing import NamedTuple
 
 import numpy as np
@@ -25,9 +24,6 @@ from argosy.workload.chain import Chain, Layer
 FloatArray = NDArray[np.float64]
 Rates = tuple[float, float, float]
 """Per weight that every holder has, per weight of an expert, and whatever the weights."""
-
-Ranges = tuple[NDArray[np.intp], NDArray[np.intp]] | EllipsisType
-"""First layers, and ends; or all of them, for tables as [a, b]."""
 
 _Way = tuple[int, int, int, Recompute, int, int]
 """Pool, width, samples, recomputation, context, expert."""
@@ -230,12 +226,12 @@ class Prices:
         split = experts[None, :] - experts[:, None]
         return np.stack([self.held - split, split]) if experts[-1] else self.held[None]
 
-    def weigh(self, rates: FloatArray, at: Ranges = ...) -> FloatArray:
-        """[option, a, b]: what the weights of layers a..b-1 come to at each of several rates ([option, 3]); or [option,
-        range] for some ranges only."""
-        found = np.multiply.outer(rates[:, 0], self.held_by_kind[0][at])
-        if len(self.held_by_kind) > 1:
-            found += np.multiply.outer(rates[:, 1], self.held_by_kind[1][at])
+    def weigh(self, rates: FloatArray, held: FloatArray) -> FloatArray:
+        """[option, range]: what weights come to at each of several rates ([option, 3]); ``held`` is ``held_by_kind`` of
+        all ranges or of some."""
+        found = np.multiply.outer(rates[:, 0], held[0])
+        if len(held) > 1:
+            found += np.multiply.outer(rates[:, 1], held[1])
         if rates[:, 2].any():
             found += rates[:, 2].reshape(-1, *[1] * (found.ndim - 1))
         return np.asarray(found)
