@@ -17,7 +17,6 @@ Every plan carries a certificate: no plan in the stated scope is faster than its
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -29,6 +28,7 @@ from argosy.errors import InfeasibleError, NothingFitsError, bad_input
 from argosy.plan.plan import Plan, Search
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.solve.beside import with_uniform
+from argosy.solve.budget import Budget
 from argosy.solve.candidate import Candidate, diverse, single_stages
 from argosy.solve.feasible import batch_shapes, find_fit, is_quick
 from argosy.solve.frontier import Branch
@@ -167,7 +167,7 @@ class _PlanSearch:
         self.global_batch = global_batch
         self.settings = settings
         self.model = model
-        self.began = time.process_time()
+        self.budget = Budget(settings.time_budget, settings.memory_budget)
         self.pools = able_pools(chain, cluster, model)
         if not self.pools:
             lost = all(device.speed.at(0) == 0 for device in cluster.devices)
@@ -194,7 +194,7 @@ class _PlanSearch:
                 self.interrupted = True
                 bound = self.free_bound
             self.coarse = self.coarse or self._finalists()
-            if self.interrupted or (self.incumbents.found and (self._out_of_time() or not self._refines)):
+            if self.interrupted or (self.incumbents.found and (self.budget.is_spent or not self._refines)):
                 break
         if not self.incumbents.found:
             raise NothingFitsError(why_no_plan(self.prices, self.cluster, self.global_batch, self.settings))
@@ -212,9 +212,6 @@ class _PlanSearch:
             return True
         shapes = batch_shapes(self.global_batch, self.settings.schedules)
         return find_fit(self.prices, shapes, scope) is not None
-
-    def _out_of_time(self) -> bool:
-        return time.process_time() - self.began > self.settings.time_budget
 
     def _shapes(self, scope: Scope) -> list[tuple[float, Shape]]:
         """Every way to cut the global batch with its throughput bound, most promising first: a pipeline of a few stages
@@ -261,7 +258,7 @@ class _PlanSearch:
                 self.counters.add("bound")
                 left_open = min(left_open, bound)
                 continue
-            if self.incumbents.found and self._out_of_time():
+            if self.incumbents.found and self.budget.is_spent:
                 left_open = min(left_open, bound)
                 continue
             is_alone = self._hardly_pays(bound, shape)
@@ -335,7 +332,7 @@ class _PlanSearch:
 
     def _prove(self, branches: list[Branch], units: Vector) -> None:
         """Best-first over all shapes, until the gap is small enough."""
-        while branches and not self._out_of_time():
+        while branches and not self.budget.is_spent:
             branch = min(branches, key=lambda one: one.bound)
             upper = self.incumbents.best if self.settings.prune else math.inf
             goal = self._goal + self.slack
@@ -382,7 +379,7 @@ class _PlanSearch:
         scope, bounds = self._scope(units), (bound, self.free_bound)
         plan = certify(verdict, self.incumbents.found, bounds, self.prices, scope, self.cluster)
         search = Search(
-            cpu_seconds=time.process_time() - self.began,
+            cpu_seconds=self.budget.seconds,
             candidates=self.incumbents.judge.judged,
             pruned=tuple(sorted(self.counters.removed.items())),
         )

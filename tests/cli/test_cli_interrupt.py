@@ -1,17 +1,21 @@
-"""What ends a search early: a real Ctrl-C, and a time budget. Either way there is a plan."""
+"""What ends a search early: a real Ctrl-C, a time budget and a memory budget. Either way there is a plan."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from argosy.cluster.file import load_cluster
 from argosy.plan.check import check_plan
 from argosy.plan.file import load_plan
 from argosy.planner import Settings, find_plan
+from argosy.solve.budget import held_bytes
 from argosy.workload.load import load_model
 
 ENDLESS = ("--level", "2", "--gap", "0", "--time-budget", "10 min")
@@ -49,3 +53,24 @@ def test_a_time_budget_ends_the_search_with_the_best_so_far() -> None:
     assert short is not None and longer is not None
     assert short.candidates < longer.candidates
     assert short.cpu_seconds < longer.cpu_seconds < 60
+
+
+def test_a_memory_budget_ends_the_search_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that grows by a megabyte with every look at it."""
+    looks = itertools.count()
+    monkeypatch.setattr("argosy.solve.budget.held_bytes", lambda: 10**6 * next(looks))
+    chain, cluster = load_model("llama-3-8b", sequence_length=1024, dtype="fp16"), load_cluster("mixed-16")
+    plans = [
+        find_plan(chain, cluster, global_batch=128, settings=Settings(level=2, gap=0, memory_budget=budget))
+        for budget in (0.0, 60e6)
+    ]
+    short, longer = (plan.search for plan in plans)
+    assert short is not None and longer is not None
+    assert short.candidates < longer.candidates
+    assert longer.cpu_seconds < 300
+
+
+def test_what_a_process_holds_is_seen() -> None:
+    before = held_bytes()
+    block = bytearray(b"x") * 50_000_000
+    assert before == 0 or held_bytes() - before > 0.9 * len(block)

@@ -32,6 +32,8 @@ SCHEDULE_NAMES = (
 CASES = {
     ("-b", "0"): "--global-batch: found 0, expected a whole number of at least 1",
     ("--time-budget", "30"): '--time-budget: found "30", expected a time such as "30 s"',
+    ("--memory-budget", "4"): '--memory-budget: found "4", expected a size such as "80 GiB"; '
+    'a number needs its unit: did you mean "4 GiB"?',
     ("--schedule", "chimera"): f'--schedule: found "chimera", expected {SCHEDULE_NAMES}',
     ("--schedule", "eager"): f'--schedule: found "eager", expected {SCHEDULE_NAMES}; did you mean "eager-1f1b"?',
     ("--schedule", "kfkb:0"): f'--schedule: found "kfkb:0", expected {SCHEDULE_NAMES}; did you mean "kfkb"?',
@@ -158,10 +160,24 @@ def test_model_from_a_file_keeps_the_file_s_name(run: Run, tmp_path: Path) -> No
 
 def test_options_reach_the_search(run: Run, asked: list[Settings]) -> None:
     run(*SMALL, "-q")
-    run(*SMALL, "-q", "--level", "2", "--gap", "0.5", "--time-budget", "2 min", "--no-prune", "--no-mixed")
+    run(
+        *SMALL,
+        "-q",
+        "--level",
+        "2",
+        "--gap",
+        "0.5",
+        "--time-budget",
+        "2 min",
+        "--memory-budget",
+        "1 GB",
+        "--no-prune",
+        "--no-mixed",
+    )
     run(*SMALL, "-q", "--max-width", "3", "--max-context", "2", "--max-expert", "4", "--schedule", "gpipe")
     assert replace(asked[0], progress=None) == Settings()
-    assert replace(asked[1], progress=None) == Settings(level=2, gap=0.5, time_budget=120.0, prune=False, mixed=False)
+    bounded = Settings(level=2, gap=0.5, time_budget=120.0, memory_budget=1e9, prune=False, mixed=False)
+    assert replace(asked[1], progress=None) == bounded
     limited = Settings(max_width=3, max_context=2, max_expert=4, schedules=(ScheduleSpec(kind=ScheduleKind.GPIPE),))
     assert replace(asked[2], progress=None) == limited
 

@@ -100,6 +100,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "schedule": ("gpipe", "1f1b", "kfkb", "kfkb:2", "interleaved", "zero-bubble", "none"),
     "until": ("1 s", "10 s", "0 s", "5", "-1 s"),
     "time_budget": ("1 s", "0 s", "x", "1 ms"),
+    "memory_budget": ("1 GB", "0 B", "x", "4"),
     "adapt": ("off", "k", "shares", "full", "x"),
     "to": ("torchtitan", "megatron", "deepspeed", "flagscale", "torchrun", "sailor", "jax"),
     "executor": ("thread", "process", "x"),

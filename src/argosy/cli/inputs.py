@@ -27,7 +27,7 @@ from argosy.plan.check import check_plan
 from argosy.plan.file import plan_from_document
 from argosy.plan.plan import Plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
-from argosy.units import RATE, TIME
+from argosy.units import RATE, SIZE, TIME, Quantity
 from argosy.workload.chain import Chain
 from argosy.workload.dapple import read_dapple
 from argosy.workload.load import load_model, preset_names
@@ -133,8 +133,17 @@ def parse_time(where: str, text: str | None) -> float:
 
 def parse_rate(where: str, text: str) -> float:
     """Bytes/s of an option or argument."""
+    return _parse(RATE, where, text)
+
+
+def parse_size(where: str, text: str) -> float:
+    """Bytes of an option."""
+    return _parse(SIZE, where, text)
+
+
+def _parse(quantity: Quantity, where: str, text: str) -> float:
     try:
-        return RATE.parse(text)
+        return quantity.parse(text)
     except Mismatch as error:
         problem = Problem(path=where, found=error.found, expected=error.expected, suggestion=error.suggestion)
         raise InputError([problem]) from None

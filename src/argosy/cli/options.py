@@ -109,6 +109,9 @@ Gap = Annotated[float, typer.Option("--gap", min=0, help="Level 2 ends when no p
 TimeBudget = Annotated[
     str | None, typer.Option("--time-budget", help='CPU time after which the search ends, such as "30 s".')
 ]
+MemoryBudget = Annotated[
+    str, typer.Option("--memory-budget", help="Memory at which the search ends with the best plan so far.")
+]
 Schedules = Annotated[
     list[str] | None,
     typer.Option(

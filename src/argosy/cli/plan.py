@@ -29,6 +29,7 @@ from argosy.cli.options import (
     MaxExpert,
     MaxPrice,
     MaxWidth,
+    MemoryBudget,
     NoMixed,
     NoPrune,
     Objective,
@@ -81,6 +82,7 @@ def plan(
     level: Level = 1,
     gap: Gap = 0.01,
     time_budget: TimeBudget = None,
+    memory_budget: MemoryBudget = "3.5 GiB",
     no_prune: NoPrune = False,
     schedule: Schedules = None,
     no_mixed: NoMixed = False,
@@ -115,7 +117,7 @@ def plan(
         argosy plan -m llama-3-8b -c mixed-16 -b 64 --dtype fp16 --scenario "v*.nic=on-off:low=0.1" --robust p95
     """
     from argosy.cli.choose import Task, check_what_counts, courses_over
-    from argosy.cli.inputs import check_at_least, compute_model, load_calibration, parse_time
+    from argosy.cli.inputs import check_at_least, compute_model, load_calibration, parse_size, parse_time
     from argosy.cli.program import plan_program
     from argosy.cli.terminal import check_folder, print_json, progress, stdout_console, write_file
     from argosy.cluster.file import load_cluster
@@ -144,6 +146,7 @@ def plan(
         check_folder(output)
     budget = parse_time("--time-budget", time_budget)
     settings = Settings(level=level, gap=gap, time_budget=budget, prune=not no_prune, runnable=runnable)
+    settings = replace(settings, memory_budget=parse_size("--memory-budget", memory_budget))
     settings = replace(settings, mixed=False if no_mixed else None, even_shares=even_shares)
     settings = replace(settings, max_width=max_width, max_context=max_context, max_expert=max_expert)
     if schedule:

@@ -47,6 +47,8 @@ class Settings:
     """Level 2 stops at this gap."""
     time_budget: float = math.inf
     """CPU seconds."""
+    memory_budget: float = 3.5 * 2**30
+    """Bytes that a search may come to hold; tables and open sub-problems grow with its units and its time."""
     prune: bool = True
     runnable: bool = False
     """Whether only plans count that our own runtime executes (``plan.runnable``)."""
