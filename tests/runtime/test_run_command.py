@@ -66,6 +66,8 @@ def test_a_run_trains_resumes_and_writes_what_it_measured(tmp_path: Path) -> Non
     plan = written_plan(tmp_path)
     first = run(plan, "--steps", "3", "--json")
     assert first.returncode == 0, first.stderr
+    anew = run(plan, "--steps", "2")
+    assert anew.returncode == 2 and "expected --resume to go on from there, or another --out" in anew.stderr
     again = run(plan, "--steps", "2", "--resume")
     assert again.returncode == 0, again.stderr
     figures = json.loads(first.stdout)
@@ -178,7 +180,9 @@ def test_commands_for_several_nodes_are_printed(tmp_path: Path) -> None:
     assert lines[2] == "# on n1: n1.0, n1.1"
     for rank, line in enumerate((lines[1], lines[3])):
         assert f"--nproc-per-node 2 --nnodes 2 --node-rank {rank} --master-addr n0 --master-port 29601" in line
+    told = json.loads(run(plan, "--dry-run", "--port", "29601", "--json").stdout)["commands"]
+    assert [(one["node"], one["command"]) for one in told] == [("n0", lines[1]), ("n1", lines[3])]
     script = tmp_path / "job.sh"
-    assert run(plan, "--slurm", str(script)).returncode == 0
+    assert json.loads(run(plan, "--slurm", str(script), "--json").stdout)["file"] == str(script)
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
     assert "#SBATCH --nodes=2" in script.read_text()

@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from argosy.errors import ArgosyError, bad_input
 
@@ -14,14 +15,23 @@ COMPLETING = "_ARGOSY_COMPLETE"
 """Set by a shell that asks what could come next."""
 BROKEN_PIPE = 1
 INTERRUPTED = 130
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit with its code; ``arguments`` default to the process's own."""
+    _open_what_is_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a bar that a terminal cannot show is no reason to fail
     sys.exit(_run(arguments))
+
+
+def _open_what_is_closed() -> None:
+    """Whoever closed a stream wants none of it; in their place a file that we write could get a stream's number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 (until the end)
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -42,16 +52,23 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _tell(error)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has gone; keep the interpreter from flushing into the void once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read our output has gone
+        _drop_output()
         return BROKEN_PIPE
     except OSError as error:
+        if error.errno in NO_ROOM:
+            _drop_output()
+            return _tell(bad_input("room for what is written", str(error.strerror), where="output"))
         if error.errno != errno.ENAMETOOLONG:
             raise
         name = str(error.filename)
         return _tell(bad_input("a name that a file can have", f"{len(name)} characters that begin with {name[:40]}"))
     return 0
+
+
+def _drop_output() -> None:
+    """Keep the interpreter from flushing once more, when it ends, what could not be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _tell(error: ArgosyError) -> int:

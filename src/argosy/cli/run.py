@@ -99,8 +99,8 @@ def run(
     from argosy.cli.terminal import print_json, stdout_console, write_file
     from argosy.errors import bad_input
     from argosy.plan.file import load_plan
-    from argosy.runtime.launch import Launch, slurm_script
-    from argosy.runtime.launch import dry_run as commands
+    from argosy.runtime.launch import Launch, commands, slurm_script
+    from argosy.runtime.launch import dry_run as dry_run_text
     from argosy.runtime.program import split_name
 
     split_name(program)
@@ -128,13 +128,24 @@ def run(
         metrics_port=metrics_port,
     )
     _check(launch, node_rank, model)
+    if slurm is not None and dry_run:
+        raise bad_input("--dry-run or --slurm, not both", where="argosy run")
     if elastic and (lab is not None or slurm is not None or dry_run or metrics_port is not None):
         raise bad_input("no --metrics-port, --lab, --slurm or --dry-run with --elastic", "--elastic", where="run")
     if slurm is not None:
         write_file(slurm, slurm_script(launch).encode())
-        typer.echo(f"wrote {slurm}; submit it with: sbatch {slurm}")
+        if json:
+            print_json("run", {"file": str(slurm)})
+        else:
+            typer.echo(f"wrote {slurm}; submit it with: sbatch {slurm}")
     elif dry_run:
-        typer.echo(commands(launch))
+        if json:
+            told = [
+                {"node": each.name, "devices": list(each.devices), "command": text} for each, text in commands(launch)
+            ]
+            print_json("run", {"commands": told})
+        else:
+            typer.echo(dry_run_text(launch))
     else:
         if elastic:
             from argosy.cli.elastic import elastic_jobs, follow_elastic
@@ -142,6 +153,7 @@ def run(
             jobs = elastic_jobs(launch, node=node, model=model, copy_every=copy_every, lost_after=lost_after)
             lines = follow_elastic(jobs, show=lambda line: _progress_line(line, launch.plan), quiet=quiet)
         else:
+            _check_folder_is_new(launch)
             lines = _follow(launch, node_rank, quiet=quiet)
         figures = _figures(launch.plan, lines, out)
         if json:
@@ -181,6 +193,17 @@ def _check(launch: Launch, node_rank: int, model: str | None = None) -> None:
     check_port(launch, node_rank)
     if launch.lab is not None:
         open_lab(launch.lab)
+
+
+def _check_folder_is_new(launch: Launch) -> None:
+    """A folder's newest two checkpoints stay: those of an earlier run would outlive this run's, or end with them."""
+    from argosy.errors import InputError, Problem
+    from argosy.runtime.folder import CHECKPOINTS, checkpoints
+
+    saved = [] if launch.resume else checkpoints(launch.folder / CHECKPOINTS)
+    if saved:
+        expected = "--resume to go on from there, or another --out"
+        raise InputError([Problem(file=str(saved[-1]), found="a checkpoint of an earlier run", expected=expected)])
 
 
 def _follow(

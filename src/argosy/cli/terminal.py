@@ -99,6 +99,22 @@ def write_file(path: Path, content: bytes, *, make_folder: bool = False) -> None
     try:
         if not path.parent.exists():
             path.parent.mkdir(parents=True)
-        path.write_bytes(content)
+        _replace(path, content)
     except OSError as error:
         raise InputError([Problem(file=str(path), expected="a writable file", found=error.strerror)]) from None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all: what was there stays until all of the new content is on the disk."""
+    target = path.resolve()
+    if (target.exists() and not target.is_file()) or not os.access(target.parent, os.W_OK):
+        path.write_bytes(content)  # a pipe or device, or a file in a folder that takes no other
+        return
+    beside = target.with_name(f".argosy-{os.getpid()}.partial")
+    try:
+        beside.write_bytes(content)
+        if target.exists():
+            beside.chmod(target.stat().st_mode)
+        beside.replace(target)
+    finally:
+        beside.unlink(missing_ok=True)

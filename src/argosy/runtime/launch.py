@@ -94,15 +94,17 @@ def command_line(launch: Launch, node_rank: int, *, python: str = sys.executable
     return [python, "-m", "torch.distributed.run", *processes, *place, *worker]
 
 
+def commands(launch: Launch) -> tuple[tuple[Node, str], ...]:
+    """Every node with its command."""
+    return tuple(
+        (node, shlex.join(command_line(launch, rank, python="python"))) for rank, node in enumerate(launch.nodes())
+    )
+
+
 def dry_run(launch: Launch) -> str:
     """The command of every node, under its name."""
-    lines = []
-    for rank, node in enumerate(launch.nodes()):
-        lines += [
-            comment(f"on {node.name}: {', '.join(node.devices)}"),
-            shlex.join(command_line(launch, rank, python="python")),
-        ]
-    return "\n".join(lines)
+    told = [(comment(f"on {node.name}: {', '.join(node.devices)}"), command) for node, command in commands(launch)]
+    return "\n".join(line for lines in told for line in lines)
 
 
 def comment(text: str) -> str:
