@@ -8,7 +8,7 @@
     (4)  Level 1 judges the plans that the bounds lead to and improves the best by small moves. Level 2 goes on
          best-first, from coarse to fine units of devices, until the gap between the best plan and the least open
          bound is small enough or time is up. Level 1 takes the first units that have a plan, and where devices are few
-         and alike all of them; of a long chain it looks at some of the cuts (``solve.grid``).
+         and alike, or alone in their nodes, all of them; of a long chain it looks at some of the cuts (``solve.grid``).
     (5)  The best few are placed on real devices and played by the exact engine, which decides (``solve.verdict``).
 
 Every plan carries a certificate: no plan in the stated scope is faster than its lower bound.
@@ -68,8 +68,8 @@ _CLOSE = 1.02
 """Times the bound of ``solve.reach`` no plan of a large cluster is."""
 _TASKS = 1_500
 """That the exact engine may play on level 1."""
-_FEW = 16
-"""Devices of one sort that level 1 also takes one by one: their vectors are numbers, so a search takes a second."""
+_FEW, _SORTS = 16, 3
+"""Devices that level 1 also takes one by one, where they are of one sort, or of so many and no two share a node."""
 
 
 def find_plan(
@@ -203,7 +203,9 @@ class _PlanSearch:
     @property
     def _refines(self) -> bool:
         """Whether finer units are searched though coarser ones have a plan."""
-        return self.settings.level > 1 or (len(self.pools) == 1 and self.pools[0].count <= _FEW)
+        is_few = sum(pool.count for pool in self.pools) <= _FEW
+        are_alone = all(pool.node_size == 1 for pool in self.pools) and len(self.pools) <= _SORTS
+        return self.settings.level > 1 or (is_few and (len(self.pools) == 1 or are_alone))
 
     def _may_fit(self, units: Vector) -> bool:
         """Where a coarser granularity has no plan: whether it is worth looking at a finer one."""
