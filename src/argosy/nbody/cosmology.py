@@ -22,7 +22,7 @@ from argosy.errors import bad_input
 GRAVITY = 43.0187
 """G in Mpc/h (km/s)^2 / (1e10 Msun/h); CODATA 2010, as GADGET-4 has it."""
 
-_LARGEST = 1e3
+_SMALLEST, _LARGEST = 1e-3, 10.0
 """Densities, Hubble rates and amplitudes beyond are slips."""
 _STEEPEST = 10.0
 """Powers of the primordial spectrum beyond are one, too."""
@@ -45,8 +45,8 @@ class Cosmology:
     def __post_init__(self) -> None:
         for name in ("matter", "hubble", "sigma8"):
             value = getattr(self, name)
-            if not 0 < value <= _LARGEST:
-                raise bad_input(f"a number above 0, at most {_LARGEST:g}", value, where=name)
+            if not _SMALLEST <= value <= _LARGEST:
+                raise bad_input(f"a number from {_SMALLEST:g} to {_LARGEST:g}", value, where=name)
         if not abs(self.index) <= _STEEPEST:
             raise bad_input(f"a number from {-_STEEPEST:g} to {_STEEPEST:g}", self.index, where="index")
         if not 0 <= self.baryons < self.matter:
