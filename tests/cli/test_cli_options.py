@@ -44,6 +44,13 @@ CASES = {
     ("simulate", PLAN, "--trace", "none", "--until", "1e30 d"): '--until: found "1e30 d", expected a time in which '
     "fewer than 1,000,000 iterations begin",
     ("trace", PLAN, "-n", "99999999999"): "--iterations: found 99999999999, expected at most 1,000,000",
+    (
+        "explain",
+        PLAN,
+        "--dtype",
+        "fp16",
+    ): '--dtype: found "fp16", expected no such option for a plan, which has its own',
+    ("explain", "train.py:build", "--trace", "none"): '--trace: found "none", expected no such option for a program',
     ("explain", "folder"): "folder: found a folder, expected a file",
     ("profile", "binary.py:build"): "binary.py: found SyntaxError (source code string cannot contain null bytes), "
     "expected a Python file that can be imported",

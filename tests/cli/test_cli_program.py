@@ -79,6 +79,18 @@ def test_a_step_that_is_not_worth_sharing_says_so(run: Run) -> None:
     Path("train.py").write_text(PROGRAM, encoding="utf-8")
     text = run("plan", "--program", "train.py:odd", "-c", "two-cards", "--quiet")
     assert "nothing is split: every device does the whole step" in text.out
+    assert not any(line.startswith("when  collective") for line in text.out.splitlines()), "a table without a row"
+    assert max(map(len, text.out.splitlines())) <= 80
+
+
+def test_the_reasons_are_of_the_program_that_was_planned(run: Run) -> None:
+    Path("train.py").write_text(PROGRAM, encoding="utf-8")
+    half = ("--dtype", "fp16", "--quiet")
+    text = run("plan", "--program", "train.py:odd", "-c", "two-cards", *half)
+    assert text.out.endswith("why: argosy explain train.py:odd --cluster two-cards --dtype fp16\n")
+    planned = json.loads(run("plan", "--program", "train.py:odd", "-c", "two-cards", *half, "--json").out)
+    explained = json.loads(run("explain", "train.py:odd", "--cluster", "two-cards", *half, "--json").out)
+    assert planned["step_seconds"] == explained["step_seconds"]
 
 
 def test_a_pipeline_is_printed_with_what_lost_to_it(run: Run) -> None:

@@ -109,6 +109,7 @@ def test_help_has_a_short_first_line_and_an_example(run: Run, name: str) -> None
     assert f"argosy {name}" in result.out.split("xample")[-1]
     first = (COMMANDS[name].help or "").strip().splitlines()[0]
     assert 10 < len(first) <= 80
+    assert max(map(len, result.out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -50,7 +50,8 @@ def calibrate(
     \b
     Examples:
         argosy calibrate runs.json -o calibration.json
-        argosy calibrate ground_truth_single.csv --fit passes,forward_floor,backward_floor,bandwidth --seed 3
+        argosy calibrate ground_truth_single.csv \\
+            --fit passes,forward_floor,backward_floor,bandwidth --seed 3
     """
     from argosy.calibrate.file import read_measured
     from argosy.calibrate.study import study

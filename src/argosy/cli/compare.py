@@ -81,7 +81,8 @@ def compare(
         argosy compare -m gpt2-xl -c mixed-16 -b 64 --dtype fp16
         argosy compare -m llama-3-8b -c one-per-node-16 --only megatron --json
         argosy compare -m gravity:512^3 -c mixed-16
-        argosy compare -m gpt2-xl -c mixed-16 -b 64 --dtype fp16 --scenario "v*.nic=on-off:low=0.1" --robust p95
+        argosy compare -m gpt2-xl -c mixed-16 -b 64 --dtype fp16 \\
+            --scenario "v*.nic=on-off:low=0.1" --robust p95
     """
     from argosy.choose.scenario import Robust
     from argosy.cli.gravity import PREFIX, compare_gravity
@@ -117,7 +118,7 @@ def compare(
         print_json("compare", {**names, **counted, "rows": rows_to_dict(rows)})
         return
     console = stdout_console(width)
-    console.print(f"{chain!r}; {where!r}; {batch} samples an iteration\n", soft_wrap=True)
+    console.print(f"{chain!r}; {where!r}; {batch} samples an iteration\n")
     console.print(contest_table(rows, with_shape=console.width >= _WIDE))
     told = counted_over(changes.scenarios, robust)
     if told is not None:

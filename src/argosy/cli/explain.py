@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from argosy.cli.options import ClusterSource, Json, PlanSource, Profiles, Quiet, Traces, Width
+from argosy.cli.options import ClusterSource, DtypeName, Json, PlanSource, Profiles, Quiet, Traces, Width
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,6 +18,7 @@ def explain(
     cluster: ClusterSource = None,
     trace: Traces = None,
     profile: Profiles = None,
+    dtype: DtypeName = None,
     width: Width = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -32,7 +33,7 @@ def explain(
         argosy explain llama-3-8b-on-mixed-16
         argosy explain train.py:build --cluster two-cards
     """
-    from argosy.cli.inputs import load_scenario
+    from argosy.cli.inputs import load_scenario, refuse_options
     from argosy.cli.terminal import print_json, progress, stdout_console
     from argosy.explain import explain_plan
     from argosy.plan.file import read_plan, schedule_to_dict
@@ -41,8 +42,10 @@ def explain(
     if plan.partition(":")[0].endswith(".py"):
         from argosy.cli.program import explain_program
 
-        explain_program(plan, cluster, width=width, json=json, quiet=quiet)
+        refuse_options({"--trace": trace, "--profile": profile}, "for a program")
+        explain_program(plan, cluster, dtype=dtype, width=width, json=json, quiet=quiet)
         return
+    refuse_options({"--dtype": dtype}, "for a plan, which has its own")
     document = read_plan(plan)
     scenario = load_scenario(document, cluster=cluster, traces=trace or (), profiles=profile or ())
     with progress(f"simulating {scenario.plan!r} and changes to it", quiet=quiet):

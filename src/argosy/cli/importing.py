@@ -39,7 +39,8 @@ def import_cluster(
 
     \b
     Examples:
-        argosy import hosts.txt --from hostfile --kind A100-80GB --intra "300 GB/s" --nic "100 Gbit/s"
+        argosy import hosts.txt --from hostfile --kind A100-80GB \\
+            --intra "300 GB/s" --nic "100 Gbit/s"
         argosy import topo.xml --from nccl-xml -o cluster.toml
     """
     from argosy.cli.inputs import parse_rate

@@ -45,7 +45,8 @@ def init(
     \b
     Examples:
         argosy init
-        argosy init --name lab --node "2 x 4 A100-80GB, intra 300 GB/s, nic 100 Gbit/s" --node "1 x 2 V100-32GB"
+        argosy init --node "2 x 4 A100-80GB, intra 300 GB/s, nic 100 Gbit/s" \\
+            --node "1 x 2 V100-32GB" --name lab
     """
     from argosy.cli.terminal import check_folder, print_json, write_file
     from argosy.cluster.file import build_cluster

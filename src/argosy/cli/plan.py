@@ -111,10 +111,11 @@ def plan(
 
     \b
     Examples:
-        argosy plan -m llama-3-8b -c mixed-16 -b 128 --sequence-length 2048 --dtype fp16
-        argosy plan -m gpt2-xl -c two-cards -b 64 --dtype fp16 --level 2 -o plan.json
+        argosy plan -m gpt2-xl -c mixed-16 -b 128 --dtype fp16 -o plan.json
+        argosy plan -m gpt2-xl -c two-cards -b 64 --dtype fp16 --level 2
         argosy plan --program train.py:build -c two-cards
-        argosy plan -m llama-3-8b -c mixed-16 -b 64 --dtype fp16 --scenario "v*.nic=on-off:low=0.1" --robust p95
+        argosy plan -m llama-3-8b -c mixed-16 -b 64 --dtype fp16 \\
+            --scenario "v*.nic=on-off:low=0.1" --robust p95
     """
     from argosy.cli.choose import Task, check_what_counts, courses_over
     from argosy.cli.inputs import check_at_least, compute_model, load_calibration, parse_size, parse_time

@@ -48,8 +48,10 @@ def profile(
     \b
     Example:
         argosy profile train.py:build --samples 1,2,4 -o profile.json
-        argosy plan --model profile.json --profile profile.json --cluster cluster.toml
-        argosy profile --model llama-2-7b --widths 1,2,4 --dtype bf16 --kind H200 -o llama.json
+        argosy plan --model profile.json --profile profile.json \\
+            --cluster cluster.toml
+        argosy profile --model llama-2-7b --widths 1,2,4 \\
+            --dtype bf16 --kind H200 -o llama.json
     """
     from argosy.cli.terminal import check_folder, needs, print_json, tell, write_file
     from argosy.errors import bad_input

@@ -107,28 +107,33 @@ def plan_program(
         print_json("plan", graph_plan_to_dict(found))
         return
     console = stdout_console(width)
-    console.print(f"{graph_plan_title(found, where)}\n", soft_wrap=True)
+    console.print(f"{graph_plan_title(found, where)}\n")
     if found.is_pipeline:
         assert found.pipeline is not None
         console.print(pipeline_table(found.pipeline, where))
         for number, stage in enumerate(found.pipeline.stages):
             console.print(f"\nstage {number}", style="bold")
-            console.print(collective_table(stage.program))
-            console.print(parameter_table(stage.program, most=6))
+            for table in (collective_table(stage.program), parameter_table(stage.program, most=6)):
+                if table.rows:
+                    console.print(table)
     else:
         assert found.program is not None
         console.print(share_table(found.program, where))
         for line in segment_lines(found.program):
             console.print(line, soft_wrap=True)
         for table in (collective_table(found.program), parameter_table(found.program)):
-            console.print()
-            console.print(table)
+            if table.rows:
+                console.print()
+                console.print(table)
     if output is not None:
         console.print(f"\nrun it: argosy run {output} {text}", soft_wrap=True)
-    console.print(f"\nwhy: argosy explain {text} --cluster {cluster}", soft_wrap=True)
+    as_asked = f" --dtype {dtype}" if dtype is not None else ""
+    console.print(f"\nwhy: argosy explain {text} --cluster {cluster}{as_asked}", soft_wrap=True)
 
 
-def explain_program(text: str, cluster: str | None, *, width: int | None, json: bool, quiet: bool) -> None:
+def explain_program(
+    text: str, cluster: str | None, *, dtype: str | None, width: int | None, json: bool, quiet: bool
+) -> None:
     """Print where the largest parameters are and what any other place would cost, and which pipelines were tried."""
     from argosy.cli.terminal import print_json, progress, stdout_console
     from argosy.errors import bad_input
@@ -138,12 +143,12 @@ def explain_program(text: str, cluster: str | None, *, width: int | None, json: 
 
     if cluster is None:
         raise bad_input("a cluster file or a bundled name, because a program names none", where="--cluster")
-    found, where = share_program(text, cluster, dtype=None, level=1, quiet=quiet)[:2]
+    found, where = share_program(text, cluster, dtype=dtype, level=1, quiet=quiet)[:2]
     if json:
         print_json("explain", graph_plan_to_dict(found))
         return
     console = stdout_console(width)
-    console.print(f"{graph_plan_title(found, where)}\n", soft_wrap=True)
+    console.print(f"{graph_plan_title(found, where)}\n")
     if found.is_pipeline:
         assert found.pipeline is not None
         console.print(pipeline_table(found.pipeline, where))
@@ -156,7 +161,9 @@ def explain_program(text: str, cluster: str | None, *, width: int | None, json: 
         with progress("asking what other placements would cost", quiet=quiet):
             reasons = reason_table(program, pricing, most=6 if len(programs) == 1 else 2)
         console.print(f"\nstage {number}" if len(programs) > 1 else "")
-        console.print(collective_table(program))
+        collectives = collective_table(program)
+        if collectives.rows:
+            console.print(collectives)
         console.print("\nthe largest parameters, and the best program with each of them placed otherwise", style="dim")
         console.print(reasons)
     if found.attempts:

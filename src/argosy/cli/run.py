@@ -94,7 +94,8 @@ def run(
         argosy run plan.json train.py --slurm job.sh
         argosy run plan.json train.py --adapt full --metrics-port 9400
         argosy run plan.json train.py --elastic --here --copy-every 5
-        argosy run plan.json train.py --elastic --node v1 --out /shared/run --adapt k
+        argosy run plan.json train.py --elastic --node v1 \\
+            --out /shared/run --adapt k
     """
     from argosy.cli.terminal import print_json, stdout_console, write_file
     from argosy.errors import bad_input

@@ -69,7 +69,8 @@ def simulate(
     \b
     Examples:
         argosy simulate llama-3-8b-on-mixed-16 --until "2 min"
-        argosy simulate plan.json --trace v0.nic=measured.csv --k 4 -o timeline.json
+        argosy simulate plan.json --trace v0.nic=measured.csv \\
+            --k 4 -o timeline.json
         argosy simulate plan.json --adapt full --until "10 min"
         argosy simulate gravity.json --adapt full --iterations 20
     """

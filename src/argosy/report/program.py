@@ -21,11 +21,11 @@ def program_title(program: Program, cluster: Cluster) -> str:
     graph = program.graph
     size = f"{graph.num_parameters():,} parameters, {len(graph.nodes):,} operations"
     proven = program.seconds / program.bound - 1 if program.bound else 0.0
+    best = f"none is more than {100 * proven:.2f} % faster" if proven >= 5e-5 else "none is faster"
     lines = [
         f"{graph.name} ({size}) shared by {len(program.group)} devices of {cluster.name}",
         f"step {TIME.format(program.seconds)}: compute {TIME.format(program.compute_seconds)}, "
-        f"collectives {TIME.format(program.transfer_seconds)}; at these shares none is more than "
-        f"{100 * max(proven, 0.0):.2f} % faster",
+        f"collectives {TIME.format(program.transfer_seconds)}; at these shares {best}",
     ]
     if not any(row.units for row in program.rows):
         lines.append(
