@@ -1,7 +1,8 @@
-"""For all tests: examples take as long as a busy machine needs for them; and how to leave torch out."""
+"""For all tests: examples take as long as a busy machine needs for them; GPUs are seen on demand; torch left out."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Generator
 from pathlib import Path
@@ -22,6 +23,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--torch-free", action="store_true", help="skip what needs torch or another package that planning does without"
     )
+    parser.addoption(
+        "--gpu",
+        action="store_true",
+        help="let tests see this machine's GPUs; without it they run as if there were none",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--gpu"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

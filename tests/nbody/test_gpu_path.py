@@ -1,4 +1,4 @@
-"""The torch path gives the forces of the numba path; here on whatever device there is."""
+"""The torch path gives the forces of the numba path; on the CPU, or with ``--gpu`` on the GPU that is there."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ from argosy.nbody.tasks import target_cells
 from argosy.nbody.tree import build_tree
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
+"""torch.compile meets it in torch itself."""
 
 
 @pytest.mark.parametrize(("cloud", "leaf_size"), [(Cloud.CIC, 128), (Cloud.TSC, 64), (Cloud.PCS, 16)])

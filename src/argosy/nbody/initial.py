@@ -13,7 +13,6 @@ drawn in real space, so equal seed and lattice give equal particles.
 from __future__ import annotations
 
 import itertools
-import math
 from enum import StrEnum
 
 import numpy as np
@@ -25,6 +24,8 @@ from argosy.nbody.mesh import Modes, frequencies
 from argosy.nbody.particles import Box, Floats, Particles, wrapped
 from argosy.nbody.spectrum import linear_power
 
+_SMALLEST, _LARGEST = 1e-6, 1e6
+"""Mpc/h: from below a star's neighbourhood to beyond what can be seen."""
 _EARLIEST = 1e6
 """Redshifts beyond are a slip: nothing here knows of radiation."""
 
@@ -49,8 +50,8 @@ def initial_conditions(
     """``per_side``^3 particles in a box of ``box`` Mpc/h."""
     if per_side < 4:
         raise bad_input("at least 4 particles per side", per_side, where="per_side")
-    if not 0 < box < math.inf:
-        raise bad_input("a positive size in Mpc/h", box, where="box")
+    if not _SMALLEST <= box <= _LARGEST:
+        raise bad_input(f"a size from {_SMALLEST:g} to {_LARGEST:g} Mpc/h", box, where="box")
     if not 0 < redshift <= _EARLIEST:
         raise bad_input(f"a positive redshift, at most {_EARLIEST:g}", redshift, where="redshift")
     cosmology = cosmology or Cosmology()
