@@ -17,6 +17,7 @@ from run_cases import PROGRAM, losses_alone, written_plan
 from training_cases import Case
 
 from argosy.runtime.checkpoint import read_state_dict
+from argosy.runtime.folder import held
 from argosy.timeline.file import load_timeline
 
 PAIR = """
@@ -73,7 +74,10 @@ def test_a_run_trains_resumes_and_writes_what_it_measured(tmp_path: Path) -> Non
     figures = json.loads(first.stdout)
     resumed = [float(text) for text in re.findall(r"loss ([\d.]+)  ", again.stderr)]
     assert [*figures["losses"], *resumed] == pytest.approx(losses_alone(5), rel=1e-4)
-    assert "step 4  loss" in again.stderr
+    assert "step 4  loss" in again.stderr and "step 2  loss" not in again.stderr
+    told = [json.loads(line) for line in (tmp_path / "run" / "progress.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in told] == [0, 1, 2, 3, 4]
+    assert [line["loss"] for line in told[:3]] == figures["losses"]
     assert load_timeline(tmp_path / "run" / "timeline.json").clock == "measured"
     assert read_state_dict(tmp_path / "run" / "checkpoints" / "step-00000005")
     assert not processes_of(tmp_path)
@@ -153,6 +157,15 @@ def test_a_port_in_use_is_refused_at_once(tmp_path: Path) -> None:
     assert f"--port: found {port} (Address already in use), expected a free port" in done.stderr
 
 
+def test_weights_that_are_not_there_are_missed_at_once(tmp_path: Path) -> None:
+    for options in ((), ("--elastic", "--here")):
+        done = run(written_plan(tmp_path), "--init", "missing.pt", *options)
+        assert done.returncode == 2
+        expected = "an existing file of weights, or the folder of a checkpoint"
+        assert done.stderr == f"error: missing.pt: --init: expected {expected}\n"
+        assert not (tmp_path / "run").exists(), "nothing was started"
+
+
 def test_a_killed_command_leaves_no_process_behind(tmp_path: Path) -> None:
     plan = written_plan(tmp_path)
     started = subprocess.Popen(
@@ -163,6 +176,10 @@ def test_a_killed_command_leaves_no_process_behind(tmp_path: Path) -> None:
         while not (tmp_path / "run" / "progress.jsonl").exists() and time.monotonic() < deadline:
             time.sleep(0.1)
         assert len(processes_of(tmp_path)) >= 4, "the command, torchrun and two workers"
+        for options in ((), ("--resume",)):
+            second = run(plan, *options)
+            assert second.returncode == 2
+            assert f"{tmp_path / 'run'}: found a run that is going on there (node 0)" in second.stderr
     finally:
         started.send_signal(signal.SIGKILL)
         started.wait()
@@ -170,6 +187,8 @@ def test_a_killed_command_leaves_no_process_behind(tmp_path: Path) -> None:
     while processes_of(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not processes_of(tmp_path)
+    with held(tmp_path / "run", "0"):
+        pass
 
 
 def test_commands_for_several_nodes_are_printed(tmp_path: Path) -> None:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
+from argosy.errors import InputError
+from argosy.runtime.elastic.folder import check_folder
+from argosy.runtime.elastic.job import Job
 from argosy.runtime.elastic.origin import steps_told
-from argosy.runtime.folder import PROGRESS, Tail, append, read_lines
+from argosy.runtime.folder import DECISIONS, PROGRESS, Tail, append, forget_after, held, read_lines
 
 
 def test_every_line_is_read_once_and_only_when_it_is_whole(tmp_path: Path) -> None:
@@ -40,3 +47,53 @@ def test_a_line_that_was_cut_off_with_its_writer_does_not_count(tmp_path: Path) 
     assert steps_told(tmp_path) == 0
     (tmp_path / PROGRESS).write_text('{"step": 6}\n{"step": 7, "lo')
     assert steps_told(tmp_path) == 7
+
+
+def test_only_what_is_trained_again_is_forgotten(tmp_path: Path) -> None:
+    path, decisions = tmp_path / PROGRESS, tmp_path / DECISIONS
+    forget_after(tmp_path, 3)
+    assert not path.exists()
+    for step in range(5):
+        append(path, {"step": step})
+    with path.open("ab") as file:
+        file.write(b'\0\0\0\n[]\n{"step": 5, "lo')
+    append(decisions, {"event": "decision", "step": 0, "applied_before": 2})
+    append(decisions, {"event": "outcome", "step": 0})
+    append(decisions, {"event": "decision", "step": 2, "applied_before": 4})
+    append(decisions, {"event": "outcome", "step": 3})
+    kept = b"".join(path.read_bytes().splitlines(keepends=True)[:3])
+    for _ in range(2):
+        forget_after(tmp_path, 3)
+        assert path.read_bytes() == kept
+        assert [(line["event"], line["step"]) for line in read_lines(decisions)] == [("decision", 0), ("outcome", 0)]
+    forget_after(tmp_path, 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_elastic_run_that_goes_on_keeps_what_was_told(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
+    for step in range(5):
+        append(tmp_path / PROGRESS, {"step": step})
+    check_folder(Job(plan="p", program="q", out=str(tmp_path), steps=1, node="a", resume=True))
+    assert [line["step"] for line in read_lines(tmp_path / PROGRESS)] == [0, 1, 2]
+
+
+def test_a_folder_is_held_by_one_run_for_each_node(tmp_path: Path) -> None:
+    waiting = [sys.executable, "-c", "input()"]
+    with held(tmp_path, "0") as lock:
+        with pytest.raises(InputError) as refused, held(tmp_path, "0"):
+            pass
+        with held(tmp_path, "1"):
+            pass
+        child = subprocess.Popen(waiting, stdin=subprocess.PIPE, pass_fds=(lock,))
+    assert str(refused.value) == (
+        f"{tmp_path}: found a run that is going on there (node 0), expected another --out, or the end of that run"
+    )
+    try:
+        with pytest.raises(InputError, match="a run that is going on"), held(tmp_path, "0"):
+            pass
+    finally:
+        child.kill()
+        child.communicate()
+    with held(tmp_path, "0"):
+        pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import subprocess
@@ -80,13 +81,15 @@ def follow_elastic(jobs: Sequence[Job], *, show: Callable[[dict[str, Any]], str]
     """Start the agents, show progress and events, and return the figures of every step as it was trained last."""
     from argosy.document import make_folder
     from argosy.runtime.elastic.folder import check_folder
-    from argosy.runtime.folder import EVENTS, PROGRESS, Tail
+    from argosy.runtime.folder import EVENTS, PROGRESS, Tail, held
 
     folder = jobs[0].folder
     make_folder(folder)
-    check_folder(jobs[0])
-    events, progress = Tail(folder / EVENTS), Tail(folder / PROGRESS)
-    agents = [_start(job) for job in jobs]
+    with contextlib.ExitStack() as stack:  # each agent has its lock to itself: a node whose agent is lost may come back
+        locks = [stack.enter_context(held(folder, job.node)) for job in jobs]
+        check_folder(jobs[0])
+        events, progress = Tail(folder / EVENTS), Tail(folder / PROGRESS)
+        agents = [_start(job, lock) for job, lock in zip(jobs, locks, strict=True)]
 
     def tell_to_go(*_: object) -> None:
         for agent in agents:
@@ -111,7 +114,7 @@ def follow_elastic(jobs: Sequence[Job], *, show: Callable[[dict[str, Any]], str]
     return list({line["step"]: line for line in progress.lines}.values())
 
 
-def _start(job: Job) -> subprocess.Popen[bytes]:
+def _start(job: Job, lock: int) -> subprocess.Popen[bytes]:
     from argosy.runtime.orphan import end_with_parent
 
     with _log(job).open("wb") as log:
@@ -119,6 +122,7 @@ def _start(job: Job) -> subprocess.Popen[bytes]:
             [sys.executable, "-m", "argosy.runtime.elastic.agent", job.dumps()],
             stdout=log,
             stderr=log,
+            pass_fds=(lock,),
             preexec_fn=end_with_parent,  # noqa: PLW1509 (there is one thread)
         )
 

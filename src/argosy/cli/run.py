@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -148,14 +148,14 @@ def run(
         else:
             typer.echo(dry_run_text(launch))
     else:
+        _check_init(launch)
         if elastic:
             from argosy.cli.elastic import elastic_jobs, follow_elastic
 
             jobs = elastic_jobs(launch, node=node, model=model, copy_every=copy_every, lost_after=lost_after)
             lines = follow_elastic(jobs, show=lambda line: _progress_line(line, launch.plan), quiet=quiet)
         else:
-            _check_folder_is_new(launch)
-            lines = _follow(launch, node_rank, quiet=quiet)
+            lines = _follow(launch, node_rank, quiet=quiet, is_new=not resume)
         figures = _figures(launch.plan, lines, out)
         if json:
             print_json("run", figures)
@@ -196,50 +196,87 @@ def _check(launch: Launch, node_rank: int, model: str | None = None) -> None:
         open_lab(launch.lab)
 
 
+def _check_init(launch: Launch) -> None:
+    """Weights to begin with, on the node that is to read them."""
+    from argosy.errors import InputError, Problem
+
+    if launch.init is not None and not Path(launch.init).exists():
+        expected = "an existing file of weights, or the folder of a checkpoint"
+        raise InputError([Problem(file=launch.init, path="--init", expected=expected)])
+
+
 def _check_folder_is_new(launch: Launch) -> None:
     """A folder's newest two checkpoints stay: those of an earlier run would outlive this run's, or end with them."""
     from argosy.errors import InputError, Problem
     from argosy.runtime.folder import CHECKPOINTS, checkpoints
 
-    saved = [] if launch.resume else checkpoints(launch.folder / CHECKPOINTS)
+    saved = checkpoints(launch.folder / CHECKPOINTS)
     if saved:
         expected = "--resume to go on from there, or another --out"
         raise InputError([Problem(file=str(saved[-1]), found="a checkpoint of an earlier run", expected=expected)])
 
 
 def _follow(
-    launch: Launch, node_rank: int, *, quiet: bool, environment: Mapping[str, str] | None = None
+    launch: Launch,
+    node_rank: int,
+    *,
+    quiet: bool,
+    is_new: bool = False,
+    environment: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Start the processes, show progress, and return every step's figures; raises where one of them fails."""
+    """Start the processes, show progress, and return every step's figures; raises where one of them fails.
+
+    ``is_new``: a folder with checkpoints of an earlier run is refused.
+    """
     from argosy.document import make_folder
-    from argosy.runtime.failure import clear_notes
-    from argosy.runtime.folder import DECISIONS, PROGRESS, TIMELINE
-    from argosy.runtime.launch import command_line
-    from argosy.runtime.orphan import end_with_parent
+    from argosy.runtime.folder import held
 
     make_folder(launch.folder)
     log = launch.folder / _log_name(node_rank)
-    if node_rank == 0:  # the folder is common to all nodes
-        clear_notes(launch.folder)
-        for name in (PROGRESS, DECISIONS, TIMELINE):
-            (launch.folder / name).unlink(missing_ok=True)
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            command_line(launch, node_rank),
-            env={**os.environ, **(environment or {})},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            preexec_fn=end_with_parent,  # noqa: PLW1509 (there is one thread)
-        )
-        asked = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-        try:
-            lines = _watch(process, launch, is_first=node_rank == 0, quiet=quiet)
-        finally:
-            _end(process)
-            signal.signal(signal.SIGTERM, asked)
-    if process.returncode != 0:
-        _fail(launch, log)
+    with held(launch.folder, str(node_rank)) as lock:
+        if is_new:
+            _check_folder_is_new(launch)
+        if node_rank == 0:  # the folder is common to all nodes
+            _clear(launch)
+        with log.open("w") as file:
+            process = _start(launch, node_rank, file, lock, environment or {})
+            asked = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+            try:
+                lines = _watch(process, launch, is_first=node_rank == 0, quiet=quiet)
+            finally:
+                _end(process)
+                signal.signal(signal.SIGTERM, asked)
+        if process.returncode != 0:
+            _fail(launch, log)
     return lines
+
+
+def _clear(launch: Launch) -> None:
+    """Remove what an earlier run told, but for the steps with which this one goes on."""
+    from argosy.runtime.failure import clear_notes
+    from argosy.runtime.folder import TIMELINE, forget_after, steps_saved
+
+    clear_notes(launch.folder)
+    forget_after(launch.folder, steps_saved(launch.folder) if launch.resume else 0)
+    if not launch.resume:
+        (launch.folder / TIMELINE).unlink(missing_ok=True)
+
+
+def _start(
+    launch: Launch, node_rank: int, log: IO[str], lock: int, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """The folder is let go when both this process and the one that it starts have ended."""
+    from argosy.runtime.launch import command_line
+    from argosy.runtime.orphan import end_with_parent
+
+    return subprocess.Popen(
+        command_line(launch, node_rank),
+        env={**os.environ, **environment},
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        pass_fds=(lock,),
+        preexec_fn=end_with_parent,  # noqa: PLW1509 (there is one thread)
+    )
 
 
 def _log_name(node_rank: int) -> str:
@@ -254,7 +291,7 @@ def _watch(process: subprocess.Popen[bytes], launch: Launch, *, is_first: bool, 
     if not is_first:
         process.wait()
         return []
-    progress, decisions = (Tail(launch.folder / name, skip=False) for name in (PROGRESS, DECISIONS))
+    progress, decisions = (Tail(launch.folder / name, skip=launch.resume) for name in (PROGRESS, DECISIONS))
     while True:
         ended = process.poll() is not None
         told = [_progress_line(line, launch.plan) for line in progress.read()]

@@ -1,17 +1,85 @@
-"""A run's folder: its files by name, the lines of JSON that are added to them, its checkpoints. Needs no torch."""
+"""A run's folder: whose it is, its files by name, the lines of JSON that are added to them, its checkpoints.
+
+Needs no torch.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from argosy.errors import InputError, Problem
 
 PROGRESS, DECISIONS, EVENTS = "progress.jsonl", "decisions.jsonl", "events.jsonl"
 TIMELINE, CHECKPOINTS = "timeline.json", "checkpoints"
 _CHECKPOINT = re.compile(r"step-(\d+)")
 
 Line = dict[str, Any]
+
+
+@contextlib.contextmanager
+def held(folder: Path, node: str) -> Iterator[int]:
+    """A node's part of a run's folder, for one run at a time; an ``InputError`` where another has it.
+
+    What is yielded is the descriptor of a locked file. The kernel lifts the lock when the last process that has it
+    ends, however it ends; the file stays. A file system that has no locks is taken as it is.
+    """
+    try:
+        descriptor = os.open(folder / f".run-{node}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise _refused(folder, str(error.strerror).lower(), "a folder that can be written into") from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            found = f"a run that is going on there (node {node})"
+            raise _refused(folder, found, "another --out, or the end of that run") from None
+        except OSError:
+            pass
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _refused(folder: Path, found: str, expected: str) -> InputError:
+    return InputError([Problem(file=str(folder), found=found, expected=expected)])
+
+
+def forget_after(folder: Path, done: int) -> None:
+    """Of steps that are trained again after the first ``done`` there is nothing left; what is older stays."""
+    _keep(folder / PROGRESS, lambda line: line["step"] < done)
+    _keep(folder / DECISIONS, lambda line: line.get("applied_before", line["step"] + 1) <= done)
+
+
+def _keep(path: Path, stays: Callable[[Line], bool]) -> None:
+    """Only some lines of a file, if there is one; those that stay do so byte for byte.
+
+    What a power cut has left of others is none of them.
+    """
+    if not path.exists():
+        return
+    before = path.read_bytes()
+    whole = before[: before.rfind(b"\n") + 1]
+    after = b"".join(line for line in whole.splitlines(keepends=True) if _is_told(line, stays))
+    if not after:
+        path.unlink()
+    elif after != before:
+        draft = path.with_name(f".{path.name}.partial")
+        draft.write_bytes(after)
+        draft.replace(path)
+
+
+def _is_told(line: bytes, stays: Callable[[Line], bool]) -> bool:
+    try:
+        return stays(json.loads(line))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def append(path: Path, line: Line) -> None:
@@ -56,3 +124,9 @@ def checkpoints(folder: Path) -> list[Path]:
     """The complete checkpoints in a folder, oldest first."""
     found = [(int(match[1]), path) for path in folder.glob("step-*") if (match := _CHECKPOINT.fullmatch(path.name))]
     return [path for _, path in sorted(found)]
+
+
+def steps_saved(run: Path) -> int:
+    """Steps after which the newest checkpoint of a run was made; 0 where there is none."""
+    saved = checkpoints(run / CHECKPOINTS)
+    return int(saved[-1].name.removeprefix("step-")) if saved else 0

@@ -1,6 +1,7 @@
 """One process of a run: ``python -m argosy.runtime.worker PLAN FILE.py:build ...``, started by torchrun.
 
-Rank 0 appends a line of JSON to ``progress.jsonl`` in the run's folder after every step, one to ``decisions.jsonl`` for
+Rank 0 appends a line of JSON to ``progress.jsonl`` in the run's folder after every step (those of steps before the
+checkpoint with which it begins stay), one to ``decisions.jsonl`` for
 every change that it decides and for what came of it, and writes ``timeline.json`` at the end. A rank that fails leaves
 a note there (``failure``).
 """
@@ -33,7 +34,7 @@ from argosy.runtime import checkpoint
 from argosy.runtime.adapting import Adapter
 from argosy.runtime.emulated import join_device, say_ready
 from argosy.runtime.failure import ElsewhereError, leave_note, told
-from argosy.runtime.folder import CHECKPOINTS, DECISIONS, PROGRESS, TIMELINE, append, checkpoints
+from argosy.runtime.folder import CHECKPOINTS, DECISIONS, PROGRESS, TIMELINE, append, checkpoints, forget_after
 from argosy.runtime.hardware import check_hardware
 from argosy.runtime.initialise import Recording
 from argosy.runtime.metrics import Metrics, serve
@@ -137,8 +138,7 @@ def train(trainer: Trainer, data: Callable[[int], Any], options: Any) -> None:
     progress = options.out / PROGRESS
     if trainer.rank == 0:
         options.out.mkdir(parents=True, exist_ok=True)
-        progress.unlink(missing_ok=True)
-        (options.out / DECISIONS).unlink(missing_ok=True)
+        forget_after(options.out, trainer.steps)
     metrics = Metrics()
     if options.metrics_port is not None and trainer.rank == 0:
         serve(metrics, options.metrics_port)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argosy.errors import InputError, Problem
 from argosy.runtime.elastic.claims import Claims
 from argosy.runtime.elastic.job import Job
-from argosy.runtime.folder import CHECKPOINTS, checkpoints
+from argosy.runtime.folder import CHECKPOINTS, checkpoints, forget_after, steps_saved
 
 
 def check_folder(job: Job) -> None:
@@ -14,6 +14,8 @@ def check_folder(job: Job) -> None:
     outcome = claims.outcome()
     if job.resume:
         claims.begin_again()
+        if claims.newest() is None:  # here, before anybody reads what is added
+            forget_after(job.folder, steps_saved(job.folder))
     elif outcome is not None:
         found, expected = f"a run that is over: {outcome.message}", "another folder, or --resume to train more steps"
         raise InputError([Problem(path="--out", found=found, expected=expected)])

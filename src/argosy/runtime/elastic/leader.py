@@ -27,7 +27,7 @@ from argosy.runtime.elastic.origin import newest_base, steps_told
 from argosy.runtime.elastic.replan import Replanner
 from argosy.runtime.elastic.watch import Generation, Watch
 from argosy.runtime.elastic.wire import Line, LostError, Message
-from argosy.runtime.folder import PROGRESS
+from argosy.runtime.folder import forget_after
 from argosy.runtime.ranks import devices_by_rank
 
 _MOST_BARREN = 5
@@ -229,7 +229,7 @@ class Leader:
         if not self.claims.claim(claim):
             raise DeposedError(f"generation {self.number} was claimed by another")
         if self.number == 1:  # an earlier run in this folder may have left its own
-            (self.job.folder / PROGRESS).unlink(missing_ok=True)
+            forget_after(self.job.folder, base.step)
         ranks = devices_by_rank(plan)
         by_rank = [self.replanner.host_of(device) for device in ranks]
         start = {
