@@ -71,6 +71,8 @@ _WRONG_SPELLINGS = {
 }
 """What people write after a prefix, and what they may mean; looked up as written, then in lower case."""
 
+_MOST_DIGITS = 17
+"""That a float has."""
 _PER_SECOND = ("", "/s", "ps", "/sec", "/second", " per second")
 
 
@@ -130,6 +132,18 @@ class Quantity:
             if abs(value) >= float(self.units[candidate]) * (1 - 0.5 * 10.0**-digits):
                 unit = candidate
         return f"{_plain(value / float(self.units[unit]), digits)} {unit}"
+
+    def apart(self, one: float, other: float, *, digits: int = 4) -> tuple[str, str]:
+        """Both for people, with as many digits as tell them apart where they are not the same.
+
+        >>> TIME.apart(0.12, 0.119), TIME.apart(0.12004, 0.12), TIME.apart(2.0, 2.0)
+        (('120 ms', '119 ms'), ('120.04 ms', '120 ms'), ('2 s', '2 s'))
+        """
+        while True:
+            texts = self.format(one, digits=digits), self.format(other, digits=digits)
+            if texts[0] != texts[1] or one == other or digits >= _MOST_DIGITS:
+                return texts
+            digits += 1
 
     def _suggest_unit(self, number: object) -> str | None:
         """For a bare number, which has no unit at all."""

@@ -132,6 +132,14 @@ def test_a_lost_device_stops_a_static_plan_and_not_an_adaptive_one(chain: Chain)
     assert "b0.0" not in full.steps[-1].plan.devices
 
 
+def test_a_course_ends_after_as_many_steps_as_are_wanted(chain: Chain) -> None:
+    cluster = cluster_with(CALM)
+    plan, stage = plan_on(cluster, chain), Stage(chain, cluster, ComputeModel())
+    still = play(stage, plan, until=1e30, limits=Limits(reach=Reach.OFF), most_steps=5)
+    oracle = play_oracle(stage, [plan], until=1e30, most_steps=5)
+    assert [len(course.steps) for course in (still, oracle)] == [5, 5]
+
+
 def test_a_reason_counts_what_it_does_not_name() -> None:
     assert reason(["a0.0"]) == "a0.0 changed"
     assert reason(["a0.0", "a0.1", "b0.0", "b0.1", "b0.nic"]) == "a0.0, a0.1, b0.0 and 2 more changed"

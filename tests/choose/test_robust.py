@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from argosy.choose.replan import compare_courses
-from argosy.choose.robust import RobustChoice, find_robust_plan
+from argosy.choose.robust import Figures, RobustChoice, _why, find_robust_plan
 from argosy.choose.scenario import Horizon, Robust, exact_times, fluid_times, lasting, moments, objective, pace
 from argosy.cluster.changes import link_steps
 from argosy.cluster.file import load_cluster, with_changes
@@ -17,6 +17,7 @@ from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel
 from argosy.plan.check import check_plan
+from argosy.plan.file import load_plan
 from argosy.planner import Settings
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.simulate import simulate
@@ -146,3 +147,18 @@ def test_where_transfers_block_only_1f1b_is_looked_at() -> None:
     changing = small({"link": "old0.nic", "steps": [["30 s", "1 Gbit/s"]]})
     plan = find_robust_plan(chain, changing, [changing], global_batch=16, model=ComputeModel(blocking=True)).plan
     assert plan.schedule == ScheduleSpec()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0.125, "p95 125 ms against 120 ms over the scenarios"),
+        (0.120004, "p95 120.004 ms against 120 ms over the scenarios"),
+        (0.12 + 1e-12, "as fast: the same p95 over the scenarios"),
+        (math.inf, "p95 never against 120 ms over the scenarios"),
+    ],
+)
+def test_a_runner_up_is_told_from_the_best_in_as_many_digits_as_it_takes(seconds: float, told: str) -> None:
+    plan = load_plan("gpt2-xl-on-two-cards")
+    best, other = (Figures(plan=plan, mean=1.0, p95=p95, worst=1.0, estimate=1.0) for p95 in (0.12, seconds))
+    assert _why(other, best, Robust.P95) == told

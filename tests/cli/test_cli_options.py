@@ -43,6 +43,8 @@ CASES = {
     ("simulate", PLAN, "-n", "99999999999"): "--iterations: found 99999999999, expected at most 1,000,000",
     ("simulate", PLAN, "--trace", "none", "--until", "1e30 d"): '--until: found "1e30 d", expected a time in which '
     "fewer than 1,000,000 iterations begin",
+    ("simulate", PLAN, "--adapt", "k", "--until", "1e30 d"): '--until: found "1e30 d", expected a time in which '
+    "fewer than 1,000,000 iterations begin",
     ("trace", PLAN, "-n", "99999999999"): "--iterations: found 99999999999, expected at most 1,000,000",
     (
         "explain",

@@ -51,3 +51,17 @@ def test_a_profile_without_times_for_what_fits_is_what_binds(run: Run, tmp_path:
         ("profile", "H200 at tensor width 1 for 16 samples"),
         ("dtype", "bf16"),
     ]
+
+
+def test_a_profile_of_a_kind_that_is_not_there_is_told_of_once(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "pair.toml").write_text(CLUSTER)
+    plan, profile = "gpt2-xl-on-two-cards", ("--profile", "h200-gpt2-xl")
+    kinds = "RTX-2080Ti, RTX-A6000"
+    note = f"note: two-cards has no H200, but {kinds}: --profile changes nothing for a kind that is not there\n"
+    search = ("-m", "gpt2-xl", "-c", "two-cards", "-b", "8", "--dtype", "fp16")
+    for command in (("simulate", plan), ("explain", plan), ("plan", *search), ("compare", *search, "--only", "dp-ev")):
+        told = run(*command, *profile)
+        assert (told.code, told.err.count(note), told.err.count("note:")) == (0, 1, 1), told.err
+    assert run("simulate", plan, *profile, "-q").err == ""
+    there = run("plan", "-m", "gpt2-xl", "-c", "pair.toml", "-b", "8", *profile)
+    assert there.code == 0 and "note:" not in there.err

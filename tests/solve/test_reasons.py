@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from planning_cases import cluster_of, kind_fields, node_fields
@@ -10,6 +11,7 @@ from argosy.cluster.topology import Cluster
 from argosy.dtype import Dtype
 from argosy.plan.plan import Plan
 from argosy.planner import Settings, find_plan
+from argosy.solve.reasons import why_slower
 from argosy.workload.chain import Chain, Layer
 
 
@@ -69,3 +71,23 @@ def test_runner_ups_differ_and_say_in_what_they_are_worse() -> None:
         if other.iteration_seconds > plan.predicted.iteration_seconds * 1.001:
             assert " % slower: " in other.reason
             assert " against " in other.reason
+
+
+def played(*, stage: float, tail: float, micro_batches: int = 4) -> Any:
+    """A candidate of one stage."""
+    option = SimpleNamespace(seconds=lambda first, end: (stage / 3, stage * 2 / 3), tail=lambda first, end: tail)
+    shape = SimpleNamespace(num_micro_batches=micro_batches, micro_batch_size=1)
+    return SimpleNamespace(plan=[SimpleNamespace(first=0, end=1, option=option)], shape=shape, effort=0)
+
+
+def test_what_takes_longer_is_told_in_digits_that_show_it() -> None:
+    winner, loser = played(stage=1.0, tail=0.12), played(stage=1.0, tail=0.12004)
+    told = why_slower(loser, 4.12004, winner, 4.12)
+    assert told == "0.000971 % slower: gradient exchange and update take 120.04 ms against 120 ms"
+    longer = played(stage=1.0, tail=0.25)
+    assert why_slower(longer, 4.25, winner, 4.12).endswith("update take 250 ms against 120 ms")
+
+
+def test_no_part_is_blamed_that_is_not_longer() -> None:
+    hidden = played(stage=1.0, tail=0.5)  # of which most is while something else goes on
+    assert why_slower(played(stage=1.0, tail=0.4), 4.4, hidden, 4.0) == "10 % slower"

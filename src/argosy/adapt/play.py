@@ -140,13 +140,14 @@ def play(
     limits: Limits,
     schedules: Sequence[Plan] = (),
     replan: Callable[[Cluster], Plan] | None = None,
+    most_steps: float = math.inf,
 ) -> Course:
-    """A policy from time 0 until the first step that would begin after ``until``."""
+    """A policy from time 0 until the first step that would begin after ``until``, or so many steps."""
     controller = Controller(
         plan, stage.chain, stage.cluster, limits=limits, model=stage.model, schedules=schedules, replan=replan
     )
     clock, steps, usual = 0.0, list[Step](), math.inf
-    while clock < until:
+    while clock < until and len(steps) < most_steps:
         current = controller.plan
         seconds = stage.seconds(current, clock)
         gone = stage.gone_after(current, clock, min(clock + seconds, until)) if seconds > _STUCK * usual else math.inf
@@ -177,14 +178,19 @@ def _give_up(stage: Stage, controller: Controller, clock: float, end: float, num
 
 
 def play_oracle(
-    stage: Stage, plans: Sequence[Plan], *, until: float, replan: Callable[[Cluster], Plan] | None = None
+    stage: Stage,
+    plans: Sequence[Plan],
+    *,
+    until: float,
+    replan: Callable[[Cluster], Plan] | None = None,
+    most_steps: float = math.inf,
 ) -> Course:
     """Whoever knows the future and moves for nothing: before every step the best plan for what comes, of those given
     and those found for the states that it sees; states that are alike are searched once."""
     clock, steps = 0.0, list[Step]()
     candidates = list(plans)
     ranked: dict[tuple[float, ...], list[tuple[float, int]]] = {}
-    while clock < until:
+    while clock < until and len(steps) < most_steps:
         promising: set[int] = set()
         for moment in {clock, min(stage.next_change(clock), until)}:
             state = tuple(in_grains(trace.at(moment), SEARCHED) for trace in stage.moving)

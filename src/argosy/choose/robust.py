@@ -48,6 +48,7 @@ _PLANS = 16
 _FINALISTS = 4
 _LEAST_HORIZON = 10
 """Iterations."""
+_EQUAL = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,4 +192,6 @@ def _finished(judged: Sequence[Figures], cluster: Cluster, robust: Robust) -> Pl
 
 def _why(other: Figures, best: Figures, robust: Robust) -> str:
     mine, theirs = float(getattr(best, robust)), float(getattr(other, robust))
-    return f"{robust} {TIME.format(theirs)} against {TIME.format(mine)} over the scenarios"
+    if theirs <= mine * (1 + _EQUAL):
+        return f"as fast: the same {robust} over the scenarios"
+    return f"{robust} {' against '.join(TIME.apart(theirs, mine))} over the scenarios"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from argosy.cli.inputs import Scenario, parse_time
+from argosy.cli.inputs import MOST_ITERATIONS, Scenario, compute_model, parse_time, too_long
 from argosy.cli.names import known_name
 from argosy.errors import bad_input
 
@@ -40,6 +41,8 @@ def show_courses(
     limits = Limits(reach=Reach(adapt), horizon=horizon, min_gain=min_gain)
     with progress(f"playing policies on {scenario.plan!r}", quiet=quiet):
         courses = _courses(scenario, limits, end)
+    if courses is None:
+        raise too_long(until)
     if json:
         print_json("simulate", {"adapt": adapt, "courses": [_to_dict(name, course) for name, course in courses]})
         return
@@ -57,7 +60,9 @@ def check_reach(adapt: str) -> None:
     known_name("--adapt", adapt, Reach)
 
 
-def check_adapting(plan: Plan, adapt: str, model: str | None = None) -> None:
+def check_adapting(
+    plan: Plan, adapt: str, model: str | None = None, *, profiles: Sequence[str] = (), quiet: bool = False
+) -> None:
     """Whether a run of a plan can adapt: predictions need the plan's cluster, and its model or another's costs."""
     from argosy.cluster.file import cluster_from_content
     from argosy.plan.check import check_plan
@@ -71,7 +76,9 @@ def check_adapting(plan: Plan, adapt: str, model: str | None = None) -> None:
         ref = plan.model
         name = model or ref.name
         chain = load_model(name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)
-        check_plan(plan, chain, cluster_from_content(plan.cluster.content))
+        cluster = cluster_from_content(plan.cluster.content)
+        check_plan(plan, chain, cluster)
+        compute_model(profiles, cluster=cluster, quiet=quiet)
 
 
 def _name(reach: Reach) -> str:
@@ -80,12 +87,14 @@ def _name(reach: Reach) -> str:
     return {Reach.OFF: "static", Reach.K: "adaptive k", Reach.SHARES: "k and shares", Reach.FULL: "full"}[reach]
 
 
-def _courses(scenario: Scenario, limits: Any, until: float) -> list[tuple[str, Course]]:
+def _courses(scenario: Scenario, limits: Any, until: float) -> list[tuple[str, Course]] | None:
+    """What each policy reached; None where one of them does more steps than can be told."""
     from dataclasses import replace
 
     from argosy.adapt.controller import Reach
     from argosy.adapt.play import Stage, play, play_oracle
     from argosy.choose.policy import schedules_that_fit, schedules_to_try
+    from argosy.cluster.lasting import last_change
     from argosy.planner import Settings, find_plan
 
     plan, chain, model = scenario.plan, scenario.chain, scenario.model
@@ -94,15 +103,22 @@ def _courses(scenario: Scenario, limits: Any, until: float) -> list[tuple[str, C
         return find_plan(chain, cluster, global_batch=plan.global_batch, settings=Settings(), model=model)
 
     stage = Stage(chain, scenario.cluster, model)
+    calm = last_change([scenario.cluster])
+    if (until - calm) / stage.lasting(plan, calm) >= MOST_ITERATIONS:  # known without playing them
+        return None
     variants = schedules_that_fit(plan, chain, scenario.cluster, schedules_to_try(Settings(), scenario.model))
     courses = []
     for reach in (reach for reach in Reach if limits.reach.allows(reach)):
         own = replace(limits, reach=reach)
-        course = play(stage, plan, until=until, limits=own, schedules=variants, replan=replan)
+        course = play(
+            stage, plan, until=until, limits=own, schedules=variants, replan=replan, most_steps=MOST_ITERATIONS
+        )
         courses.append((_name(reach), course))
+        if len(course.steps) >= MOST_ITERATIONS:
+            return None
     future = replan if limits.reach is Reach.FULL else None
-    courses.append(("oracle", play_oracle(stage, variants, until=until, replan=future)))
-    return courses
+    oracle = play_oracle(stage, variants, until=until, replan=future, most_steps=MOST_ITERATIONS)
+    return None if len(oracle.steps) >= MOST_ITERATIONS else [*courses, ("oracle", oracle)]
 
 
 def _table(courses: list[tuple[str, Course]]) -> Any:

@@ -95,7 +95,7 @@ def compare(
     from argosy.report.contest import contest_table, counted_over, rows_to_dict
     from argosy.workload.load import load_model
 
-    where, costs = load_cluster(cluster), compute_model(profile or ())
+    where = load_cluster(cluster)
     if trace and scenario:
         raise bad_input("--trace or --scenario, not both", where="argosy compare")
     where = with_traces(where, trace) if trace else where
@@ -105,6 +105,7 @@ def compare(
         refuse_options(given, "for gravity")
         compare_gravity(model, where, width=width, json=json, quiet=quiet)
         return
+    costs = compute_model(profile or (), cluster=where, quiet=quiet)
     wanted = Robust(known_name("--robust", robust, Robust, "objectives"))
     changes = Changes(scenarios=tuple(load_scenarios(where, scenario) if scenario else (where,)), robust=wanted)
     batch = _PER_DEVICE * len(where.devices) if global_batch is None else global_batch

@@ -47,7 +47,7 @@ def explain(
         return
     refuse_options({"--dtype": dtype}, "for a plan, which has its own")
     document = read_plan(plan)
-    scenario = load_scenario(document, cluster=cluster, traces=trace or (), profiles=profile or ())
+    scenario = load_scenario(document, cluster=cluster, traces=trace or (), profiles=profile or (), quiet=quiet)
     with progress(f"simulating {scenario.plan!r} and changes to it", quiet=quiet):
         explanation = explain_plan(scenario.plan, scenario.chain, scenario.cluster, model=scenario.model)
     if json:

@@ -58,6 +58,7 @@ def load_scenario(
     k: int | None = None,
     profiles: Sequence[str] = (),
     calibration: str | None = None,
+    quiet: bool = False,
 ) -> Scenario:
     """The plan in a document, on its own cluster or another, under other changes or another schedule."""
     plan = plan_of_layers(document)
@@ -74,7 +75,7 @@ def load_scenario(
         plan=plan,
         chain=constants.chain(chain),
         cluster=constants.cluster(where),
-        model=compute_model(profiles, constants, chain=chain),
+        model=compute_model(profiles, constants, chain=chain, cluster=where, quiet=quiet),
     )
 
 
@@ -100,15 +101,31 @@ def _warn_of_another_cluster(plan: Plan, cluster: Cluster) -> None:
 
 
 def compute_model(
-    profiles: Sequence[str], calibration: Calibration | None = None, *, chain: Chain | None = None
+    profiles: Sequence[str],
+    calibration: Calibration | None = None,
+    *,
+    chain: Chain | None = None,
+    cluster: Cluster,
+    quiet: bool,
 ) -> ComputeModel:
     """The roofline, with measured profiles in its place for the device kinds that they are of."""
     measured = [read_dapple(path)[1] if path.endswith(".txt") else read_profile(path) for path in profiles]
     for profile in measured:
         if chain is not None:
             _check_same_model(profile, chain)
+    if not quiet:
+        _note_of_other_kinds(measured, cluster)
     constants = calibration or Calibration()
     return constants.compute_model({profile.device: profile for profile in measured} or None)
+
+
+def _note_of_other_kinds(profiles: Sequence[Profile], cluster: Cluster) -> None:
+    """On stderr, which profiles change nothing; one set of them may serve several clusters."""
+    there = sorted({device.kind.name for device in cluster.devices})
+    others = sorted({profile.device for profile in profiles} - set(there))
+    if others:
+        told = f"{cluster.name} has no {' and no '.join(others)}, but {', '.join(there)}"
+        sys.stderr.write(f"note: {told}: --profile changes nothing for a kind that is not there\n")
 
 
 def _check_same_model(profile: Profile, chain: Chain) -> None:
@@ -169,6 +186,11 @@ def check_iterations(count: int) -> int:
         least = "a whole number of at least 1" if count < 1 else f"at most {MOST_ITERATIONS:,}"
         raise bad_input(least, count, where="--iterations")
     return count
+
+
+def too_long(until: str | None) -> InputError:
+    """For a time in which more iterations begin than can be played and told."""
+    return bad_input(f"a time in which fewer than {MOST_ITERATIONS:,} iterations begin", until, where="--until")
 
 
 def _schedule(planned: ScheduleSpec, name: str | None, k: int | None) -> ScheduleSpec:

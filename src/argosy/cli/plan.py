@@ -147,15 +147,15 @@ def plan(
         check_folder(output)
     budget = parse_time("--time-budget", time_budget)
     settings = Settings(level=level, gap=gap, time_budget=budget, prune=not no_prune, runnable=runnable)
-    settings = replace(settings, memory_budget=parse_size("--memory-budget", memory_budget))
-    settings = replace(settings, mixed=False if no_mixed else None, even_shares=even_shares)
+    most = parse_size("--memory-budget", memory_budget)
+    settings = replace(settings, memory_budget=most, mixed=False if no_mixed else None, even_shares=even_shares)
     settings = replace(settings, max_width=max_width, max_context=max_context, max_expert=max_expert)
     if schedule:
         settings = replace(settings, schedules=parse_schedules(schedule))
     chain = load_model(model, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
     constants = load_calibration(calibration)
-    chain = constants.chain(chain)
-    where, costs = constants.cluster(load_cluster(cluster)), compute_model(profile or (), constants, chain=chain)
+    chain, where = constants.chain(chain), constants.cluster(load_cluster(cluster))
+    costs = compute_model(profile or (), constants, chain=chain, cluster=where, quiet=quiet)
     task = Task(chain=chain, cluster=where, global_batch=global_batch, settings=settings, model=costs)
     try:
         with _workers(executor, workers) as pool:

@@ -49,7 +49,7 @@ def probe(
     if (run is None) != (plan is None):
         raise bad_input("--run and --plan together", where="--plan" if plan is None else "--run")
     if run is not None and plan is not None:
-        _of_run(run, plan, profile or [], json=json)
+        _of_run(run, plan, profile or [], json=json, quiet=quiet)
         return
     if resume and (output is None or lab is not None):
         raise bad_input("-o with the file of the probe that was cut, and no --lab", where="--resume")
@@ -78,7 +78,7 @@ def probe(
         typer.echo(f"wrote {output}")
 
 
-def _of_run(folder: Path, plan: str, profiles: list[str], *, json: bool) -> None:
+def _of_run(folder: Path, plan: str, profiles: list[str], *, json: bool, quiet: bool) -> None:
     """What a run showed, beside what its plan counted with."""
     from argosy.adapt.recorded import seen_in
     from argosy.cli.inputs import load_scenario
@@ -90,7 +90,7 @@ def _of_run(folder: Path, plan: str, profiles: list[str], *, json: bool) -> None
     from argosy.timeline.file import load_timeline
     from argosy.units import RATE
 
-    scenario = load_scenario(read_plan(plan), profiles=profiles)
+    scenario = load_scenario(read_plan(plan), profiles=profiles, quiet=quiet)
     timeline = load_timeline(folder / TIMELINE)
     seen = seen_in(timeline, scenario.plan, scenario.chain, scenario.cluster, scenario.model)
     if json:

@@ -60,7 +60,7 @@ def report(
     from argosy.timeline.file import load_timeline
 
     measured = {name: load_timeline(path) for name, path in _names(timeline or ()).items()}
-    scenario = load_scenario(read_plan(plan), cluster=cluster, traces=trace or (), profiles=profile or ())
+    scenario = load_scenario(read_plan(plan), cluster=cluster, traces=trace or (), profiles=profile or (), quiet=quiet)
     rivals = _rivals(compare, scenario.plan)
     decided = [] if decisions is None else tell_decisions(read_decisions(decisions))
     changes = dict(zip(under or (), load_scenarios(scenario.cluster, under or ()), strict=True))

@@ -128,7 +128,7 @@ def run(
         profiles=tuple(profile or ()),
         metrics_port=metrics_port,
     )
-    _check(launch, node_rank, model)
+    _check(launch, node_rank, model, quiet=quiet)
     if slurm is not None and dry_run:
         raise bad_input("--dry-run or --slurm, not both", where="argosy run")
     if elastic and (lab is not None or slurm is not None or dry_run or metrics_port is not None):
@@ -165,11 +165,11 @@ def run(
 
 def start_here(launch: Launch, *, quiet: bool, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Run a plan with all its processes on this machine, or in a lab on it; what it came to."""
-    _check(launch, 0)
+    _check(launch, 0, quiet=quiet)
     return _figures(launch.plan, _follow(launch, 0, quiet=quiet, environment=environment), launch.folder)
 
 
-def _check(launch: Launch, node_rank: int, model: str | None = None) -> None:
+def _check(launch: Launch, node_rank: int, model: str | None = None, *, quiet: bool) -> None:
     """Everything that can be known before a process is started."""
     from argosy.cluster.file import cluster_from_content
     from argosy.errors import InputError, Problem, bad_input
@@ -188,7 +188,7 @@ def _check(launch: Launch, node_rank: int, model: str | None = None) -> None:
                 for text in sentences
             ]
         )
-    check_adapting(launch.plan, launch.adapt, model)
+    check_adapting(launch.plan, launch.adapt, model, profiles=launch.profiles, quiet=quiet)
     if node_rank >= len(launch.nodes()):
         raise bad_input(f"one of the plan's {len(launch.nodes())} nodes, from 0", node_rank, where="--node-rank")
     check_port(launch, node_rank)

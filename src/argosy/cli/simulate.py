@@ -108,6 +108,7 @@ def simulate(
         k=k,
         profiles=profile or (),
         calibration=calibration,
+        quiet=quiet,
     )
     if adapt is not None:
         from argosy.cli.adapting import show_courses
@@ -137,9 +138,8 @@ def play(
     scenario: Scenario, *, iterations: int | None, until: str | None, quiet: bool, least_recorded: int = 1
 ) -> Timeline:
     """Simulate as the options say."""
-    from argosy.cli.inputs import MOST_ITERATIONS, check_at_least, check_iterations, parse_time
+    from argosy.cli.inputs import MOST_ITERATIONS, check_at_least, check_iterations, parse_time, too_long
     from argosy.cli.terminal import progress
-    from argosy.errors import bad_input
     from argosy.sim.simulate import simulate as simulate_plan
 
     end = parse_time("--until", until)
@@ -156,7 +156,7 @@ def play(
             until=end,
         )
     if iterations is None and len(timeline.iteration_ends) == MOST_ITERATIONS:
-        raise bad_input(f"a time in which fewer than {MOST_ITERATIONS:,} iterations begin", until, where="--until")
+        raise too_long(until)
     return timeline
 
 

@@ -63,6 +63,9 @@ def why_slower(loser: Candidate, seconds: float, winner: Candidate, best: float)
     one, other = _parts(loser, seconds), _parts(winner, best)
     gaps = {name: getattr(one, name) - getattr(other, name) for name in ("pace", "ending", "filling", "waiting")}
     worst = max(gaps, key=lambda name: gaps[name])
+    slower = f"{100 * (seconds / best - 1):.3g} % slower"
+    if gaps[worst] < _EQUAL * best / len(gaps):  # where parts overlap in time, none need be longer
+        return slower
     match worst:
         case "pace":
             samples = loser.shape.micro_batch_size / winner.shape.micro_batch_size
@@ -75,15 +78,15 @@ def why_slower(loser: Candidate, seconds: float, winner: Candidate, best: float)
             reason = f"filling and draining its pipeline takes {_against(one.filling, other.filling)}"
         case _:
             reason = f"waiting for hand-overs takes {_against(one.waiting, other.waiting)}"
-    return f"{100 * (seconds / best - 1):.3g} % slower: {reason}"
+    return f"{slower}: {reason}"
 
 
 def _against(one: float, other: float) -> str:
     """
-    >>> _against(0.0312, 0.029)
-    '31.2 ms against 29 ms'
+    >>> _against(0.0312, 0.029), _against(0.12004, 0.12)
+    ('31.2 ms against 29 ms', '120.04 ms against 120 ms')
     """
-    return f"{TIME.format(one, digits=3)} against {TIME.format(other, digits=3)}"
+    return " against ".join(TIME.apart(one, other, digits=3))
 
 
 def why_left_out(pool: Pool, prices: Prices, scope: Scope, winner: Candidate, others: Sequence[Candidate]) -> str:
