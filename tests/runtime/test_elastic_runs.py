@@ -32,6 +32,14 @@ def test_the_command_goes_on_after_a_worker_was_killed(tmp_path: Path) -> None:
     assert again.returncode == 2
     assert "--out: found a run that is over: 6 steps done, expected another folder, or --resume" in again.stderr
     assert not run.processes()
+    command[command.index("6")] = "1"
+    more = subprocess.run(
+        [*command, "--resume"], env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert more.returncode == 0, more.stderr + run.told()
+    assert len(json.loads(more.stdout)["losses"]) == 1
+    assert list(dict.fromkeys(line["step"] for line in run.lines())) == list(range(7)), "what was told is kept"
+    run.await_(lambda: not run.processes(), 20)
 
 
 def test_hosts_are_lost_come_back_and_are_told_to_go(tmp_path: Path) -> None:
