@@ -171,6 +171,7 @@ def draw(file: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import FuncFormatter, NullFormatter
 
     figure, axes = pyplot.subplots(1, len(growths()), figsize=(4 * len(growths()), 3.8), layout="constrained")
     for axis, one in zip(axes, growths(), strict=True):
@@ -181,6 +182,10 @@ def draw(file: Path) -> None:
             )
         axis.loglog(one.sizes, one.cpu, "o-", color="#3b82c4", label="measured")
         axis.set_ylim(min(one.cpu) / 2, max(one.cpu) * 8)
+        axis.set_xticks(one.sizes, [f"{size:,}" for size in one.sizes])
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{seconds:g}"))
+        for side in (axis.xaxis, axis.yaxis):
+            side.set_minor_formatter(NullFormatter())
         axis.set_xlabel(one.along)
         axis.set_title(one.what, fontsize=9)
     axes[0].set_ylabel("CPU seconds")
