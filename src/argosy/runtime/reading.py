@@ -10,8 +10,9 @@ from __future__ import annotations
 import pickle
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_distribu
 from torch.futures import Future
 
 from argosy.errors import InputError, Problem
+
+_Record = TypeVar("_Record", Metadata, TensorStorageMetadata)
 
 _RECORDS = {
     "torch.distributed.checkpoint.metadata": {
@@ -90,7 +93,7 @@ def _refused(folder: Path, found: str, expected: str) -> InputError:
 
 def _problems(metadata: object, folder: Path) -> Iterator[str]:
     """What the table of contents says that cannot be."""
-    if not isinstance(metadata, Metadata) or not isinstance(metadata.state_dict_metadata, dict):
+    if not _is_whole(metadata, Metadata) or not isinstance(metadata.state_dict_metadata, dict):
         yield "another table"
         return
     names = {path.name for path in folder.iterdir()}
@@ -98,11 +101,16 @@ def _problems(metadata: object, folder: Path) -> Iterator[str]:
     for name, entry in metadata.state_dict_metadata.items():
         if not isinstance(name, str):
             yield "an entry without a name"
-        if isinstance(entry, TensorStorageMetadata) and not _fits(entry, whole):
+        if isinstance(entry, TensorStorageMetadata) and not (_is_whole(entry, type(entry)) and _fits(entry, whole)):
             yield f"an impossible size of {name}"
     for info in metadata.storage_data.values() if isinstance(metadata.storage_data, dict) else [None]:
         if getattr(info, "relative_path", None) not in names or getattr(info, "transform_descriptors", None):
             yield "entries outside the folder or packed"
+
+
+def _is_whole(record: object, kind: type[_Record]) -> TypeGuard[_Record]:
+    """Whether it is one of torch's records with all of its fields: pickle makes them without asking for any."""
+    return isinstance(record, kind) and all(hasattr(record, field.name) for field in fields(kind))
 
 
 def _fits(entry: TensorStorageMetadata, whole: int) -> bool:
