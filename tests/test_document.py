@@ -248,7 +248,7 @@ def test_json_that_is_no_object_is_refused():
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(InputError, match="expected an existing file"):
         read_toml(tmp_path / "none.toml")
-    with pytest.raises(InputError, match="expected a readable file"):
+    with pytest.raises(InputError, match="found a folder, expected a file"):
         read_toml(tmp_path)
     (tmp_path / "latin.toml").write_bytes(b'a = "\xe9"')
     with pytest.raises(InputError, match="expected UTF-8 text"):

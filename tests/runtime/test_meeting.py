@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch")
+
 PROGRAM = """
 import datetime, os, pathlib, sys
 import torch, torch.distributed as dist
