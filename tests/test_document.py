@@ -250,6 +250,8 @@ def test_files_that_cannot_be_read(tmp_path):
         read_toml(tmp_path / "none.toml")
     with pytest.raises(InputError, match="found a folder, expected a file"):
         read_toml(tmp_path)
+    with pytest.raises(InputError, match="/dev/zero: found a device, expected a file"):
+        read_toml("/dev/zero")
     (tmp_path / "latin.toml").write_bytes(b'a = "\xe9"')
     with pytest.raises(InputError, match="expected UTF-8 text"):
         read_toml(tmp_path / "latin.toml")

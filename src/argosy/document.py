@@ -136,6 +136,8 @@ def read_text(path: Path | str) -> str:
     """The text of a file, or an ``InputError`` that says why it cannot be read."""
     path = Path(path)
     try:
+        if path.is_char_device() or path.is_block_device():  # which may never end, and a file may name one
+            raise InputError([Problem(file=str(path), expected="a file", found="a device")])
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError([Problem(file=str(path), expected="an existing file")]) from None
