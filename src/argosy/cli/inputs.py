@@ -7,7 +7,6 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from pydantic import Field
 from argosy.cli.names import known_name
 from argosy.cluster.file import build_cluster, cluster_from_content, load_cluster, with_changes
 from argosy.cluster.schema import ChangeSchema
-from argosy.cluster.topology import Cluster
+from argosy.cluster.topology import Cluster, is_meant
 from argosy.cluster.tracefile import read_trace
 from argosy.cost.calibration import Calibration
 from argosy.cost.calibration_file import read_calibration
@@ -238,8 +237,8 @@ def _what(cluster: Cluster, target: str, file: str, option: str) -> str:
     columns = read_trace(file)
     edges = sorted({link.edge for link in cluster.links})
     devices = [device.name for device in cluster.devices]
-    is_link = any(fnmatchcase(edge, target) for edge in edges)
-    is_device = any(fnmatchcase(device, target) for device in devices)
+    is_link = any(is_meant(edge, target) for edge in edges)
+    is_device = any(is_meant(device, target) for device in devices)
     if not is_link and not is_device:
         expected = f"a link or device of {cluster.name}, such as {edges[0]} or {devices[0]}"
         raise bad_input(expected, target, where=option, suggestion=closest(target, [*edges, *devices]))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from fnmatch import fnmatchcase
 
 from argosy.cluster.catalogue import device_kind
 from argosy.cluster.device import Device, DeviceKind
 from argosy.cluster.schema import ClusterSchema, NodeSchema, SwitchSchema
-from argosy.cluster.topology import Cluster, Link, Medium, Node, Wire
+from argosy.cluster.topology import Cluster, Link, Medium, Node, Wire, is_meant
 from argosy.cluster.trace import Trace
 from argosy.document import Document, Location
 from argosy.errors import InputError, Mismatch, Problem, closest
@@ -257,13 +256,13 @@ class Builder:
 
     def _nodes(self, pattern: str, place: Location) -> list[str]:
         names = [node.name for node in self.nodes]
-        found = [name for name in names if fnmatchcase(name, pattern)]
+        found = [name for name in names if is_meant(name, pattern)]
         if not found:
             self._report(place, f'a node ({_some(names)}) or a pattern such as "a*"', pattern, closest(pattern, names))
         return found
 
     def _edge(self, pattern: str, place: Location) -> list[int]:
-        found = [link for edge, links in self.edges.items() if fnmatchcase(edge, pattern) for link in links]
+        found = [link for edge, links in self.edges.items() if is_meant(edge, pattern) for link in links]
         if not found:
             self._report(place, f"an edge such as {_some(self.edges)}", pattern, closest(pattern, self.edges))
         return found

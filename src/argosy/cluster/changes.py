@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from argosy.cluster.generators import BadParameter, generate
 from argosy.cluster.schema import ChangeSchema
-from argosy.cluster.topology import Cluster
+from argosy.cluster.topology import Cluster, is_meant
 from argosy.cluster.trace import Trace
 from argosy.cluster.tracefile import read_trace
 from argosy.document import Document, Location, is_there
@@ -89,7 +88,7 @@ def _change_links(
     edges: dict[str, list[int]] = {}
     for index, link in enumerate(cluster.links):
         edges.setdefault(link.edge, []).append(index)
-    matches = sorted(edge for edge in edges if fnmatchcase(edge, pattern))
+    matches = sorted(edge for edge in edges if is_meant(edge, pattern))
     if not matches:
         expected = f"an edge of the cluster, such as {', '.join(sorted(edges)[:4])}"
         raise document.error((*place, "link"), expected, pattern, suggestion=closest(pattern, edges))
@@ -147,7 +146,7 @@ def _change_devices(
     cluster: Cluster, change: ChangeSchema, document: Document, place: Location, stated: Cluster, folder: Path
 ) -> tuple[Cluster, list[dict[str, Any]]]:
     pattern = change.device or ""
-    matches = [index for index, device in enumerate(cluster.devices) if fnmatchcase(device.name, pattern)]
+    matches = [index for index, device in enumerate(cluster.devices) if is_meant(device.name, pattern)]
     if not matches:
         names = [device.name for device in cluster.devices]
         expected = f"a device of the cluster, such as {', '.join(names[:4])}"

@@ -22,12 +22,15 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
 from argosy.cluster.device import Device
 from argosy.cluster.trace import Trace, minimum
 from argosy.errors import InfeasibleError, bad_input, closest
+
+_LONGEST_PATTERN = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +207,11 @@ def _between(start: Node, end: Node) -> tuple[int, ...]:
     up = tuple(out for out, _ in start.uplinks if out not in common)
     down = tuple(into for out, into in end.uplinks if out not in common)
     return up + down[::-1]
+
+
+def is_meant(name: str, pattern: str) -> bool:
+    """Whether a pattern of a file or command (``a*.nic``) covers the name of an edge or device; no pattern is long."""
+    return len(pattern) <= _LONGEST_PATTERN and fnmatchcase(name, pattern)
 
 
 def canonical(content: dict[str, Any]) -> str:
