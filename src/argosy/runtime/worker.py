@@ -1,9 +1,8 @@
 """One process of a run: ``python -m argosy.runtime.worker PLAN FILE.py:build ...``, started by torchrun.
 
 Rank 0 appends a line of JSON to ``progress.jsonl`` in the run's folder after every step (those of steps before the
-checkpoint with which it begins stay), one to ``decisions.jsonl`` for
-every change that it decides and for what came of it, and writes ``timeline.json`` at the end. A rank that fails leaves
-a note there (``failure``).
+checkpoint with which it begins stay), one to ``decisions.jsonl`` for every change that it decides and for what came of
+it, and writes ``timeline.json`` at the end. A rank that fails leaves a note there (``failure``).
 """
 
 from __future__ import annotations
