@@ -187,7 +187,7 @@ def parse_json(text: str, *, file: str) -> Document:
     try:
         data = json.loads(text, object_pairs_hook=table)
     except json.JSONDecodeError as error:
-        found = _clause(error.msg).removesuffix(" starting at")
+        found = re.sub("^expecting ", "no ", _clause(error.msg).removesuffix(" starting at"))
         raise InputError([Problem(file=file, line=error.lineno, expected="valid JSON", found=found)]) from None
     except (ValueError, RecursionError) as error:
         raise _unreadable(file, error) from None

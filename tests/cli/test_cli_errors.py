@@ -23,8 +23,7 @@ FILES = {
 CASES = {
     ("simulate", "missing.json"): "missing.json: expected an existing file",
     ("simulate", "list.json"): "list.json:1: found a list of 1, expected a JSON object",
-    ("simulate", "broken.json"): "broken.json:2: found expecting property name enclosed in double quotes, "
-    "expected valid JSON",
+    ("simulate", "broken.json"): "broken.json:2: found no property name enclosed in double quotes, expected valid JSON",
     ("simulate", "llama-3-8b-on-mixed-61"): 'found "llama-3-8b-on-mixed-61", expected a plan.json or one of the '
     "bundled plans gpt2-xl-on-two-cards, llama-3-8b-on-mixed-16; "
     'did you mean "llama-3-8b-on-mixed-16"?',

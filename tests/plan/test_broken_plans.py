@@ -441,7 +441,7 @@ def test_without_the_document_a_problem_has_no_line(case: Case) -> None:
 
 
 TEXTS = {
-    "empty": ("", "plan.json:1: found expecting value, expected valid JSON"),
+    "empty": ("", "plan.json:1: found no value, expected valid JSON"),
     "truncated": (
         '{"version": 1,\n "model": {"name": "to',
         "plan.json:2: found unterminated string, expected valid JSON",
@@ -450,7 +450,7 @@ TEXTS = {
         '{"version": 1,\n}',
         "plan.json:1: found illegal trailing comma before end of object, expected valid JSON"
         if sys.version_info >= (3, 13)
-        else "plan.json:2: found expecting property name enclosed in double quotes, expected valid JSON",
+        else "plan.json:2: found no property name enclosed in double quotes, expected valid JSON",
     ),
     "array": ("[1, 2]", "plan.json:1: found a list of 2, expected a JSON object"),
     "nothing": ("null", "plan.json:1: found nothing, expected a JSON object"),

@@ -144,7 +144,7 @@ def test_a_patch_larger_than_the_image(tmp_path: Path) -> None:
 
 def test_json_that_is_none(tmp_path: Path) -> None:
     path = config(tmp_path, '{"model_type": "llama",\n "hidden_size": }')
-    assert message(path) == "config.json:2: found expecting value, expected valid JSON"
+    assert message(path) == "config.json:2: found no value, expected valid JSON"
 
 
 def test_json_that_is_no_model(tmp_path: Path) -> None:
