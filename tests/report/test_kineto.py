@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import itertools
 import json
@@ -79,6 +80,18 @@ def test_one_file_has_a_process_per_device_and_per_link(timeline: Timeline) -> N
         if event["ph"] == "C":
             peaks[event["pid"]] = max(peaks[event["pid"]], event["args"]["GiB"] * 2**30)
     assert list(peaks.values()) == pytest.approx(list(timeline.peak_memory().values()))
+
+
+def test_a_device_that_computed_nothing_has_a_process_and_no_step(timeline: Timeline) -> None:
+    idle = timeline.devices[0]
+    spans = tuple(span for span in timeline.spans if idle not in span.where.split(">"))
+    without = dataclasses.replace(timeline, spans=spans)
+    events = chrome_trace(without)["traceEvents"]
+    assert [event["name"] for event in events if event["pid"] == 1 and event["ph"] == "X"] == []
+    assert {event["args"]["name"] for event in events if event["pid"] == 1 and event["name"] == "process_name"} == {
+        f"device {idle}"
+    }
+    assert [event["name"] for event in next(rank_traces(without))["traceEvents"] if event["ph"] == "X"] == []
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -101,6 +101,12 @@ memory["a0.0"] = [[0], [1, 2, 3], [1, "8 GiB"]]
 > timeline.json:40: memory.a0.0[1]: found 3 items, expected at most 2
 > timeline.json:47: memory.a0.0[2][1]: found "8 GiB", expected a valid number
 
+## spans of unknown devices
+spans[0].where = "a0.1"
+spans[1].where = "a0.0->a0.10"
+> timeline.json:11: spans[0].where: found "a0.1", expected one of the devices; did you mean "a0.10"?
+> timeline.json:18: spans[1].where: found "a0.0->a0.10", expected two of the devices, written SOURCE>TARGET
+
 ## iterations that go back
 iteration_ends = [4, 2]
 > timeline.json:28: iteration_ends[1]: found 2.0, expected at least the end before it, 4
@@ -114,6 +120,7 @@ schedule = "1f1b"
 few = settings(max_examples=80, deadline=None)
 seconds = st.floats(0, 1e9)
 names = st.text(min_size=1, max_size=5)
+device_names = names.filter(lambda name: ">" not in name)
 
 
 def edited(edits: str) -> str:
@@ -171,14 +178,15 @@ def contacts(draw: st.DrawFn, devices: st.SearchStrategy[str]) -> Contact:
 @st.composite
 def timelines(draw: st.DrawFn) -> Timeline:
     """Timelines in which a span waits for an earlier one and the memory is that of the devices, in their order."""
-    devices = draw(st.lists(names, min_size=1, max_size=4, unique=True))
+    devices = draw(st.lists(device_names, min_size=1, max_size=4, unique=True))
     spans: list[Span] = []
     for index in range(draw(st.integers(0, 5))):
         start = draw(seconds)
+        kind, one, other = draw(st.sampled_from(SpanKind)), *draw(st.tuples(*[st.sampled_from(devices)] * 2))
         spans.append(
             Span(
-                where=draw(names),
-                kind=draw(st.sampled_from(SpanKind)),
+                where=f"{one}>{other}" if kind.is_communication else one,
+                kind=kind,
                 start=start,
                 end=start + draw(seconds),
                 stage=draw(st.none() | st.integers(0, 9)),

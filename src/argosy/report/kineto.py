@@ -119,8 +119,7 @@ def _steps(spans: Sequence[Span], pid: int, tid: int) -> Iterator[Event]:
     for span in spans:
         begins[span.iteration] = min(span.start, begins.get(span.iteration, span.start))
     ordered = sorted(begins.items())
-    last = max((span.end for span in spans), default=0.0)
-    ends = [start for _, start in ordered[1:]] + [last]
+    ends = [start for _, start in ordered[1:]] + [max(span.end for span in spans)] if spans else []
     for (iteration, start), end in zip(ordered, ends, strict=True):
         yield {
             "ph": "X",

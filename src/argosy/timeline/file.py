@@ -120,17 +120,28 @@ def _span_problems(schema: TimelineSchema, document: Document) -> Iterator[Probl
 
 
 def _device_problems(schema: TimelineSchema, document: Document) -> Iterator[Problem]:
+    known: set[str] = set()
     for index, device in enumerate(schema.devices):
-        if device in schema.devices[:index]:
+        if device in known:
             yield document.problem(("devices", index), "each device once", device)
+        known.add(device)
     if len(schema.busy) != len(schema.devices):
         yield document.problem(("busy",), f"one number for each of the {len(schema.devices)} devices", schema.busy)
     for device in schema.memory:
-        if device not in schema.devices:
+        if device not in known:
             expected = "one of the devices"
             yield document.problem(("memory", device), expected, device, suggestion=closest(device, schema.devices))
+    strange: set[str] = set()  # each is said once: a device with another name has thousands of spans
+    for index, span in enumerate(schema.spans):
+        crosses = SpanKind(span.kind).is_communication
+        ends = span.where.split(">", 1) if crosses else [span.where]
+        if span.where not in strange and not (len(ends) == 1 + crosses and known.issuperset(ends)):
+            strange.add(span.where)
+            expected = "two of the devices, written SOURCE>TARGET" if crosses else "one of the devices"
+            suggestion = None if crosses else closest(span.where, schema.devices)
+            yield document.problem(("spans", index, "where"), expected, span.where, suggestion=suggestion)
     for index, contact in enumerate(schema.contacts):
-        if contact.where not in schema.devices:
+        if contact.where not in known:
             place, suggestion = ("contacts", index, "where"), closest(contact.where, schema.devices)
             yield document.problem(place, "one of the devices", contact.where, suggestion=suggestion)
         if contact.end < contact.start:
