@@ -104,8 +104,10 @@ memory["a0.0"] = [[0], [1, 2, 3], [1, "8 GiB"]]
 ## spans of unknown devices
 spans[0].where = "a0.1"
 spans[1].where = "a0.0->a0.10"
-> timeline.json:11: spans[0].where: found "a0.1", expected one of the devices; did you mean "a0.10"?
-> timeline.json:18: spans[1].where: found "a0.0->a0.10", expected two of the devices, written SOURCE>TARGET
+> timeline.json:11: spans[0].where: found "a0.1", expected one of the devices, or two written SOURCE>TARGET;
+| did you mean "a0.10"?
+> timeline.json:18: spans[1].where: found "a0.0->a0.10", expected one of the devices, or two written SOURCE>TARGET;
+| did you mean "a0.10"?
 
 ## iterations that go back
 iteration_ends = [4, 2]

@@ -133,12 +133,10 @@ def _device_problems(schema: TimelineSchema, document: Document) -> Iterator[Pro
             yield document.problem(("memory", device), expected, device, suggestion=closest(device, schema.devices))
     strange: set[str] = set()  # each is said once: a device with another name has thousands of spans
     for index, span in enumerate(schema.spans):
-        crosses = SpanKind(span.kind).is_communication
-        ends = span.where.split(">", 1) if crosses else [span.where]
-        if span.where not in strange and not (len(ends) == 1 + crosses and known.issuperset(ends)):
+        if span.where not in strange and not (len(ends := span.where.split(">")) <= 2 and known.issuperset(ends)):
             strange.add(span.where)
-            expected = "two of the devices, written SOURCE>TARGET" if crosses else "one of the devices"
-            suggestion = None if crosses else closest(span.where, schema.devices)
+            suggestion = closest(span.where, schema.devices)
+            expected = "one of the devices, or two written SOURCE>TARGET"
             yield document.problem(("spans", index, "where"), expected, span.where, suggestion=suggestion)
     for index, contact in enumerate(schema.contacts):
         if contact.where not in known:
