@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from command_result import Run
 
 CLUSTER = """
@@ -27,15 +28,16 @@ def test_plans_by_a_shipped_profile(run: Run, tmp_path: Path) -> None:
     assert 0.7 < times[0] / times[1] < 1.5
 
 
-def test_a_profile_of_something_else_is_refused(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["plan", "compare"])
+def test_a_profile_of_something_else_is_refused(run: Run, tmp_path: Path, command: str) -> None:
     (tmp_path / "pair.toml").write_text(CLUSTER)
-    other = run("plan", "-m", "llama-3-8b", *OPTIONS)
+    other = run(command, "-m", "llama-3-8b", *OPTIONS)
     assert (other.code, other.out) == (2, "")
     assert '--profile: found "llama-2-7b", expected a profile of llama-3-8b' in other.err
-    longer = run("plan", "-m", "llama-2-7b", "--sequence-length", "2048", *OPTIONS)
+    longer = run(command, "-m", "llama-2-7b", "--sequence-length", "2048", *OPTIONS)
     assert longer.code == 2
     assert "expected a profile with 2048 tokens per sample" in longer.err
-    unknown = run("plan", "-m", "llama-2-7b", "-c", "pair.toml", "-b", "16", "--profile", "h100-llama")
+    unknown = run(command, "-m", "llama-2-7b", "-c", "pair.toml", "-b", "16", "--profile", "h100-llama")
     assert unknown.code == 2
     assert "one of the profiles" in unknown.err
 

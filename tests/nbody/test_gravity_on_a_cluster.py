@@ -141,6 +141,8 @@ def test_a_plan_is_played_like_any_other(plan_file: Path, tmp_path: Path, capsys
     assert sum(moved["step_seconds"]) < 0.9 * sum(runs["work by speed"]["step_seconds"])
     assert argosy("simulate", str(plan_file), "--until", f"{5.5 * step} s", "--width", "100") == 0
     assert "counts by speed" in capsys.readouterr().out
+    assert argosy("simulate", str(plan_file), "--until", f"{1e7 * step} s", "--trace", f"{device}={trace}") == 2
+    assert "expected a time in which fewer than 1,000,000 iterations begin" in capsys.readouterr().err
 
 
 def test_cuts_are_compared_like_plans(capsys: pytest.CaptureFixture[str]) -> None:

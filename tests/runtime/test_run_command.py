@@ -70,8 +70,11 @@ def test_a_run_trains_resumes_and_writes_what_it_measured(tmp_path: Path) -> Non
     assert first.returncode == 0, first.stderr
     anew = run(plan, "--steps", "2")
     assert anew.returncode == 2 and "expected --resume to go on from there, or another --out" in anew.stderr
+    log = tmp_path / "run" / "torchrun.log"
+    log.write_text("what the first run printed\n")
     again = run(plan, "--steps", "2", "--resume")
     assert again.returncode == 0, again.stderr
+    assert log.read_text().startswith("what the first run printed\n")
     figures = json.loads(first.stdout)
     resumed = [float(text) for text in re.findall(r"loss ([\d.]+)  ", again.stderr)]
     assert [*figures["losses"], *resumed] == pytest.approx(losses_alone(5), rel=1e-4)

@@ -97,3 +97,17 @@ def test_a_folder_is_held_by_one_run_for_each_node(tmp_path: Path) -> None:
         child.communicate()
     with held(tmp_path, "0"):
         pass
+
+
+def test_an_elastic_run_and_another_refuse_each_other(tmp_path: Path) -> None:
+    def refused(node: str, *, elastic: bool) -> str:
+        with pytest.raises(InputError) as caught, held(tmp_path, node, elastic=elastic):
+            pass
+        return str(caught.value)
+
+    with held(tmp_path, "v0", elastic=True), held(tmp_path, "v1", elastic=True):
+        assert "found an elastic run that is going on there (node v" in refused("0", elastic=False)
+    with held(tmp_path, "0"), held(tmp_path, "1"):
+        assert "found a run that is going on there (node " in refused("v0", elastic=True)
+    with held(tmp_path, "v0", elastic=True):
+        pass

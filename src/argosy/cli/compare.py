@@ -105,12 +105,12 @@ def compare(
         refuse_options(given, "for gravity")
         compare_gravity(model, where, width=width, json=json, quiet=quiet)
         return
-    costs = compute_model(profile or (), cluster=where, quiet=quiet)
     wanted = Robust(known_name("--robust", robust, Robust, "objectives"))
     changes = Changes(scenarios=tuple(load_scenarios(where, scenario) if scenario else (where,)), robust=wanted)
     batch = _PER_DEVICE * len(where.devices) if global_batch is None else global_batch
     check_at_least("--global-batch", batch, 1)
     chain = load_model(model, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
+    costs = compute_model(profile or (), chain=chain, cluster=where, quiet=quiet)
     rows = compared(chain, where, batch, costs, names=_chosen(only), level=level, quiet=quiet, changes=changes)
     if json:
         names = {"model": model, "cluster": {"name": where.name, "hash": where.hash}, "global_batch": batch}

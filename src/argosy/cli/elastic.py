@@ -86,7 +86,7 @@ def follow_elastic(jobs: Sequence[Job], *, show: Callable[[dict[str, Any]], str]
     folder = jobs[0].folder
     make_folder(folder)
     with contextlib.ExitStack() as stack:  # each agent has its lock to itself: a node whose agent is lost may come back
-        locks = [stack.enter_context(held(folder, job.node)) for job in jobs]
+        locks = [stack.enter_context(held(folder, job.node, elastic=True)) for job in jobs]
         check_folder(jobs[0])
         events, progress = Tail(folder / EVENTS), Tail(folder / PROGRESS)
         agents = [_start(job, lock) for job, lock in zip(jobs, locks, strict=True)]

@@ -33,7 +33,7 @@ def simulate_gravity(
     quiet: bool,
 ) -> None:
     """Play a gravity plan step after step, with ``adapt`` also re-balanced."""
-    from argosy.cli.inputs import MOST_ITERATIONS, check_iterations, parse_time, with_traces
+    from argosy.cli.inputs import MOST_ITERATIONS, check_iterations, parse_time, too_long, with_traces
     from argosy.cli.terminal import print_json, progress, stdout_console
     from argosy.cluster.file import load_cluster
     from argosy.nbody.plan_file import gravity_plan_from_document
@@ -53,10 +53,15 @@ def simulate_gravity(
     if adapt not in (None, "off"):
         ways.insert(1, (f"{plan.plan.name}, re-balanced", plan.plan, True))
     with progress(f"simulating {plan.box.particles:.3g} particles on {where!r}", quiet=quiet):
+        first = play_run(where, plan.box, plan.plan, 1, rebalance=False).ends
+        if iterations is None and first and first[0] * MOST_ITERATIONS <= end < math.inf:  # known without playing them
+            raise too_long(until)
         runs = [
             (name, play_run(where, plan.box, domains, steps, rebalance=moves, until=end))
             for name, domains, moves in ways
         ]
+    if iterations is None and any(len(run.ends) == MOST_ITERATIONS for _, run in runs):
+        raise too_long(until)
     if json:
         names = {"cluster": {"name": where.name, "hash": where.hash}, "particles": plan.box.particles}
         print_json("simulate", {**names, "workload": "gravity", "runs": [_run(name, run) for name, run in runs]})

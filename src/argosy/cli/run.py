@@ -238,7 +238,8 @@ def _follow(
             _check_folder_is_new(launch)
         if node_rank == 0:  # the folder is common to all nodes
             _clear(launch)
-        with log.open("w") as file:
+        with log.open("a" if launch.resume else "w") as file:
+            began = file.tell()
             process = _start(launch, node_rank, file, lock, environment or {})
             asked = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
             try:
@@ -247,7 +248,7 @@ def _follow(
                 _end(process)
                 signal.signal(signal.SIGTERM, asked)
         if process.returncode != 0:
-            _fail(launch, log)
+            _fail(launch, log, began)
     return lines
 
 
@@ -324,12 +325,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def _fail(launch: Launch, log: Path) -> None:
+def _fail(launch: Launch, log: Path, began: int) -> None:
+    """``began``: where the processes' output begins; before it stands that of the run with which this one goes on."""
     from argosy.errors import RunError
     from argosy.runtime.failure import verdict
     from argosy.runtime.ranks import devices_by_rank
 
-    sentence, exit_code = verdict(launch.folder, log.read_text(errors="replace"), devices_by_rank(launch.plan))
+    printed = log.read_bytes()[began:].decode(errors="replace")
+    sentence, exit_code = verdict(launch.folder, printed, devices_by_rank(launch.plan))
     error = RunError(f"{sentence}\nall output is in {log}")
     error.exit_code = exit_code
     raise error

@@ -24,27 +24,37 @@ Line = dict[str, Any]
 
 
 @contextlib.contextmanager
-def held(folder: Path, node: str) -> Iterator[int]:
+def held(folder: Path, node: str, *, elastic: bool = False) -> Iterator[int]:
     """A node's part of a run's folder, for one run at a time; an ``InputError`` where another has it.
 
     What is yielded is the descriptor of a locked file. The kernel lifts the lock when the last process that has it
-    ends, however it ends; the file stays. A file system that has no locks is taken as it is.
+    ends, however it ends; the file stays. A file system that has no locks is taken as it is. An elastic run and one
+    that is not have nothing in a folder in common: where any node has it for the one, no node gets it for the other.
     """
-    try:
-        descriptor = os.open(folder / f".run-{node}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise _refused(folder, str(error.strerror).lower(), "a folder that can be written into") from None
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            found = f"a run that is going on there (node {node})"
-            raise _refused(folder, found, "another --out, or the end of that run") from None
-        except OSError:
-            pass
+    own, other = ("elastic", "run") if elastic else ("run", "elastic")
+    with contextlib.ExitStack() as opened:
+        descriptor = _locked(folder / f".{own}-{node}.lock", fcntl.LOCK_EX, opened)
+        for path in folder.glob(f".{other}-*.lock"):
+            with contextlib.ExitStack() as looked_at:
+                _locked(path, fcntl.LOCK_SH, looked_at)
         yield descriptor
-    finally:
-        os.close(descriptor)
+
+
+def _locked(path: Path, how: int, opened: contextlib.ExitStack) -> int:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise _refused(path.parent, str(error.strerror).lower(), "a folder that can be written into") from None
+    opened.callback(os.close, descriptor)
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        kind, _, node = path.stem.removeprefix(".").partition("-")
+        found = f"{'an elastic' if kind == 'elastic' else 'a'} run that is going on there (node {node})"
+        raise _refused(path.parent, found, "another --out, or the end of that run") from None
+    except OSError:
+        pass
+    return descriptor
 
 
 def _refused(folder: Path, found: str, expected: str) -> InputError:
