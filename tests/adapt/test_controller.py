@@ -7,18 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from argosy.adapt.controller import Limits, Reach
+from argosy.adapt.controller import Controller, Decision, Limits, Reach
 from argosy.adapt.play import Course, Stage, play, play_oracle
+from argosy.adapt.predictor import Predictor
 from argosy.adapt.shares import in_proportion
 from argosy.adapt.watch import reason
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
+from argosy.cost.moving import migration
 from argosy.document import parse_toml
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica
 from argosy.plan.plan import Stage as PlanStage
 from argosy.planner import Settings, find_plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.sim.compile import compile_plan
+from argosy.sim.exact import simulate_exact
 from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
 
@@ -149,3 +153,67 @@ def test_a_reason_counts_what_it_does_not_name() -> None:
 def test_shares_follow_speed() -> None:
     assert in_proportion(8, [3.0, 1.0]) == [6, 2]
     assert in_proportion(4, [1.0, 1.0, 1e-9]) == [2, 1, 1]
+
+
+def test_a_schedule_that_does_not_keep_its_promise_is_undone(chain: Chain) -> None:
+    """And each time it takes twice as long before the next is tried: of 60 steps, six lose."""
+    cluster = cluster_with(CALM)
+    plan = plan_on(cluster, chain)
+    variants = [replace(plan, schedule=schedule) for schedule in SCHEDULES]
+    controller = Controller(plan, chain, cluster, limits=Limits(reach=Reach.K, dwell=3), schedules=variants)
+    waited = []
+    for step in range(60):
+        seconds = 2.0 if controller.plan.schedule == plan.schedule else 2.6
+        controller.after_step(step, seconds, {"b0.nic.out": 5e8, "b0.nic.in": 5e8}, {})
+        waited.append(controller.patience)
+    changes = controller.log
+    assert [change.plan.schedule == plan.schedule for change in changes] == [False, True, False, True]
+    assert all(change.why.startswith("undone") for change in changes[1::2])
+    assert changes[2].step - changes[1].step == 6 and (waited[0], waited[-1]) == (3, 12)
+    assert controller.plan.schedule == plan.schedule and controller.elapsed == pytest.approx(60 * 2.0 + 6 * 0.6)
+
+
+def test_what_a_move_took_counts_for_the_next(chain: Chain) -> None:
+    cluster = cluster_with(CALM)
+    plan = plan_on(cluster, chain)
+    first, last = plan.stages
+    other = replace(plan, stages=(replace(first, end=first.end + 8), replace(last, first=last.first + 8)))
+    limits = Limits(horizon=10_000, dwell=1)
+    controller = Controller(plan, chain, cluster, limits=limits, replan=lambda believed: other)
+    slow, fast = ({"b0.0": speed, "b0.1": speed} for speed in (0.5, 1.0))
+
+    def until_moved(speeds: dict[str, float]) -> Decision:
+        for step in range(20):
+            seconds = controller.predictor.seconds(controller.plan, controller.watch.world)
+            decision = controller.after_step(len(controller.log) * 20 + step, seconds, {}, speeds)
+            if decision.is_change:
+                return decision
+        raise AssertionError("no move")
+
+    there = until_moved(slow)
+    assert there.moving == pytest.approx(migration(plan, other, chain, cluster).seconds(cluster), rel=0.01)
+    before = controller.spent
+    controller.learn_of_move(3 * there.moving)
+    assert controller.spent == pytest.approx(before + 2 * there.moving)
+    back = until_moved(fast)
+    assert back.moving == pytest.approx(3 * migration(other, plan, chain, cluster).seconds(cluster), rel=0.01)
+    controller.learn_of_move(back.moving)
+    assert controller.moving_ratio == pytest.approx(3)
+    controller.log.append(replace(back, moving=0.0))  # such as to fewer replicas: every byte is there
+    controller.learn_of_move(0.1)
+    assert controller.moving_ratio == pytest.approx(3)
+
+
+def test_knowing_the_future_does_not_help_a_plan_whose_device_is_lost(chain: Chain) -> None:
+    cluster = cluster_with(LOST)
+    plan = plan_on(cluster, chain)
+    course = play_oracle(Stage(chain, cluster, ComputeModel()), [plan], until=UNTIL)
+    assert course.end == UNTIL and course.steps and course.steps[-1].start < 10
+
+
+def test_many_micro_batches_are_predicted_by_folding(chain: Chain) -> None:
+    """Replicas that do the same are played once; the seconds are those of all of them."""
+    cluster = cluster_with(CALM)
+    plan = replace(plan_on(cluster, chain), global_batch=8 * 501, num_micro_batches=501)
+    exact = simulate_exact(compile_plan(plan, chain, cluster, ComputeModel()), cluster, record=0).iteration_ends[0]
+    assert Predictor(chain, cluster, ComputeModel()).on(plan, cluster) == pytest.approx(exact, rel=0.01)

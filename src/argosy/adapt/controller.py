@@ -226,10 +226,11 @@ class Controller:
         self.log.append(decision)
 
     def learn_of_move(self, seconds: float) -> None:
-        """What the last move really took."""
-        moves = [decision for decision in self.log if decision.moving > 0]
-        if moves:
-            self.moving_ratio *= seconds / moves[-1].moving
+        """What the move of the last decision really took, for the next ones and for (7)."""
+        predicted = self.log[-1].moving if self.log else 0.0
+        if 0 < predicted < math.inf:  # nothing is learnt of moves where nothing had to move
+            self.moving_ratio *= seconds / predicted
+            self.spent += seconds - predicted
 
     def _correct(self, seconds: float) -> None:
         """(5), while nothing is in doubt."""
