@@ -154,10 +154,6 @@ class Advisor:
         with contextlib.suppress(OSError):
             self._write(seen)
 
-    @property
-    def has_ended(self) -> bool:
-        return self.process.poll() is not None
-
     def answers(self) -> list[Advice]:
         """What has come since the last call."""
         found = []

@@ -132,26 +132,6 @@ class Stage:
         """Holders of the same experts, which sum their gradients."""
         return tuple(self.holders[at :: self.expert] for at in range(self.expert))
 
-    def describe(self, index: int, kinds: dict[str, str]) -> str:
-        """For people: ``Stage 1: layers 8..15 on 4x V100-32GB, 2 replicas of 2``."""
-        counts: dict[str, int] = {}
-        for device in self.devices:
-            counts[kinds[device]] = counts.get(kinds[device], 0) + 1
-        on = " + ".join(f"{count}x {kind}" for kind, count in counts.items())
-        widths = sorted({replica.width for replica in self.replicas})
-        groups = f"{len(self.replicas)} replica{'s' if len(self.replicas) > 1 else ''}"
-        groups += f" of {'/'.join(map(str, widths))}" if widths != [1] else ""
-        shares = sorted({replica.samples for replica in self.replicas})
-        uneven = f", samples {'/'.join(str(r.samples) for r in self.replicas)}" if len(shares) > 1 else ""
-        extras = [f"context {self.context}"] if self.context > 1 else []
-        extras += [f"expert {self.expert}"] if self.expert > 1 else []
-        extras += [f"zero {self.zero}"] if self.zero else []
-        extras += [f"recompute {self.recompute}"] if self.recompute is not Recompute.NONE else []
-        tail = "".join(f", {extra}" for extra in extras)
-        count = sum(end - first for first, end in self.ops)
-        what = f"{count} operations" if self.ops else f"layers {self.first}..{self.end - 1}"
-        return f"Stage {index}: {what} on {on}, {groups}{uneven}{tail}"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:

@@ -48,8 +48,6 @@ RECOMPUTE = Feature(
 )
 
 FEATURES = (GROUPS, CONTEXT, EXPERT, ZERO, RECOMPUTE)
-SCHEDULE_KINDS = frozenset(ScheduleKind)
-"""Kinds of schedule that run, each with any k, depth and number of chunks."""
 
 
 def unsupported(plan: Plan) -> tuple[str, ...]:
@@ -70,9 +68,6 @@ def check_movable(plan: Plan) -> None:
 
 
 def _sentences(plan: Plan) -> Iterator[str]:
-    if plan.schedule.kind not in SCHEDULE_KINDS:
-        kinds = _listed(tuple(sorted(SCHEDULE_KINDS)))
-        yield f"The plan asks for the schedule {plan.schedule.kind}, and the runtime executes only {kinds}."
     for index, rule in enumerate(plan.policy):
         if ScheduleKind.INTERLEAVED in (rule.schedule.kind, plan.schedule.kind):
             switch = f"from {plan.schedule.kind} to {rule.schedule.kind} below {RATE.format(rule.below)} on {rule.edge}"

@@ -45,10 +45,6 @@ class Found:
     pops: int = 0
     """Partial assignments that A* looked at."""
 
-    @property
-    def gap(self) -> float:
-        return self.value / self.bound - 1 if self.bound > 0 else 0.0
-
 
 def cheapest(
     problem: Problem,
