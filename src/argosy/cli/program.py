@@ -31,15 +31,16 @@ class Shared(NamedTuple):
 
 def share_program(text: str, cluster: str, *, dtype: str | None, level: int, quiet: bool) -> Shared:
     """Capture a program and find the cheapest way to share its step; what no rule knows is warned of."""
-    from argosy.cli.terminal import progress
+    from argosy.cli.terminal import needs, progress
     from argosy.cluster.file import load_cluster
     from argosy.graph_planner import find_graph_plan
     from argosy.report.graph_plan import without_rule
     from argosy.runtime.program import load_program, split_name
-    from argosy.workload.capture.initial import build_fake
-    from argosy.workload.capture.trace import capture_fake, num_samples, with_samples
 
     where, name = load_cluster(cluster), split_name(text)[0].stem
+    with needs("capturing a program needs torch", "torch"):
+        from argosy.workload.capture.initial import build_fake
+        from argosy.workload.capture.trace import capture_fake, num_samples, with_samples
     with progress(f"capturing {text}", quiet=quiet):
         fake = build_fake(load_program(text).build)
         graph = capture_fake(fake, name=name)

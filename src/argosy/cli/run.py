@@ -149,6 +149,7 @@ def run(
             typer.echo(dry_run_text(launch))
     else:
         _check_init(launch)
+        _check_torch()
         if elastic:
             from argosy.cli.elastic import elastic_jobs, follow_elastic
 
@@ -203,6 +204,15 @@ def _check_init(launch: Launch) -> None:
     if launch.init is not None and not Path(launch.init).exists():
         expected = "an existing file of weights, or the folder of a checkpoint"
         raise InputError([Problem(file=launch.init, path="--init", expected=expected)])
+
+
+def _check_torch() -> None:
+    from importlib.util import find_spec
+
+    from argosy.errors import RunError
+
+    if find_spec("torch") is None:
+        raise RunError("training needs torch; pip install 'argosy[torch]'")
 
 
 def _check_folder_is_new(launch: Launch) -> None:
