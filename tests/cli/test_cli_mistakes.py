@@ -9,7 +9,20 @@ from pathlib import Path
 import pytest
 from command_result import PLAN, Run
 
+from argosy.cli.demo_training import train
+from argosy.cli.terminal import stdout_console
 from argosy.plan.file import read_plan
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "vocab_size": 1000,
+    "max_position_embeddings": 256,
+}
+
 
 HOSTS = ("import", "hosts", "--from", "hostfile", "--kind", "H200", "--intra", "1 GB/s", "--nic", "1 GB/s")
 
@@ -22,6 +35,22 @@ def files(tmp_path: Path) -> Path:
     (tmp_path / "hosts").write_text("one slots=2\n")
     (tmp_path / "train.py").write_text("def build(): ...\n")
     return tmp_path
+
+
+def test_brackets_in_names_are_no_markup(run: Run, tmp_path: Path) -> None:
+    for name in ("m[red]", "m[/b]"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text(json.dumps(CONFIG))
+        result = run("plan", "-m", name, "-c", "two-cards", "-b", "8", "-q", "-o", "plan[red].json")
+        assert result.out.startswith(f"{name} on two-cards: ")
+        assert "wrote plan[red].json; next: argosy explain plan[red].json" in result.out
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "20", "60"])
+def test_a_narrow_terminal_loses_no_figure(run: Run, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    wide = run("explain", PLAN, "-q").out
+    monkeypatch.setenv("COLUMNS", columns)
+    assert run("explain", PLAN, "-q").out == wide
 
 
 WITHOUT_TORCH = {
@@ -44,3 +73,11 @@ def test_without_torch_it_is_said_what_to_install(
     assert "needs torch" in result.err
     assert "pip install 'argosy[torch]'" in result.err
     assert not (files / "run").exists()
+
+
+def test_the_demonstration_names_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert "skipped" in train(stdout_console(), tmp_path, quiet=True)
+    assert "pip install 'argosy[torch]'" in capsys.readouterr().out

@@ -8,20 +8,28 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from argosy.errors import InputError, Problem, RunError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+_LEAST_COLUMNS = 80
+"""That the tables are made for."""
+
 
 def stdout_console(width: int | None = None) -> Console:
-    """For results. Without colour where NO_COLOR is set or stdout is no terminal."""
+    """For results. Without colour where NO_COLOR is set or stdout is no terminal. Square brackets in a user's names are
+    no markup. Where a terminal is too narrow for the tables, it breaks their lines: no figure is left out."""
     from rich.console import Console
 
     plain = bool(os.environ.get("NO_COLOR"))
-    return Console(width=width, highlight=False, emoji=False, color_system=None if plain else "auto")
+    colours: Literal["auto"] | None = None if plain else "auto"
+    console = Console(width=width, highlight=False, emoji=False, markup=False, color_system=colours)
+    if width is None:
+        console.width = max(console.width, _LEAST_COLUMNS)
+    return console
 
 
 def silent_console() -> Console:
