@@ -220,9 +220,34 @@ def validate(document: Document, schema: type[SchemaT]) -> SchemaT:
     try:
         return schema.model_validate(document.data)
     except ValidationError as error:
+        if _is_of_another_sort(document, schema):
+            raise InputError([_another_sort(document, schema)]) from None
         problems = [_problem(document, schema, detail) for detail in error.errors()]
         problems.sort(key=lambda problem: problem.line or 0)
         raise InputError(problems) from None
+
+
+_OF_ANY_SORT = frozenset({"version", "source"})
+"""Fields that say nothing of what a document is."""
+_MOST_NAMED = 6
+
+
+def _is_of_another_sort(document: Document, schema: type[BaseModel]) -> bool:
+    """Whether a whole file has several fields, none of those that make it what it should be, and most not misspelt."""
+    telling, known = document.data.keys() - _OF_ANY_SORT, _fields_at(schema, ())
+    if document.prefix or len(telling) <= 2 or not telling.isdisjoint(known):
+        return False
+    return 2 * sum(closest(name, known) is not None for name in telling) < len(telling)
+
+
+def _another_sort(document: Document, schema: type[BaseModel]) -> Problem:
+    """One sentence instead of one for every field."""
+    required = [info.alias or name for name, info in schema.model_fields.items() if info.is_required()]
+    expected = ", ".join(name for name in required if name not in _OF_ANY_SORT)
+    telling = [name for name in document.data if name not in _OF_ANY_SORT]
+    rest = ["..."] if len(telling) > _MOST_NAMED else []
+    found = f"another sort of file, with {', '.join(telling[:_MOST_NAMED] + rest)}"
+    return replace(document.problem((), f"a file with {expected}"), found=found)
 
 
 def _problem(document: Document, schema: type[BaseModel], detail: ErrorDetails) -> Problem:

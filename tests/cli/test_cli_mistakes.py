@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -37,6 +39,27 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_a_file_of_another_sort_is_one_line(run: Run, files: Path) -> None:
+    assert run("simulate", "plan.json", "-q", "-o", "timeline.json").code == 0
+    result = run("explain", "timeline.json")
+    assert result.code == 2
+    assert len(result.err.splitlines()) == 1
+    assert "timeline.json: found another sort of file, with busy, clock, devices" in result.err
+    assert "expected a file with model, cluster, global_batch" in result.err
+
+
+def test_misspelt_fields_are_still_told_one_by_one(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text('{"modle": 1, "clutser": 2, "stags": 3}')
+    assert 'did you mean "cluster"?' in run("simulate", "plan.json").err
+
+
+def test_no_name_is_no_model(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    result = run("plan", "-m", "", "-c", "two-cards", "-b", "8")
+    assert result.code == 2
+    assert result.err.startswith('error: model: found "", expected a file, a folder or one of the presets')
+
+
 def test_brackets_in_names_are_no_markup(run: Run, tmp_path: Path) -> None:
     for name in ("m[red]", "m[/b]"):
         (tmp_path / name).mkdir(parents=True)
@@ -51,6 +74,18 @@ def test_a_narrow_terminal_loses_no_figure(run: Run, monkeypatch: pytest.MonkeyP
     wide = run("explain", PLAN, "-q").out
     monkeypatch.setenv("COLUMNS", columns)
     assert run("explain", PLAN, "-q").out == wide
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_what_may_not_be_used_is_one_clear_line(run: Run, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def fail() -> None:
+        raise OSError(number, os.strerror(number), "locked/plan.json")
+
+    monkeypatch.setattr("argosy.cluster.catalogue.catalogue", fail)
+    result = run("devices")
+    assert result.code == 2
+    told = os.strerror(number).lower()
+    assert result.err == f"error: locked/plan.json: found {told}, expected a file or folder that this user may use\n"
 
 
 WITHOUT_TORCH = {

@@ -9,12 +9,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from argosy.errors import ArgosyError, bad_input
+from argosy.errors import ArgosyError, InputError, Problem, bad_input
 
 COMPLETING = "_ARGOSY_COMPLETE"
 """Set by a shell that asks what could come next."""
 BROKEN_PIPE = 1
 INTERRUPTED = 130
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -59,6 +60,10 @@ def _run(arguments: Sequence[str] | None) -> int:
         if error.errno in NO_ROOM:
             _drop_output()
             return _tell(bad_input("room for what is written", str(error.strerror), where="output"))
+        if error.errno in FORBIDDEN and error.filename:
+            found = str(error.strerror).lower()
+            expected = "a file or folder that this user may use"
+            return _tell(InputError([Problem(file=str(error.filename), found=found, expected=expected)]))
         if error.errno != errno.ENAMETOOLONG:
             raise
         name = str(error.filename)

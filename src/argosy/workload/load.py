@@ -73,7 +73,7 @@ def load_architecture(model: str | Path) -> Architecture:
 
 def _located(model: str | Path) -> Path:
     """The file that is meant; of a folder its config."""
-    if not is_there(model):
+    if not str(model) or not is_there(model):
         raise _unknown(str(model))
     return Path(model) / "config.json" if Path(model).is_dir() else Path(model)
 
