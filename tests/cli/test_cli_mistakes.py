@@ -53,6 +53,20 @@ def test_misspelt_fields_are_still_told_one_by_one(run: Run, tmp_path: Path) -> 
     assert 'did you mean "cluster"?' in run("simulate", "plan.json").err
 
 
+def test_a_plan_finds_its_model_beside_it(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "job" / "mine").mkdir(parents=True)
+    (tmp_path / "job" / "mine" / "config.json").write_text(json.dumps(CONFIG))
+    monkeypatch.chdir(tmp_path / "job")
+    assert run("plan", "-m", "mine", "-c", "two-cards", "-b", "8", "-q", "-o", "plan.json").code == 0
+    monkeypatch.chdir(tmp_path)
+    assert run("simulate", "job/plan.json", "-q").out.startswith("mine on two-cards")
+    (tmp_path / "job" / "plan.json").rename("plan.json")
+    result = run("explain", "plan.json")
+    assert result.code == 2
+    assert result.err.startswith("error: plan.json:")
+    assert ': model.name: found "mine", expected a preset, or a file or folder that is here or beside' in result.err
+
+
 def test_no_name_is_no_model(run: Run, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     result = run("plan", "-m", "", "-c", "two-cards", "-b", "8")

@@ -20,7 +20,7 @@ from argosy.cluster.tracefile import read_trace
 from argosy.cost.calibration import Calibration
 from argosy.cost.calibration_file import read_calibration
 from argosy.cost.compute import ComputeModel
-from argosy.document import Document, Location, Schema, read_toml, validate
+from argosy.document import Document, Location, Schema, is_there, read_toml, validate
 from argosy.errors import InputError, Mismatch, Problem, bad_input, closest
 from argosy.plan.check import check_plan
 from argosy.plan.file import plan_from_document
@@ -65,7 +65,9 @@ def load_scenario(
     where = cluster_from_content(plan.cluster.content) if cluster is None else load_cluster(cluster)
     where = with_traces(where, traces) if traces else where
     ref = plan.model
-    chain = load_model(ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)
+    chain = load_model(
+        model_of(plan, document), sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer
+    )
     check_plan(plan, chain, where, document=document)
     if not traces:
         _warn_of_another_cluster(plan, where)
@@ -85,6 +87,18 @@ def plan_of_layers(document: Document) -> Plan:
         expected = "stages of layers; a plan for a captured program is carried out by argosy run"
         raise document.error(("stages", 0, "ops"), expected, "stages of operations")
     return plan
+
+
+def model_of(plan: Plan, document: Document) -> str:
+    """The preset or file that a plan names. A file is looked for from here, as it was named, then from beside the plan,
+    so that a folder with both can be used from anywhere."""
+    name = plan.model.name
+    beside = Path(document.file).parent / name
+    if name in preset_names() or is_there(name):
+        return name
+    if is_there(beside):
+        return str(beside)
+    raise document.error(("model", "name"), "a preset, or a file or folder that is here or beside the plan", name)
 
 
 def load_calibration(path: str | None) -> Calibration:
