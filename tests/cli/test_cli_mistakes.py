@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from command_result import PLAN, Run
 
+import argosy.runtime.program  # noqa: F401 (looks for torch once, before a test takes it away)
 from argosy.cli.demo_training import train
-from argosy.cli.terminal import stdout_console
+from argosy.cli.terminal import check_output, stdout_console
 from argosy.plan.file import read_plan
 
 CONFIG = {
@@ -24,9 +25,22 @@ CONFIG = {
     "vocab_size": 1000,
     "max_position_embeddings": 256,
 }
-
-
 HOSTS = ("import", "hosts", "--from", "hostfile", "--kind", "H200", "--intra", "1 GB/s", "--nic", "1 GB/s")
+ONTO_ITSELF = {
+    "simulate": ("simulate", "plan.json", "-o", "plan.json"),
+    "report": ("report", "plan.json", "-o", "folder/../plan.json"),
+    "report's timeline": ("report", PLAN, "plan.json", "-o", "plan.json"),
+    "trace": ("trace", "plan.json", "-o", "link.json"),
+    "export": ("export", "plan.json", "--to", "torchrun", "-o", "plan.json"),
+    "import": (*HOSTS, "-o", "hosts"),
+    "calibrate": ("calibrate", "plan.json", "-o", "plan.json"),
+    "plan's cluster": ("plan", "-m", "gpt2", "-c", "plan.json", "-b", "8", "-o", "plan.json"),
+    "plan's model": ("plan", "-m", "plan.json", "-c", "two-cards", "-b", "8", "-o", "plan.json"),
+    "plan's program": ("plan", "--program", "train.py:build", "-c", "two-cards", "-o", "train.py"),
+    "profile": ("profile", "train.py:build", "-o", "train.py"),
+    "run": ("run", "plan.json", "train.py", "--slurm", "train.py"),
+    "nbody plan": ("nbody", "plan", "-c", "hosts", "-o", "hosts"),
+}
 
 
 @pytest.fixture
@@ -37,6 +51,34 @@ def files(tmp_path: Path) -> Path:
     (tmp_path / "hosts").write_text("one slots=2\n")
     (tmp_path / "train.py").write_text("def build(): ...\n")
     return tmp_path
+
+
+@pytest.mark.parametrize("what", ONTO_ITSELF)
+def test_no_result_takes_the_place_of_what_is_read(run: Run, files: Path, what: str) -> None:
+    before = {path.name: path.read_bytes() for path in files.iterdir() if path.is_file()}
+    result = run(*ONTO_ITSELF[what])
+    assert result.code == 2
+    assert result.err.endswith(": found a file that is read, expected another file to write\n")
+    assert {path.name: path.read_bytes() for path in files.iterdir() if path.is_file()} == before
+
+
+def test_a_result_may_take_the_place_of_another(run: Run, files: Path) -> None:
+    (files / "old.json").write_text("an older result")
+    assert run("simulate", "plan.json", "-q", "-o", "old.json").code == 0
+    check_output(Path(os.devnull), os.devnull)
+
+
+@pytest.mark.parametrize("arguments", [("simulate", "plan.json"), ("trace", "plan.json"), ("report", "plan.json")])
+def test_a_missing_folder_is_told_before_anything_is_played(run: Run, files: Path, arguments: tuple[str, ...]) -> None:
+    result = run(*arguments, "-o", "missing/result")
+    assert result.code == 2
+    assert result.err == "error: missing/result: expected an existing folder missing to write into\n"
+
+
+def test_a_demonstration_that_cannot_be_kept_does_not_begin(run: Run, files: Path) -> None:
+    result = run("demo", "--out", "hosts")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == "error: hosts: found file exists, expected a folder that can be made\n"
 
 
 def test_a_file_of_another_sort_is_one_line(run: Run, files: Path) -> None:
@@ -51,6 +93,15 @@ def test_a_file_of_another_sort_is_one_line(run: Run, files: Path) -> None:
 def test_misspelt_fields_are_still_told_one_by_one(run: Run, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text('{"modle": 1, "clutser": 2, "stags": 3}')
     assert 'did you mean "cluster"?' in run("simulate", "plan.json").err
+
+
+def test_a_timeline_of_another_cluster_has_no_place_in_a_page(run: Run, files: Path) -> None:
+    assert run("simulate", "plan.json", "-q", "-o", "timeline.json").code == 0
+    result = run("report", "gpt2-xl-on-two-cards", "timeline.json")
+    assert result.code == 2
+    assert result.err == (
+        'error: timeline.json: devices: found "a0.0", expected devices of two-cards, on which the plan is\n'
+    )
 
 
 def test_a_plan_finds_its_model_beside_it(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,12 +55,12 @@ def calibrate(
     """
     from argosy.calibrate.file import read_measured
     from argosy.calibrate.study import study
-    from argosy.cli.terminal import check_folder, print_json, progress, stdout_console, write_file
+    from argosy.cli.terminal import check_output, print_json, progress, stdout_console, write_file
     from argosy.cost.calibration_file import calibration_to_dict, dumps_calibration
     from argosy.report.calibration import constant_table, error_table, worst_table
 
     if output is not None:
-        check_folder(output)
+        check_output(output, runs)
     measured = read_measured(runs)
     with progress(f"calibrating on {measured!r}", quiet=quiet):
         found = study(measured, _names(fit), share=share, seed=seed)

@@ -59,9 +59,10 @@ def export(
         argosy export plan.json --to torchtitan --lossy -o job/
     """
     import sys
+    from dataclasses import replace
 
-    from argosy.cli.inputs import plan_of_layers
-    from argosy.cli.terminal import print_json, write_file
+    from argosy.cli.inputs import model_of, plan_of_layers
+    from argosy.cli.terminal import check_output, print_json, write_file
     from argosy.cluster.file import cluster_from_content, load_cluster
     from argosy.plan.check import check_devices
     from argosy.plan.file import plan_from_document, read_plan
@@ -70,11 +71,15 @@ def export(
     found = plan_from_document(document) if to is Target.TORCHRUN else plan_of_layers(document)
     where = cluster_from_content(found.cluster.content) if cluster is None else load_cluster(cluster)
     check_devices(found, where)
+    if to is not Target.TORCHRUN and to is not Target.SAILOR:  # which say nothing of the model
+        found = replace(found, model=replace(found.model, name=model_of(found, document)))
     made = _export(found, where, to, lossy=lossy, zone=zone, plan_file=plan, program=program, steps=steps)
     for problem in made.lost:
         sys.stderr.write(f"lost: {problem}\n")
     if output is not None:
         folder = len(made.files) > 1
+        if not folder:
+            check_output(output, plan, cluster)
         for name, text in made.files:
             write_file(output / name if folder else output, text.encode(), make_folder=folder)
     if json:

@@ -44,10 +44,12 @@ def import_cluster(
         argosy import topo.xml --from nccl-xml -o cluster.toml
     """
     from argosy.cli.inputs import parse_rate
-    from argosy.cli.terminal import print_json, write_file
+    from argosy.cli.terminal import check_output, print_json, write_file
     from argosy.cluster.file import build_cluster
     from argosy.document import parse_toml, read_text
 
+    if output is not None:
+        check_output(output, file)
     given = (("--intra", intra), ("--nic", nic), ("--uplink", uplink))
     rates = [None if text is None else parse_rate(option, text) for option, text in given]
     text = _imported(source, read_text(file), str(file), name, kind, per_host, *rates)

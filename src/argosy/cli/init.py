@@ -48,14 +48,14 @@ def init(
         argosy init --node "2 x 4 A100-80GB, intra 300 GB/s, nic 100 Gbit/s" \\
             --node "1 x 2 V100-32GB" --name lab
     """
-    from argosy.cli.terminal import check_folder, print_json, write_file
+    from argosy.cli.terminal import check_output, print_json, write_file
     from argosy.cluster.file import build_cluster
     from argosy.document import parse_toml
     from argosy.errors import InputError, Problem
 
     if output.exists() and not force:
         expected = "a file that is not there yet, or --force"
-        check_folder(output)
+        check_output(output)
         raise InputError([Problem(file=str(output), found="a file", expected=expected)])
     if node:
         answers = [parse_node(text) for text in node]

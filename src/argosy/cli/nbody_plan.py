@@ -41,13 +41,15 @@ def plan(
         argosy nbody plan --cluster mixed-16 --particles 512^3 -o gravity.json
     """
     from argosy.cli.inputs import with_traces
-    from argosy.cli.terminal import print_json, progress, stdout_console, write_file
+    from argosy.cli.terminal import check_output, print_json, progress, stdout_console, write_file
     from argosy.cluster.file import load_cluster
     from argosy.nbody.plan import plan_step
     from argosy.nbody.plan_file import dumps_gravity_plan
     from argosy.nbody.play import play_run
     from argosy.nbody.pricing import typical_box
 
+    if output is not None:
+        check_output(output, cluster)
     where = load_cluster(cluster)
     where = with_traces(where, trace) if trace else where
     box = typical_box(parse_count(particles), mesh_cells=mesh, seed=seed)

@@ -120,7 +120,7 @@ def plan(
     from argosy.cli.choose import Task, check_what_counts, courses_over
     from argosy.cli.inputs import check_at_least, compute_model, load_calibration, parse_size, parse_time
     from argosy.cli.program import plan_program
-    from argosy.cli.terminal import check_folder, print_json, progress, stdout_console, write_file
+    from argosy.cli.terminal import check_output, print_json, progress, stdout_console, write_file
     from argosy.cluster.file import load_cluster
     from argosy.errors import NothingFitsError, bad_input
     from argosy.plan.file import dumps_plan
@@ -144,7 +144,7 @@ def plan(
         scenario, robust, for_trace, objective, (max_price_per_hour, max_cost_per_step), has_output=output is not None
     )
     if output is not None:
-        check_folder(output)
+        check_output(output, cluster, model, calibration, *(profile or ()))
     budget = parse_time("--time-budget", time_budget)
     settings = Settings(level=level, gap=gap, time_budget=budget, prune=not no_prune, runnable=runnable)
     most = parse_size("--memory-budget", memory_budget)

@@ -41,7 +41,7 @@ def probe(
         torchrun --nnodes 4 ... -m argosy probe -o cluster.toml
         argosy probe --run run --plan plan.json
     """
-    from argosy.cli.terminal import check_folder, print_json, progress, write_file
+    from argosy.cli.terminal import check_output, print_json, progress, write_file
     from argosy.cluster.probe_notes import ProbeNotes, read_notes
     from argosy.document import read_text
     from argosy.errors import bad_input
@@ -54,7 +54,7 @@ def probe(
     if resume and (output is None or lab is not None):
         raise bad_input("-o with the file of the probe that was cut, and no --lab", where="--resume")
     if output is not None:
-        check_folder(output)
+        check_output(output)
     kept = None if output is None else output.with_name(output.name + ".partial.json")
     if lab is not None:
         with progress("measuring devices and links", quiet=quiet):

@@ -53,7 +53,7 @@ def profile(
         argosy profile --model llama-2-7b --widths 1,2,4 \\
             --dtype bf16 --kind H200 -o llama.json
     """
-    from argosy.cli.terminal import check_folder, needs, print_json, tell, write_file
+    from argosy.cli.terminal import check_output, needs, print_json, tell, write_file
     from argosy.errors import bad_input
     from argosy.workload.profile_file import dump_profile, read_profile
 
@@ -62,7 +62,7 @@ def profile(
         raise bad_input("FILE.py:build, or --model with a preset or config", where="argosy profile")
     if program is not None and len(dtypes) > 1:
         raise bad_input("one of fp32, bf16 and fp16 for a program", dtype, where="--dtype")
-    check_folder(output)
+    check_output(output, model, (program or "").partition(":")[0])
     earlier = read_profile(output) if resume and output.exists() else None
     with needs("measuring needs torch", "torch"):
         from argosy.runtime.profile import own_kind, profile_program

@@ -94,12 +94,12 @@ def plan_program(
     output: Path | None,
 ) -> None:
     """Print the program or the pipeline of programs that was found, and write it as a plan where asked to."""
-    from argosy.cli.terminal import check_folder, print_json, stdout_console
+    from argosy.cli.terminal import check_output, print_json, stdout_console
     from argosy.report.graph_plan import graph_plan_title, graph_plan_to_dict, pipeline_table
     from argosy.report.program import collective_table, parameter_table, segment_lines, share_table
 
     if output is not None:
-        check_folder(output)
+        check_output(output, cluster, text.partition(":")[0])
     shared = share_program(text, cluster, dtype=dtype, level=level, quiet=quiet)
     found, where = shared.found, shared.cluster
     if output is not None:

@@ -54,13 +54,15 @@ def report(
     """
     from argosy.cli.inputs import load_scenario
     from argosy.cli.scenarios import load_scenarios
-    from argosy.cli.terminal import print_json
+    from argosy.cli.terminal import check_output, print_json
     from argosy.plan.file import read_plan
     from argosy.report.decisions import read_decisions, tell_decisions
     from argosy.timeline.file import load_timeline
 
+    check_output(output, plan, cluster, compare, decisions, *(timeline or ()), *(profile or ()))
     measured = {name: load_timeline(path) for name, path in _names(timeline or ()).items()}
     scenario = load_scenario(read_plan(plan), cluster=cluster, traces=trace or (), profiles=profile or (), quiet=quiet)
+    _check_timelines(measured, scenario.cluster)
     rivals = _rivals(compare, scenario.plan)
     decided = [] if decisions is None else tell_decisions(read_decisions(decisions))
     changes = dict(zip(under or (), load_scenarios(scenario.cluster, under or ()), strict=True))
@@ -75,6 +77,17 @@ def _names(paths: Sequence[Path]) -> dict[str, Path]:
     """Files by their names; by their whole paths where several have one name, as timelines of runs do."""
     short = len({path.name for path in paths}) == len(set(paths))
     return {path.name if short else str(path): path for path in paths}
+
+
+def _check_timelines(measured: Mapping[str, Timeline], cluster: Cluster) -> None:
+    """``InputError`` where one is of another cluster: its devices would have no place in the page."""
+    from argosy.errors import bad_input
+
+    known = {device.name for device in cluster.devices}
+    for file, timeline in measured.items():
+        for name in timeline.devices:
+            if name not in known:
+                raise bad_input(f"devices of {cluster.name}, on which the plan is", name, where=f"{file}: devices")
 
 
 def write_page(

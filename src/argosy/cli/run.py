@@ -97,7 +97,7 @@ def run(
         argosy run plan.json train.py --elastic --node v1 \\
             --out /shared/run --adapt k
     """
-    from argosy.cli.terminal import print_json, stdout_console, write_file
+    from argosy.cli.terminal import check_output, print_json, stdout_console, write_file
     from argosy.errors import bad_input
     from argosy.plan.file import load_plan
     from argosy.runtime.launch import Launch, commands, slurm_script
@@ -134,6 +134,7 @@ def run(
     if elastic and (lab is not None or slurm is not None or dry_run or metrics_port is not None):
         raise bad_input("no --metrics-port, --lab, --slurm or --dry-run with --elastic", "--elastic", where="run")
     if slurm is not None:
+        check_output(slurm, plan, program.partition(":")[0])
         write_file(slurm, slurm_script(launch).encode())
         if json:
             print_json("run", {"file": str(slurm)})

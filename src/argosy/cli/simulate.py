@@ -75,11 +75,13 @@ def simulate(
         argosy simulate gravity.json --adapt full --iterations 20
     """
     from argosy.cli.inputs import load_scenario, refuse_options
-    from argosy.cli.terminal import print_json, stdout_console, write_file
+    from argosy.cli.terminal import check_output, print_json, stdout_console, write_file
     from argosy.plan.file import read_plan, schedule_to_dict
     from argosy.report.summary import summarise, summary_to_dict
     from argosy.timeline.file import dumps_timeline
 
+    if output is not None:
+        check_output(output, plan, cluster, calibration, *(profile or ()))
     document = read_plan(plan)
     if document.data.get("kind") == "gravity":
         from argosy.cli.gravity import simulate_gravity

@@ -92,10 +92,15 @@ def spinner(message: str) -> Iterator[Callable[[str], None]]:
         yield lambda text: shown.update(task, description=text)
 
 
-def check_folder(path: Path) -> None:
-    """An ``InputError`` where an output cannot be written for want of a folder: worth knowing before a long search."""
+def check_output(path: Path, *sources: str | Path | None) -> None:
+    """An ``InputError`` where an output cannot be written for want of a folder, or would take the place of one of the
+    ``sources`` that the command reads: worth knowing before a long search."""
+    from argosy.document import is_there
+
     if path.is_dir():
         raise InputError([Problem(file=str(path), expected="the name of a file to write", found="a folder")])
+    if path.is_file() and any(source and is_there(source) and path.samefile(source) for source in sources):
+        raise InputError([Problem(file=str(path), expected="another file to write", found="a file that is read")])
     if not path.parent.exists():
         raise InputError([Problem(file=str(path), expected=f"an existing folder {path.parent} to write into")])
 
@@ -103,7 +108,7 @@ def check_folder(path: Path) -> None:
 def write_file(path: Path, content: bytes, *, make_folder: bool = False) -> None:
     """Write a result; an ``InputError`` where that cannot be done. Only an option that asks for a folder makes it."""
     if not make_folder:
-        check_folder(path)
+        check_output(path)
     try:
         if not path.parent.exists():
             path.parent.mkdir(parents=True)

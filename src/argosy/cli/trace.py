@@ -49,10 +49,12 @@ def trace(
     """
     from argosy.cli.inputs import load_scenario
     from argosy.cli.simulate import play
-    from argosy.cli.terminal import print_json, write_file
+    from argosy.cli.terminal import check_output, print_json, write_file
     from argosy.plan.file import read_plan
     from argosy.timeline.file import timeline_from_document
 
+    if per_rank is None:
+        check_output(output, source, cluster)
     document = read_plan(source)
     if "spans" in document.data:
         timeline = timeline_from_document(document)
