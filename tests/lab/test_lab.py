@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from argosy.cli import main
 from argosy.cluster.file import load_cluster
 from argosy.cluster.topology import Cluster
 from argosy.errors import InputError, RunError
@@ -112,6 +113,17 @@ def test_a_worker_that_fails_is_named_and_the_others_end(tmp_path: Path) -> None
     assert traces_left(lab) == []
 
 
+def test_a_device_at_speed_0_loses_its_processes(tmp_path: Path) -> None:
+    lab = Lab(cluster_of(tmp_path, host("a", "100 Mbit/s"), host("b", "100 Mbit/s")), shares=False)
+    with pytest.raises(RunError, match=r"b0.0 was killed|b0.0 ended with"), lab:
+        with lab.start([sys.executable, PROGRAMS, "sleep"]) as job:
+            while not all(lab._processes(device) for device in ("a0.0", "b0.0")):
+                time.sleep(0.05)
+            lab.change("b0.0", 0.0)
+            job.wait(60)
+    assert traces_left(lab) == []
+
+
 def test_a_job_that_does_not_end_is_ended(tmp_path: Path) -> None:
     lab = Lab(cluster_of(tmp_path, host("a", "100 Mbit/s")), shares=False)
     with pytest.raises(RunError, match=r"a0.0 did not end within 1 s"), lab:
@@ -166,12 +178,13 @@ def test_nothing_is_left_when_its_owner_ends(tmp_path: Path, number: signal.Sign
 
 
 @needs_shares
-def test_probing_a_lab_finds_its_links_and_speeds(tmp_path: Path) -> None:
+def test_probing_a_lab_finds_its_links_and_speeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(labs.__file__).parents[2]))
     slow = host("b", "40 Mbit/s", efficiency=0.25)
     measured = tmp_path / "probed.toml"
-    with Lab(cluster_of(tmp_path, host("a", "80 Mbit/s"), slow), name="test-probe") as lab:
-        worker = [sys.executable, "-m", "argosy.runtime.probe_worker", "probed", "0.2", str(measured)]
-        lab.run(worker, environment={"PYTHONPATH": str(Path(labs.__file__).parents[2])}, timeout=120)
+    with Lab(cluster_of(tmp_path, host("a", "80 Mbit/s"), slow), name="test-probe"), pytest.raises(SystemExit) as stop:
+        main(["probe", "--lab", "test-probe", "--seconds", "0.2", "-o", str(measured), "-q"])
+    assert stop.value.code == 0
     probed = load_cluster(str(measured))
     assert len(probed.devices) == 2
     route = probed.fastest(probed.devices[0].name, probed.devices[-1].name, 1e9)

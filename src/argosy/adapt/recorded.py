@@ -32,6 +32,9 @@ def seen_in(timeline: Timeline, plan: Plan, chain: Chain, cluster: Cluster, mode
     """(1) from a timeline that a run of ``plan`` has measured."""
     if not timeline.contacts:
         raise bad_input("a timeline that a run has measured, with what its processes waited for", timeline.clock)
+    strange = [name for name in timeline.devices if name not in cluster.device_index]
+    if strange:
+        raise bad_input(f"a timeline of a run on {cluster.name}, whose devices are others", strange[0])
     believed = {link.name: link.bandwidth.at(0) for link in cluster.links}
     rates, speeds = defaultdict(list), defaultdict(list)
     for iteration in range(len(timeline.iteration_ends)):
@@ -66,7 +69,8 @@ def _work(timeline: Timeline, iteration: int) -> dict[tuple[int, str], float]:
     """Seconds of a micro-batch, forward and backward, by stage and device: the median of each kind."""
     times: dict[tuple[int, str], dict[SpanKind, list[float]]] = defaultdict(lambda: defaultdict(list))
     for span in timeline.spans:
-        if span.iteration == iteration and span.micro_batch is not None and not span.kind.is_communication:
-            assert span.stage is not None
+        if span.stage is None or span.micro_batch is None or span.kind.is_communication:
+            continue
+        if span.iteration == iteration:
             times[span.stage, span.where][span.kind].append(span.seconds)
     return {key: sum(statistics.median(found) for found in kinds.values()) for key, kinds in times.items()}

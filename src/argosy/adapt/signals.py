@@ -13,7 +13,8 @@ carry, or more; and where no link of a route is that busy, something has become 
     (3)  of the links that no other route has seen busy, those on the edges that most of the unexplained routes have in
          common are to blame; their rates count, others' do not
 
-    (4)  speed of a device = predicted over measured seconds of a micro-batch, median over the step
+    (4)  speed of a device = predicted over measured seconds of a micro-batch, median over the step; members of a
+         tensor-parallel group wait for each other while they compute, so their seconds say nothing of one of them
 """
 
 from __future__ import annotations
@@ -125,11 +126,11 @@ def speeds_seen(
     measured: dict[str, float] = defaultdict(float)
     for index, stage in enumerate(plan.stages):
         for replica in stage.replicas:
-            for name in replica.devices:
-                found = seconds.get((index, name))
-                if found is None:
-                    continue
-                portion = Portion(device=cluster.device(name), samples=replica.samples)
-                predicted[name] += sum(stage_seconds(model, chain, stage, portion))
-                measured[name] += found
+            name, *others = replica.devices
+            found = seconds.get((index, name))
+            if others or found is None:
+                continue
+            portion = Portion(device=cluster.device(name), samples=replica.samples)
+            predicted[name] += sum(stage_seconds(model, chain, stage, portion))
+            measured[name] += found
     return {name: predicted[name] / measured[name] for name in measured if measured[name] > 0}

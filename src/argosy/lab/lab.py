@@ -83,7 +83,8 @@ class Lab:
             raise RunError(f"no lab here: {reason}")
         sweep()
         if any(record.name == self.name for record in records()):
-            raise bad_input("a name that no lab has", self.name, suggestion=f"argosy lab down {self.name}")
+            taken, suggestion = "a name that no lab has", f"argosy lab down {self.name}"
+            raise bad_input(taken, self.name, where="lab name", suggestion=suggestion)
         names = tuple(f"{self.prefix}{device.name}" for device in self.cluster.devices) if self.with_shares else ()
         record = Record(name=self.name, cluster=self.cluster.content, shares=names, owner=owner)
         record.write()
@@ -138,6 +139,8 @@ class Lab:
     def change(self, what: str, value: float) -> None:
         """Give an edge another bandwidth (bytes/s, both ways), or a device another speed (relative to its full one)."""
         if what in self.cluster.device_index:
+            if value > 0 and not self.with_shares:
+                raise bad_input("0 (lost): a lab without shares of cores has no other speeds", value, where=what)
             self._set_speed(what, value)
             return
         edges = sorted({link.edge for link in self.cluster.links if link.name in self._ports})
