@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,9 @@ def test_a_comparison_without_times_is_refused(
         (["--out", "file/run"], "file/run: found not a directory, expected a folder that can be made"),
         (["--lab", "nosuch"], 'found "nosuch", expected a lab that is up'),
         (["--port", "99999"], "--port"),
+        (["--node-rank", "4"], "--node-rank: found 4, expected at most 0, the plan's last node"),
+        (["--dry-run", "--slurm", "job.sh"], "argosy run: expected --dry-run or --slurm, not both"),
+        (["--elastic", "--dry-run"], "expected no --metrics-port, --lab, --slurm or --dry-run with --elastic"),
     ],
 )
 def test_a_run_that_cannot_begin_says_why(
@@ -81,3 +85,50 @@ def test_a_run_that_cannot_begin_says_why(
     assert stop.value.code == 2
     assert says in capsys.readouterr().err
     assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("complete", "beginning", "name"),
+    [
+        (names.clusters, "mixed-1", "mixed-16"),
+        (names.profiles, "h200-llama", "h200-llama-2-7b"),
+        (names.calibrations, "", "h200-bf16"),
+    ],
+)
+def test_bundled_names_complete(complete: Callable[[str], list[str]], beginning: str, name: str) -> None:
+    assert any(found.startswith(name) for found in complete(beginning))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ([], "found a list of 0, expected a JSON object"),
+        ({"rows": [{}]}, "expected what argosy compare --json prints, with rows"),
+        ({"rows": [], "model": "gpt2"}, 'model: found "gpt2", expected gpt2-xl, as in the plan'),
+        ({"rows": [], "cluster": {"hash": "0"}}, 'cluster.hash: found "0", expected '),
+        ({"rows": [], "global_batch": 1}, 'global_batch: found "1", expected 64, as in the plan'),
+    ],
+)
+def test_a_comparison_of_something_else_is_refused(
+    content: object, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "compare.json"
+    file.write_text(json.dumps(content))
+    with pytest.raises(SystemExit) as stop:
+        main(["report", PLAN, "--compare", str(file), "-q", "-o", str(tmp_path / "page.html")])
+    assert stop.value.code == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_comparison_of_the_plan_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, page = tmp_path / "compare.json", tmp_path / "page.html"
+    rows = [
+        {"name": "rival-one", "feasible": True, "iteration_seconds": 12.0},
+        {"name": "rival-two", "feasible": False, "reason": "too large for it"},
+    ]
+    file.write_text(json.dumps({"rows": rows, "model": "gpt2-xl", "global_batch": 64}))
+    with pytest.raises(SystemExit) as stop:
+        main(["report", PLAN, "--compare", str(file), "-q", "-o", str(page)])
+    assert stop.value.code == 0, capsys.readouterr().err
+    assert all(text in page.read_text() for text in ("rival-one", "rival-two", "too large for it"))

@@ -91,3 +91,17 @@ def seconds(run: Run, *options: str) -> float:
     mean = json.loads(run("simulate", PLAN, "--json", "-q", *options).out)["iterations"]["mean_seconds"]
     assert isinstance(mean, float)
     return mean
+
+
+def test_policies_are_told_in_json(run: Run) -> None:
+    arguments = ("simulate", "gpt2-xl-on-two-cards", "--adapt", "k", "--until", "20 s", "-q")
+    told = json.loads(run(*arguments, "--json").out)
+    assert told["adapt"] == "k"
+    policies = [course["policy"] for course in told["courses"]]
+    assert policies[-1] == "oracle" and len(policies) >= 3
+    assert all(course["samples_per_second"] > 0 and course["steps"] for course in told["courses"])
+    shown = run(*arguments).out
+    assert all(policy in shown for policy in policies)
+    endless = run("simulate", "gpt2-xl-on-two-cards", "--adapt", "k")
+    assert (endless.code, endless.out) == (2, "")
+    assert '--until: expected a time such as --until "10 min" with --adapt' in endless.err

@@ -115,12 +115,12 @@ def test_a_worker_that_fails_is_named_and_the_others_end(tmp_path: Path) -> None
 
 def test_a_device_at_speed_0_loses_its_processes(tmp_path: Path) -> None:
     lab = Lab(cluster_of(tmp_path, host("a", "100 Mbit/s"), host("b", "100 Mbit/s")), shares=False)
-    with pytest.raises(RunError, match=r"b0.0 was killed|b0.0 ended with"), lab:
-        with lab.start([sys.executable, PROGRAMS, "sleep"]) as job:
-            while not all(lab._processes(device) for device in ("a0.0", "b0.0")):
-                time.sleep(0.05)
-            lab.change("b0.0", 0.0)
-            job.wait(60)
+    sleeping = [sys.executable, PROGRAMS, "sleep"]
+    with pytest.raises(RunError, match=r"b0.0 was killed|b0.0 ended with"), lab, lab.start(sleeping) as job:
+        while not all(lab._processes(device) for device in ("a0.0", "b0.0")):
+            time.sleep(0.05)
+        lab.change("b0.0", 0.0)
+        job.wait(60)
     assert traces_left(lab) == []
 
 

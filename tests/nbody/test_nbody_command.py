@@ -98,6 +98,8 @@ def test_from_initial_conditions_to_a_picture(
     assert told["files"] == [str(folder / f"snapshot_00{number}.hdf5") for number in (0, 1)]
     assert read_snapshot(folder / "snapshot_000.hdf5").redshift == pytest.approx(1)
     last = str(folder / "snapshot_001.hdf5")
+    assert argosy("power", last, "--quiet") == 0
+    assert "(Mpc/h)^3" in capsys.readouterr().out
     assert argosy("power", last, "--json", "--quiet") == 0
     power = json.loads(capsys.readouterr().out)
     assert len(power["k"]) == len(power["power"]) == len(power["linear"]) > 8

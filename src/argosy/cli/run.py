@@ -192,7 +192,7 @@ def _check(launch: Launch, node_rank: int, model: str | None = None, *, quiet: b
         )
     check_adapting(launch.plan, launch.adapt, model, profiles=launch.profiles, quiet=quiet)
     if node_rank >= len(launch.nodes()):
-        raise bad_input(f"one of the plan's {len(launch.nodes())} nodes, from 0", node_rank, where="--node-rank")
+        raise bad_input(f"at most {len(launch.nodes()) - 1}, the plan's last node", node_rank, where="--node-rank")
     check_port(launch, node_rank)
     if launch.lab is not None:
         open_lab(launch.lab)
