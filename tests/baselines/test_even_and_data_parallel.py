@@ -106,7 +106,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_device_that_lacks_memory(
 
 def test_too_few_samples_are_refused() -> None:
     refused = BASELINES["fsdp"](job_of("one-per-node-16", batch=8))
-    assert refused == NoPlan(reason="8 samples are too few for 16 devices")
+    assert refused == NoPlan(reason="8 samples, too few for 16 devices")
 
 
 def test_one_kind_on_a_cluster_of_one_kind(tmp_path: Path) -> None:

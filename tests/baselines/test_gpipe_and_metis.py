@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 
 import pytest
 
-from argosy.baselines import BASELINES, Job
+from argosy.baselines import BASELINES, Job, NoPlan
 from argosy.baselines.assemble import even_cuts, played
 from argosy.baselines.metis import climbed, group_sizes, proportional_ends
+from argosy.baselines.placement import placements
 from argosy.cluster.file import load_cluster
 from argosy.cluster.lasting import at_time_zero
 from argosy.cost.compute import ComputeModel
@@ -95,3 +97,13 @@ def test_metis_like_groups_are_equal_devices_of_one_node() -> None:
 def test_even_cuts_survive_more_stages_than_blocks() -> None:
     job = job_of("mixed-8", "gpt2")  # 12 blocks
     assert [end - first for first, end in even_cuts(job, 14)] == [1] * 14
+
+
+@pytest.mark.parametrize("name", ["dapple", "pipedream", "gpipe"])
+def test_a_sample_that_cannot_be_shared_out_by_so_many_devices_is_no_plan(name: str) -> None:
+    found = BASELINES[name](job_of("mixed-16", "gpt2", batch=1))
+    assert isinstance(found, NoPlan) and re.fullmatch(r"no way to cut 1 sample over (its )?16 devices", found.reason)
+
+
+def test_placements_of_more_devices_than_are_left_are_none() -> None:
+    assert placements((2, 2), (1, 2), 2) == []

@@ -12,9 +12,12 @@ from scipy.stats import spearmanr
 from argosy.calibrate.fit import MOST, errors, fit_to, rank_correlation, split_runs
 from argosy.calibrate.predict import exact_seconds, peak_bytes, quick_seconds
 from argosy.calibrate.run import Degrees, MeasuredRun, Measurements, even_plan
+from argosy.calibrate.sailor import read_sailor_runs
+from argosy.calibrate.study import default_names, study
 from argosy.calibrate.vtrain import COLUMNS, is_vtrain, read_vtrain
 from argosy.cost.calibration import Calibration
 from argosy.errors import InputError
+from argosy.workload.profile import Profile
 
 TRUE = Calibration(passes=3.2, forward_floor=0.4e-3, backward_floor=2e-3, bandwidth=0.4)
 SHAPES = [(1, 1, 2), (2, 1, 1), (1, 2, 2), (2, 2, 1), (4, 2, 1), (1, 8, 1), (1, 2, 4), (8, 1, 1), (2, 1, 4)]
@@ -150,3 +153,41 @@ def test_messages_and_sums_can_be_slow(imagined: Measurements) -> None:
     runs = told.runs[::7]
     exact = np.array([exact_seconds(told, run, slow) for run in runs])
     assert np.abs(quick_seconds(told, runs, slow) / exact - 1).max() < 0.05
+
+
+def test_by_default_what_the_runs_can_tell_is_fitted(imagined: Measurements) -> None:
+    """Four constants about seconds and both about memory; fewer where layers were timed, or one device ran alone."""
+    everything = ("passes", "forward_floor", "backward_floor", "bandwidth", "process_bytes", "activation_factor")
+    assert default_names(imagined) == everything
+    unweighed = replace(imagined, runs=tuple(replace(run, peak_bytes=None) for run in imagined.runs))
+    assert default_names(unweighed) == everything[:4]
+    (kind,) = {device.kind.name for device in imagined.runs[0].cluster.devices}
+    timed = replace(unweighed, profiles={kind: Profile(device=kind, model="any", rows=())})
+    assert default_names(timed) == ("bandwidth",)
+    few = replace(imagined, runs=imagined.runs[:3])
+    assert default_names(few) == ()
+    with pytest.raises(InputError, match="found 3, expected at least 4 runs to fit on"):
+        study(few, ("passes",))
+
+
+def test_a_study_of_many_runs_judges_those_it_was_not_fitted_on(imagined: Measurements) -> None:
+    found = study(imagined, share=0.6, seed=1)
+    assert found.names == default_names(imagined)
+    assert found.method == f"fitted on 32 runs (seed 1), judged on {len(imagined.runs) - 32} others"
+    fitted, _ = split_runs(imagined.runs, 0.6, 1)
+    assert {one.run.name for one in found.judged}.isdisjoint(run.name for run in fitted)
+    assert found.seconds.median < 0.02 and found.memory is not None and found.memory.median < 0.02
+
+
+def test_what_is_no_table_of_runs_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match=r"runs.csv:1: expected the columns "):
+        read_vtrain(path)
+    path.write_text(",".join(COLUMNS) + '\n"' + 200_000 * "x" + '"\n')
+    with pytest.raises(
+        InputError, match=r"runs.csv:\d: found field larger than field limit .*, expected a row of a CSV"
+    ):
+        read_vtrain(path)
+    with pytest.raises(InputError, match=r"expected runs as JSON files, and layer-times.json in a folder above them"):
+        read_sailor_runs(tmp_path)

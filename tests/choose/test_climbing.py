@@ -82,3 +82,13 @@ def test_a_plain_uneven_split_is_reached_on_sailors_clusters(size: tuple[int, in
     floor = FLOOR[SIZES.index(size)]
     assert floor is not None
     assert best_plan(size).judged >= floor - 5e-5
+
+
+def test_stages_of_unequal_shares_do_not_merge() -> None:
+    alone = [(name,) for name in NODES[0]]
+    plan = plan_of((0, 7, alone[:2]), (7, 14, alone[2:]))
+    assert [one for one in steps(plan, CLUSTER) if len(one.stages) == 1]
+    first, second = plan.stages
+    uneven = (replace(second.replicas[0], samples=3), replace(second.replicas[1], samples=1))
+    plan = replace(plan, stages=(first, replace(second, replicas=uneven)))
+    assert not [one for one in steps(plan, CLUSTER) if len(one.stages) == 1]

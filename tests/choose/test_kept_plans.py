@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from argosy.choose.kept import keep
+from argosy.choose.kept import _envelope, keep
 from argosy.choose.policy import CLEARLY, schedules_that_fit, with_policy
 from argosy.choose.steady import SteadyGraph
 from argosy.cluster.changes import link_steps
@@ -79,3 +79,16 @@ def test_the_policy_is_never_clearly_worse_than_any_schedule(case: tuple[Plan, C
         chosen = replace(plan, schedule=ruled.schedule_at({EDGE: bandwidth}))
         best = min(slowly(one, chain, cluster, bandwidth) for one in variants)
         assert slowly(chosen, chain, cluster, bandwidth) <= best / (1 - 2 * CLEARLY)
+
+
+def test_an_edge_that_is_down_needs_its_bandwidths(case: tuple[Plan, Chain, Cluster]) -> None:
+    plan, chain, cluster = case
+    down = with_changes(cluster, [link_steps(EDGE, Trace.constant(0.0))])
+    with pytest.raises(InputError, match=r'edge: found "v0.nic", expected an edge that is not down at time 0'):
+        keep([plan], chain, down, EDGE)
+    kept = keep([plan], chain, down, EDGE, low=1e8, high=1e9)
+    assert kept.seconds(5e8) == pytest.approx([slowly(plan, chain, cluster, 5e8)], rel=1e-9)
+
+
+def test_of_lines_with_the_same_slope_the_upper_one_counts() -> None:
+    assert _envelope([(1.0, 2.0), (3.0, 2.0), (0.0, 5.0), (2.5, 2.0)]) == [(3.0, 2.0), (0.0, 5.0)]

@@ -15,7 +15,7 @@ from planning_cases import Case, Recipe, cluster_of, complete_plans, kind_fields
 from argosy.choose.money import Limits, Priced, choose, find_front, moved_cost, pareto_front
 from argosy.cost.compute import ComputeModel
 from argosy.dtype import Dtype
-from argosy.errors import InfeasibleError, InputError
+from argosy.errors import InfeasibleError, InputError, NothingFitsError
 from argosy.plan.check import check_plan
 from argosy.planner import Settings, find_plan
 from argosy.schedule import ScheduleSpec
@@ -197,3 +197,12 @@ def test_a_kind_that_was_measured_with_more_samples_only_is_left_out() -> None:
     model = ComputeModel(profiles={kind: Profile(device=kind, model="drawn", rows=rows)})
     found = find_front(case.chain, case.cluster, global_batch=8, settings=exact(case), model=model)
     assert found and all(case.cluster.device(d).kind.name != kind for point in found for d in point.plan.devices)
+
+
+def test_what_no_money_buys_is_told_apart_from_what_too_little_does() -> None:
+    case = unequal()
+    with pytest.raises(InfeasibleError, match=r"no plan fits on devices for at most 0.1 an hour"):
+        front(case, Limits(price_per_hour=0.1))
+    huge = replace(case, chain=replace(case.chain, layers=(replace(case.chain.layers[0], parameters=10**12),)))
+    with pytest.raises(NothingFitsError, match="no plan of drawn fits on drawn: "):
+        front(huge)

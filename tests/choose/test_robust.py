@@ -9,15 +9,27 @@ import pytest
 
 from argosy.choose.replan import compare_courses
 from argosy.choose.robust import Figures, RobustChoice, _why, find_robust_plan
-from argosy.choose.scenario import Horizon, Robust, exact_times, fluid_times, lasting, moments, objective, pace
+from argosy.choose.scenario import (
+    Horizon,
+    Robust,
+    exact_times,
+    fluid_times,
+    lasting,
+    moments,
+    objective,
+    pace,
+    plans_of_views,
+)
 from argosy.cluster.changes import link_steps
 from argosy.cluster.file import load_cluster, with_changes
 from argosy.cluster.lasting import at_time_zero
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel
+from argosy.errors import InfeasibleError
 from argosy.plan.check import check_plan
 from argosy.plan.file import load_plan
+from argosy.plan.plan import Plan
 from argosy.planner import Settings
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.simulate import simulate
@@ -162,3 +174,16 @@ def test_a_runner_up_is_told_from_the_best_in_as_many_digits_as_it_takes(seconds
     plan = load_plan("gpt2-xl-on-two-cards")
     best, other = (Figures(plan=plan, mean=1.0, p95=p95, worst=1.0, estimate=1.0) for p95 in (0.12, seconds))
     assert _why(other, best, Robust.P95) == told
+
+
+def test_a_view_on_which_nothing_fits_adds_no_plans() -> None:
+    plan, views = load_plan("gpt2-xl-on-two-cards"), [load_cluster("two-cards"), load_cluster("mixed-8")]
+
+    def search(view: Cluster) -> list[Plan]:
+        if view is views[0]:
+            return [plan, plan]
+        raise InfeasibleError("nothing fits on what is left")
+
+    assert plans_of_views(search, views, 1) == [[plan], []]
+    with pytest.raises(InfeasibleError):
+        plans_of_views(search, views[::-1], 1)

@@ -21,7 +21,7 @@ from argosy.plan.plan import ClusterRef, LeftOut, ModelRef, Plan, Recompute, Rep
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.schedule.generate import default_depth
 from argosy.sim.simulate import iteration_seconds
-from argosy.units import SIZE
+from argosy.units import SIZE, counted
 
 ONE_F_ONE_B = ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B)
 _PLAYED_FOLDED = 24
@@ -204,5 +204,5 @@ def fastest_fitting(
     if best is not None:
         return best
     if not lacking:
-        return NoPlan(reason=f"no way to cut {job.global_batch} samples over its {len(job.devices)} devices")
+        return NoPlan(reason=f"no way to cut {counted(job.global_batch, 'sample')} over its {len(job.devices)} devices")
     return NoPlan(reason=str(min(lacking, key=lambda one: one.needed - one.usable)))

@@ -43,6 +43,7 @@ from argosy.baselines.job import Job, NoPlan
 from argosy.baselines.placement import Counts, placements
 from argosy.plan.plan import Plan, Recompute
 from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.units import counted
 
 _MOST_UNITS = 16
 _MOST_TRIED = 64
@@ -84,7 +85,9 @@ def dapple_plan(job: Job) -> Plan | NoPlan:
             if best is not None:
                 return best
             reason = reason or str(lighter[0])
-    return NoPlan(reason=reason or f"no way to cut {job.global_batch} samples over {len(job.devices)} devices")
+    return NoPlan(
+        reason=reason or f"no way to cut {counted(job.global_batch, 'sample')} over {len(job.devices)} devices"
+    )
 
 
 def dapple_candidates(view: EqualDevices, micro_batch: int) -> list[Candidate]:

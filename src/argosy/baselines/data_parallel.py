@@ -19,6 +19,7 @@ from argosy.baselines.assemble import Groups, assemble, fastest_fitting, shared_
 from argosy.baselines.closed_form import closed_form_seconds
 from argosy.baselines.job import Job, NoPlan
 from argosy.plan.plan import Plan
+from argosy.units import counted
 
 
 def even_batches(job: Job) -> Plan | NoPlan:
@@ -39,7 +40,7 @@ def sharded(job: Job) -> Plan | NoPlan:
 
 def _fastest(job: Job, share: Callable[[int], tuple[int, ...]], *, zero: int = 0) -> Plan | NoPlan:
     if job.global_batch < len(job.devices):
-        return NoPlan(reason=f"{job.global_batch} samples are too few for {len(job.devices)} devices")
+        return NoPlan(reason=f"{counted(job.global_batch, 'sample')}, too few for {len(job.devices)} devices")
     return fastest_fitting(job, _plans(job, share, zero), closed_form_seconds)
 
 

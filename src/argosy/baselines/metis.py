@@ -29,6 +29,7 @@ from argosy.baselines.assemble import Groups, Shortage, assemble, lightest, shar
 from argosy.baselines.closed_form import closed_form_seconds
 from argosy.baselines.job import Job, NoPlan
 from argosy.plan.plan import Plan, Recompute
+from argosy.units import counted
 
 _MOST_GROUPS = 16
 _MOST_ARRANGEMENTS = 4
@@ -68,7 +69,8 @@ def metis_plan(job: Job) -> Plan | NoPlan:
             best = (seconds, plan)
     if best is not None:
         return best[1]
-    return NoPlan(reason=str(lacking) if lacking else f"{job.global_batch} samples are too few for its device groups")
+    few = f"{counted(job.global_batch, 'sample')}, too few for its device groups"
+    return NoPlan(reason=str(lacking) if lacking else few)
 
 
 def _plans(job: Job, speeds: dict[str, float], work: Sequence[float]) -> Iterator[Plan | Shortage]:

@@ -44,7 +44,7 @@ ABOUT_MEMORY = ("process_bytes", "activation_factor")
 """Those that are fitted to peak bytes; the others are fitted to seconds."""
 
 MOST = 5
-"""Constants at a time: more would be a regression, not a calibration."""
+"""Constants about seconds at a time: more would be a regression, not a calibration."""
 
 _USUAL = {"gathered": 1.0, "forward_start": 1e-4, "backward_start": 1e-4, "latency": 1e-4, "process_bytes": 1e9}
 """Of what is 0 until something is fitted, where to begin."""
@@ -153,8 +153,9 @@ def check_names(names: Sequence[str]) -> None:
         if name not in LIMITS:
             expected = f"a constant that can be fitted ({', '.join(LIMITS)})"
             raise bad_input(expected, name, where="fit", suggestion=closest(name, LIMITS))
-    if len(names) > MOST or len(set(names)) < len(names):
-        raise bad_input(f"at most {MOST} different constants", f"{', '.join(names)}", where="fit")
+    about_time = [name for name in names if name not in ABOUT_MEMORY]
+    if len(about_time) > MOST or len(set(names)) < len(names):
+        raise bad_input(f"different constants, at most {MOST} about seconds", f"{', '.join(names)}", where="fit")
 
 
 def _value(calibration: Calibration, name: str) -> float:
