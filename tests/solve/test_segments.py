@@ -91,3 +91,11 @@ def test_segments_never_lose(name: str) -> None:
         pricing = Pricing(group=group(bandwidth))
         one = find_program(graph, pricing)
         assert find_segmented(graph, pricing, program=one).seconds <= one.seconds
+
+
+def test_one_device_has_no_segments() -> None:
+    alone = DeviceGroup(
+        names=("a",), flops=(4e8,), memory_bandwidths=(2e8,), memory=(1e12,), bandwidth=1e9, latency=0.0, launch=0.0
+    )
+    program = find_segmented(captured("perceptron"), Pricing(group=alone))
+    assert program.segments.ratios == ((1.0,),) and not program.moves

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from program_oracle import integer_programme
 from spmd_models import captured, linear_graph
 from torch import Tensor, nn
 
-from argosy.cost.group import DeviceGroup
+from argosy.cost.group import Collective, DeviceGroup
 from argosy.errors import InfeasibleError
 from argosy.solve import tangled
 from argosy.solve.capped import cheapest
@@ -23,7 +25,7 @@ from argosy.solve.elimination import Problem, TangledError, eliminate
 from argosy.solve.placement import Placement, Pricing
 from argosy.solve.ratios import Load, closed_form, solve_ratios
 from argosy.solve.spmd import alternatives, find_program, program_at
-from argosy.space.rules import Choices
+from argosy.space.rules import Choices, Kind
 from argosy.space.sharding import REPLICATED
 from argosy.workload.capture.trace import capture
 from argosy.workload.graph import Role
@@ -287,3 +289,55 @@ def test_an_operation_without_a_rule_is_done_by_everybody_and_named() -> None:
     for node, row in zip(graph.nodes, program.rows, strict=True):
         if node.op in program.unknown:
             assert row.units == 0 and set(row.inputs) | set(row.outputs) == {REPLICATED}
+
+
+def test_zero_stores_shards_and_gathers_what_it_uses() -> None:
+    """Of 24 x 48 matrices a half each, gathered and their gradients scattered at the prices of a ring."""
+    graph, devices = captured("perceptron"), group(2)
+    program = find_program(graph, Pricing(group=devices), kind=Kind.STORED, ratios=devices.even, capped=False)
+    plain = find_program(graph, Pricing(group=devices), kind=Kind.SAMPLES, ratios=devices.even, capped=False)
+    for value in graph.parameters:
+        stored, used = program.deliveries[value].stored, program.deliveries[value].states
+        assert stored is not None and stored.is_sharded and stored.dim == 0 and used == (REPLICATED,)
+    kinds = Counter(move.step.kind for move in program.moves if move.value in graph.parameters)
+    assert kinds == {Collective.ALL_GATHER: len(graph.parameters)}
+    scattered = [move for move in program.moves if move.step.kind is Collective.REDUCE_SCATTER]
+    assert len(scattered) == len(graph.gradients)
+    assert max(program.device_bytes) < max(plain.device_bytes)
+
+
+def test_without_rounding_shares_are_the_ratios() -> None:
+    """Five rows over two devices: three and two, or half each."""
+    graph = linear_graph(batch=5, width=8, out=4)
+    devices = replace(group(2), flops=(1e8, 1e8))
+    whole, parts = (
+        find_program(graph, Pricing(group=devices, rounded=rounded), kind=Kind.SAMPLES, ratios=(0.5, 0.5))
+        for rounded in (True, False)
+    )
+    work = [cost for cost, row in zip(whole.row_seconds, whole.rows, strict=True) if row.units and cost]
+    halves = [cost for cost, row in zip(parts.row_seconds, parts.rows, strict=True) if row.units and cost]
+    assert len(work) == len(halves) > 0
+    launch = devices.launch
+    for three, half in zip(work, halves, strict=True):
+        assert (half - launch) / (three - launch) == pytest.approx((5 / 2) / 3)
+
+
+def test_places_that_do_not_fit_are_no_alternatives() -> None:
+    """Where memory holds what is found and little more, a whole copy of the matrix is out of the question."""
+    graph = linear_graph(batch=6, width=8, out=4)
+
+    def places(memory: float) -> set[object]:
+        pricing = Pricing(group=group(2, memory=memory, bandwidth=1e12))
+        program = find_program(graph, pricing, ratios=(0.5, 0.5))
+        return {other.delivery.stored for other in alternatives(program, pricing, graph.parameters[0])}
+
+    free = find_program(graph, Pricing(group=group(2)), ratios=(0.5, 0.5), capped=False)
+    assert REPLICATED in places(1e12)
+    assert REPLICATED not in places(1.02 * max(free.device_bytes))
+
+
+def test_where_memory_allows_no_ratios_shares_follow_it() -> None:
+    """10 GB on devices of 3 and 1: nothing fits, and the next search says so; until then in proportion."""
+    loads = [Load(work=np.array([[1.0, 1.0]]), num_bytes=5e9), Load(work=np.array([[1.0, 2.0]]), num_bytes=5e9)]
+    assert solve_ratios(loads, memory=[3e9, 1e9], least=0.0) == ((0.75, 0.25), (0.75, 0.25))
+    assert solve_ratios(loads, memory=[0.0, -1.0], least=0.0) == ((0.5, 0.5), (0.5, 0.5))

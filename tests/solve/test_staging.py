@@ -265,3 +265,41 @@ def test_a_cluster_of_lost_devices_has_no_plan(pair: Cluster) -> None:
     lost = with_changes(pair, [{"device": "*", "steps": [["0 s", 0], ["9 s", 1]]}])
     with pytest.raises(NothingFitsError, match=r"no device of pair.* is there at time 0"):
         planned(BUILDS["perceptron"], lost)
+
+
+class Tied(nn.Module):
+    """A table of words that the first stage looks up in and the last multiplies by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word = nn.Embedding(64, 16)
+        self.body = nn.Sequential(*(Perceptron(16, 32) for _ in range(4)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(self.word(x)) @ self.word.weight.T
+
+
+def tied() -> Any:
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+    return Tied(), loss, (torch.randint(0, 64, (8, 4)), torch.randint(0, 64, (8, 4)))
+
+
+def test_weights_that_stages_share_are_summed_over_the_narrowest_network_between(pair: Cluster) -> None:
+    fake = build_fake(tied)
+    graph = capture_fake(with_samples(fake, 4), name="tied")
+    forward = cut_graph(graph, (0.4, 0.3, 0.3)).stages
+    groups = [device_group(pair, (name,), Dtype.FP32) for name in ("a0.0", "a0.1", "b0.0")]
+    parts, stages = price_stages(graph, forward, groups, bandwidths=[1e9, 2e8], micro_batches=2, schedule=ONE_F_ONE_B)
+    ((table, holders),) = parts.shared
+    assert graph.values[table].shape == (64, 16) and holders == (0, 2)
+    both_ways = 2 * 64 * 16 * 4 / 2e8
+    assert [stage.shared_seconds for stage in stages] == [pytest.approx(both_ways), 0.0, pytest.approx(both_ways)]
+    assert [stage.sync_seconds for stage in stages] == [stage.shared_seconds for stage in stages]
+    # a cluster that changes after the step: sums are work for the network, and take what they took
+    later = with_changes(pair, [{"link": "b0.nic", "steps": [["60 s", "1 Gbit/s"]]}])
+    calm, changing = (
+        play(stages, parts, cluster, micro_batches=2, schedule=ONE_F_ONE_B).end for cluster in (pair, later)
+    )
+    assert changing == pytest.approx(calm, rel=1e-6)
