@@ -50,6 +50,29 @@ def dropping(samples: int, *, tied: bool = False) -> Any:
     return forked(samples, tied=tied, drop=0.4)
 
 
+class Tabled(nn.Module):
+    """A table that is read by tokens and multiplied with; its first row gets no gradient where it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 12, padding_idx=0)
+        self.rise, self.fall, self.drop = nn.Linear(12, 24), nn.Linear(24, 12), nn.Dropout(0.4)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.table(tokens)
+        return F.linear(x + self.fall(self.drop(torch.tanh(self.rise(x)))), self.table.weight)
+
+
+def tabled(samples: int, *, tied: bool = False) -> Any:
+    del tied
+
+    def loss(model: Any, batch: Any) -> Tensor:
+        tokens, wanted = batch
+        return F.cross_entropy(model(tokens).flatten(0, 1), wanted.flatten())
+
+    return Tabled(), loss, tuple(torch.randint(20, (2, samples, 7)))
+
+
 def residual(samples: int, *, tied: bool = False) -> Any:
     """With statistics over the batch."""
     del tied
@@ -65,5 +88,6 @@ GRAPH_MODELS: dict[str, Callable[..., Any]] = {
     "unet": unet,
     "forked": forked,
     "dropping": dropping,
+    "tabled": tabled,
     "residual": residual,
 }

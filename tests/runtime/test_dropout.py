@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from rank_pool import RankPool
 from torch import nn
-from training_cases import Case, box_of, differences, plan_of, train_in_parallel
+from training_cases import Case, Outcome, box_of, differences, plan_of, train_in_parallel, train_with_rows
 
 from argosy.errors import InputError
 from argosy.plan.plan import Recompute
@@ -31,18 +31,32 @@ def test_a_plan_draws_what_one_process_draws(ranks: RankPool, case: Case) -> Non
     assert not differences(case, ranks(case.num_ranks, train_in_parallel, case))
 
 
+def check_against_one_stage(alone: Outcome, results: list[Outcome]) -> None:
+    for result in results:
+        assert result.losses == pytest.approx(alone.losses, rel=1e-9)
+        for kind in ("gradients", "weights"):
+            whole = getattr(alone, kind)
+            for name, parts in getattr(result, kind).items():
+                for first, part in parts:
+                    np.testing.assert_allclose(part, whole[name][0][1][box_of(first, part)], rtol=1e-9, atol=1e-12)
+
+
 def test_stages_of_operations_draw_what_one_stage_draws(ranks: RankPool) -> None:
     case = Case(model="dropping", num_micro_batches=2, shares=((2, 1), (3,)), recompute=Recompute.FULL)
     plain = replace(case, model="forked")
     (alone,) = ranks(1, train_in_parallel, replace(case, shares=((3,),), recompute=Recompute.NONE))
     (without,) = ranks(1, train_in_parallel, replace(plain, shares=((3,),), recompute=Recompute.NONE))
-    results = ranks(3, train_in_parallel, case)
-    assert all(result.losses == pytest.approx(alone.losses, rel=1e-9) for result in results)
+    check_against_one_stage(alone, ranks(3, train_in_parallel, case))
     assert alone.losses != pytest.approx(without.losses, rel=1e-4)
-    for result in results:
-        for name, parts in result.weights.items():
-            for first, rows in parts:
-                np.testing.assert_allclose(rows, alone.weights[name][0][1][box_of(first, rows)], rtol=1e-9)
+
+
+def test_groups_draw_what_one_stage_draws_and_find_rows_of_a_table(ranks: RankPool) -> None:
+    """Every member draws its columns of the mask, and looks up the rows that it has."""
+    case = Case(model="tabled", num_micro_batches=2, shares=((2,),))
+    (alone,) = ranks(1, train_in_parallel, case)
+    results = ranks(2, train_with_rows, replace(case, ratios=((0.7, 0.3),)), "table.weight")
+    assert [first for result in results for first, _ in result.weights["table.weight"]] == [(0, 0), (14, 0)]
+    check_against_one_stage(alone, results)
 
 
 def drawn(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -31,8 +32,12 @@ from argosy.plan.plan import (
 from argosy.runtime.dropout import Masks
 from argosy.runtime.measured import clock_offsets
 from argosy.runtime.moment import Moment
+from argosy.runtime.recipe import AUTOCAST
+from argosy.runtime.tensorstage import Sharing
 from argosy.runtime.trainer import Trainer, parallelize
 from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.solve.spmd import Program
+from argosy.space.sharding import State, sharded
 
 RATE = 0.1
 CLUSTER = json.dumps(
@@ -68,6 +73,8 @@ class Case:
     tied: bool = False
     single: bool = False
     """float32, not float64."""
+    dtype: Dtype = Dtype.FP32
+    """Of products; another one needs single precision."""
     proportions: tuple[float, ...] = ()
     """How ZeRO divides rows; evenly where empty."""
     steps: int = 2
@@ -97,6 +104,7 @@ class Case:
         extras = [str(self.recompute)] if self.recompute is not Recompute.NONE else []
         extras += [f"zero{self.zero}"] if self.zero else []
         extras += [name for name in ("clip", "tied", "single") if getattr(self, name)]
+        extras += [str(self.dtype)] if self.dtype is not Dtype.FP32 else []
         extras += ["operations"] if self.work else []
         extras += (
             ["|".join(":".join(f"{ratio:g}" for ratio in ratios) for ratios in self.ratios)] if self.ratios else []
@@ -127,7 +135,7 @@ def plan_of(case: Case) -> Plan:
     placed = cut_of(case)
     cuts = [round(index * layers / len(case.shares)) for index in range(len(case.shares) + 1)]
     return Plan(
-        model=ModelRef(name=case.model, sequence_length=1, dtype=Dtype.FP32),
+        model=ModelRef(name=case.model, sequence_length=1, dtype=case.dtype),
         cluster=ClusterRef(name="local", hash="", content=CLUSTER if case.ratios else "{}"),
         global_batch=size * case.num_micro_batches,
         micro_batch_size=size,
@@ -194,6 +202,22 @@ def train_in_parallel(case: Case) -> Outcome:
     return outcome_of(trainer, losses)
 
 
+def train_with_rows(case: Case, name: str) -> Outcome:
+    """With a weight that tensor-parallel groups cut by its rows, whatever they would choose themselves."""
+    chosen = Sharing._program
+
+    def program(sharing: Sharing, samples: int, stored: Mapping[int, State]) -> Program:
+        rows = {
+            number: sharded(0, value.shape[0])
+            for number, value in enumerate(sharing.cut.graph.values)
+            if value.name == name
+        }
+        return chosen(sharing, samples, {**stored, **rows})
+
+    with mock.patch.object(Sharing, "_program", program):
+        return train_in_parallel(case)
+
+
 def cut_of(case: Case) -> tuple[int, ...]:
     """As a planner would cut the captured step; empty where stages are not of its making."""
     from argosy.solve.stagecut import cut_graph
@@ -223,7 +247,7 @@ def train_alone(case: Case) -> Outcome:
         total = 0.0
         for index in range(case.num_micro_batches):
             rows = slice(index * size, (index + 1) * size)
-            with masks_of_layers(model, Moment(step, index * size, size)):
+            with masks_of_layers(model, Moment(step, index * size, size)), autocast_of(case):
                 loss = loss_fn(model, tree_map(lambda leaf, rows=rows: leaf[rows], batch)) / case.num_micro_batches
             loss.backward()
             total += loss.item()
@@ -238,6 +262,11 @@ def train_alone(case: Case) -> Outcome:
             result.gradients[name] = [((), optimizer.seen[id(parameter)].numpy())]
         result.weights[name] = [((), parameter.detach().numpy())]
     return result
+
+
+def autocast_of(case: Case) -> contextlib.AbstractContextManager[Any]:
+    dtype = AUTOCAST.get(case.dtype)
+    return contextlib.nullcontext() if dtype is None else torch.autocast("cpu", dtype)
 
 
 def _spans_of_layers(model: Any) -> list[tuple[nn.Module, nn.Module]]:
@@ -264,7 +293,7 @@ def masks_of_layers(model: nn.Module, moment: Moment) -> Iterator[None]:
 def differences(case: Case, outcomes: list[Outcome]) -> list[str]:
     """Where ranks disagree with one process, in words; empty where nothing does."""
     wanted = train_alone(case)
-    tolerance = 1e-4 if case.single else 1e-9
+    tolerance = (1e-3 if case.dtype in AUTOCAST else 1e-4) if case.single else 1e-9
     found = []
     for rank, outcome in enumerate(outcomes):
         if not np.allclose(outcome.losses, wanted.losses, rtol=tolerance, atol=tolerance):
