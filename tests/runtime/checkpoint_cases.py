@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 import torch.distributed as dist
 from training_cases import Case, built, plan_of
 
+from argosy.errors import InputError, RunError
 from argosy.runtime import checkpoint
 from argosy.runtime.boxes import rows
 from argosy.runtime.saving import Saver
@@ -86,3 +89,48 @@ def die_while_saving(case: Case, folder: str) -> None:
         checkpoint._make_durable = lambda path: os._exit(9)  # type: ignore[assignment]
     saver.begin(trainer, Path(folder))
     saver.wait()
+
+
+def save_without_room(case: Case, folder: str) -> list[str]:
+    """What a rank hears of checkpoints that cannot be written: rank 1 may not write a file, or rank 0 no folder."""
+    trainer, batch = trainer_for(case)
+    saver = Saver()
+    trainer.step(batch)
+    heard = []
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if dist.get_rank() == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+    try:
+        saver.begin(trainer, Path(folder))
+        saver.wait()
+    except RunError as error:
+        heard.append(f"{type(error).__name__}: {error}")
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    if dist.get_rank() == 0:
+        (Path(folder) / "file").write_text("")
+        try:
+            trainer.save(Path(folder) / "file")
+        except RunError as error:
+            heard.append(f"{type(error).__name__}: {error}")
+    return heard
+
+
+def begin_with_others(case: Case, checkpoint_of_others: str, weights: str) -> list[str]:
+    """What is said of the weights of other models."""
+    trainer, _ = trainer_for(case)
+    name, values = "head.output.weight", torch.load(weights, weights_only=True)
+    heard = []
+    for wrong in ({**values, name: values[name].t()}, {n: v for n, v in values.items() if n != name}):
+        torch.save(wrong, weights)
+        heard.append(_refused(lambda: checkpoint.load_weights(trainer, Path(weights))))
+    heard.append(_refused(lambda: trainer.load(checkpoint_of_others)))
+    heard.append(_refused(lambda: checkpoint.load_weights(trainer, Path(checkpoint_of_others))))
+    return heard
+
+
+def _refused(call: Callable[[], None]) -> str:
+    try:
+        call()
+    except InputError as error:
+        return str(error)
+    return "nothing was wrong"

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from checkpoint_cases import Parts, begin_with, die_while_saving, load_and_go_on, save_after, save_while_training
+from checkpoint_cases import (
+    Parts,
+    begin_with,
+    begin_with_others,
+    die_while_saving,
+    load_and_go_on,
+    save_after,
+    save_while_training,
+    save_without_room,
+)
 from rank_pool import RankError, RankPool
 from rank_pool import rank_pool as open_rank_pool
 from training_cases import Case, box_of, built
@@ -108,3 +118,28 @@ def test_a_kill_in_mid_save_leaves_the_checkpoint_before_whole(ranks: RankPool, 
     assert all(np.isfinite(losses).all() for _, losses in results)
     ranks(2, save_after, case, str(tmp_path), 2)
     assert not list(tmp_path.glob(".*.partial")), "the next save of that step clears what was left"
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_leaves_no_half(ranks: RankPool, tmp_path: Path) -> None:
+    """Also one that is written in the background, of which nobody but the run would hear."""
+    first, second = ranks(2, save_without_room, Case(), str(tmp_path))
+    told = f"the checkpoint of step 1 could not be written into {tmp_path}"
+    assert first[0].startswith(f"ElsewhereError: {told}: ")
+    assert second[0].startswith(f"RunError: {told}: ")
+    assert re.match(
+        r"RunError: the checkpoint of step 1 could not be written into \S+/file: .*Not a directory", first[1]
+    )
+    assert checkpoints(tmp_path) == []
+
+
+def test_weights_of_another_model_are_refused_by_name(ranks: RankPool, written: Written, tmp_path: Path) -> None:
+    case = Case(shares=((2,),))
+    model, _, _ = built(case)
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    ((turned, missing, tied, begun),) = ranks(1, begin_with_others, case, str(written[0]), str(tmp_path / "weights.pt"))
+    wanted = tuple(model.head.output.weight.shape)
+    where = f"{tmp_path / 'weights.pt'}: head.output.weight"
+    assert turned == f"{where}: found shape {wanted[::-1]}, expected shape {wanted}"
+    assert missing == f"{where}: found no such entry, expected shape {wanted}"
+    assert tied == f"{written[0]}: head.output.weight: found no such weight, expected shape {wanted}"
+    assert begun == tied

@@ -8,6 +8,7 @@ at any moment the newest folder called ``step-...`` is complete. All ranks must 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     MetadataIndex,
@@ -28,8 +30,9 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from argosy.document import Schema, read_json, validate
-from argosy.errors import InputError, Problem, show
+from argosy.errors import InputError, Problem, RunError, show
 from argosy.runtime.boxes import Box
+from argosy.runtime.failure import ElsewhereError
 from argosy.runtime.folder import checkpoints
 from argosy.runtime.reading import entries, load_tensors, read_weights
 from argosy.workload.fields import Natural
@@ -105,6 +108,29 @@ def write(
     state: dict[str, Any], about: dict[str, Any], folder: Path, *, group: dist.ProcessGroup | None = None, keep: int = 2
 ) -> Path:
     """Write what the ranks of a group hold, each its part; the newest ``keep`` checkpoints stay."""
+    with _told(folder, about["steps"]):
+        return _write(state, about, folder, group, keep)
+
+
+@contextlib.contextmanager
+def _told(folder: Path, step: int) -> Iterator[None]:
+    """What stands in the way of a checkpoint as a sentence, on the rank that met it and on the others."""
+    met = dist.get_rank()
+    try:
+        yield
+        return
+    except OSError as error:
+        reason = str(error)
+    except CheckpointException as error:  # torch's is no Exception, so nothing else would catch it
+        met, (cause, _) = min(error.failures.items())
+        reason = str(cause).splitlines()[0]
+    kind = RunError if met == dist.get_rank() else ElsewhereError
+    raise kind(f"the checkpoint of step {step} could not be written into {folder}: {reason}")
+
+
+def _write(
+    state: dict[str, Any], about: dict[str, Any], folder: Path, group: dist.ProcessGroup | None, keep: int
+) -> Path:
     name = f"step-{about['steps']:08d}"
     partial, whole = folder / f".{name}.partial", folder / name
     first = dist.get_rank() == 0
@@ -184,6 +210,9 @@ def load(trainer: Trainer, path: Path) -> None:
 def load_weights(trainer: Trainer, source: Path) -> None:
     """Begin with given weights: a checkpoint's, or a state dict's (``torch.save`` or safetensors)."""
     if source.is_dir():
+        found = entries(source)
+        for held in trainer.held():
+            _check_entry(source, found, held)
         wanted = {f"model.{h.name}": Rows.of(h.parameter.data, h.boxes, h.shape) for h in trainer.held()}
         load_tensors(wanted, source)
     else:
@@ -191,8 +220,8 @@ def load_weights(trainer: Trainer, source: Path) -> None:
         for held in trainer.held():
             names = [name for name in (held.name, *trainer.aliases.get(held.name, ())) if name in values]
             if not names or tuple(values[names[0]].shape) != held.shape:
-                found = f"shape {tuple(values[names[0]].shape)}" if names else "no such entry"
-                problem = Problem(file=str(source), path=held.name, found=found, expected=f"shape {held.shape}")
+                shown = f"shape {tuple(values[names[0]].shape)}" if names else "no such entry"
+                problem = Problem(file=str(source), path=held.name, found=shown, expected=f"shape {held.shape}")
                 raise InputError([problem])
             for box in held.boxes:
                 box.of(held.parameter.data).copy_(box.out_of(values[names[0]]))

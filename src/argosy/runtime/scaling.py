@@ -1,7 +1,8 @@
 """Loss scaling for fp16: small gradients are lifted into its range and brought back before the update.
 
-The scale s doubles after ``_PATIENCE`` steps without overflow and halves at each overflow, whose step is left out. All
-ranks see the same norm, so they agree without a word.
+The scale s doubles after ``_PATIENCE`` steps without overflow and halves at each overflow, whose step is left out. One
+with s = 1 is no matter of scale: it ends the run, which would leave out every step from there on. All ranks see the
+same norm, so they agree without a word.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ class LossScale:
         self.active = active
         self.value = _FIRST if active else 1.0
         self._calm = 0
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether no smaller scale is left."""
+        return self.value <= 1.0
 
     def observe(self, *, finite: bool) -> None:
         """What became of a step."""

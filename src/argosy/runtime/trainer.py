@@ -252,8 +252,9 @@ class Trainer:
     def _check_finite(self, loss: float, norm: float, losses: torch.Tensor) -> None:
         """Before the update, so that the weights are still good."""
         if math.isfinite(loss):
-            if not math.isfinite(norm) and not self.scale.active:
-                raise RunError(f"the gradient of step {self.steps} is not finite, though the loss is {loss:g}")
+            if not math.isfinite(norm) and self.scale.is_spent:
+                scale = " and its scale 1" if self.scale.active else ""
+                raise RunError(f"the gradient of step {self.steps} is not finite, though the loss is {loss:g}{scale}")
             return
         mine = [index for index, value in enumerate(losses.tolist()) if not math.isfinite(value)]
         if mine:
