@@ -347,3 +347,24 @@ def test_bandwidth_and_latency_of_one_edge_change_apart() -> None:
     )
     link = next(link for link in cluster.links if link.name == "a0.nic.in")
     assert (link.bandwidth.at(5), link.latency.at(5)) == (3, 1)
+
+
+def test_names_in_full_are_looked_up_and_not_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that programs write name every node and edge: as many searches would take quadratic time."""
+    nodes = '[[nodes]]\nname = "a"\ncount = 3\ndevices = { kind = "T4" }\nnic = { bandwidth = "1 GB/s" }\n'
+    switches = "".join(
+        f'[[switches]]\nname = "s{at}"\nnodes = ["a{at}"]\nuplink = {{ bandwidth = "1 GB/s" }}\n' for at in range(3)
+    )
+    moved = (
+        '[[changes]]\nlink = "a*.nic"\nsteps = [["5 s", "2 GB/s"]]\n[[changes]]\ndevice = "*"\nsteps = [["5 s", 0.5]]\n'
+    )
+    written = toml(f'name = "full"\n{nodes}{switches}{moved}')
+
+    def search(name: str, pattern: str) -> bool:
+        raise AssertionError(f"{pattern} is a name")
+
+    for module in ("build", "changes"):
+        monkeypatch.setattr(f"argosy.cluster.{module}.is_meant", search)
+    again = cluster_from_content(written.content)
+    assert again == written
+    assert {node.name: len(node.uplinks) for node in again.nodes} == {"a0": 1, "a1": 1, "a2": 1}

@@ -18,7 +18,7 @@ from strategies import Problem, mutated_json, plans
 from argosy.cluster.file import cluster_from_content
 from argosy.document import Document, parse_json
 from argosy.errors import InputError
-from argosy.plan.check import RULES, check_plan
+from argosy.plan.check import RULES, check_devices, check_plan
 from argosy.plan.file import dumps_plan, load_plan, loads_plan, plan_from_document, plan_to_dict
 from argosy.plan.plan import (
     Algorithm,
@@ -192,3 +192,14 @@ def test_a_plan_with_a_random_mistake_is_refused_or_a_plan(problem: Problem, dat
         assert all(found.file == "plan.json" for found in error.problems)
     else:
         assert loads_plan(dumps_plan(plan)) == plan
+
+
+def test_every_unknown_device_is_named_and_the_first_few_with_what_may_be_meant() -> None:
+    """A suggestion is looked for among all devices: one for each of thousands would take minutes."""
+    plan = load_plan("llama-3-8b-on-mixed-16")
+    cluster = cluster_from_content(plan.cluster.content.replace('"name":"a"', '"name":"b"'))
+    with pytest.raises(InputError) as caught:
+        check_devices(replace(plan, stages=plan.stages[:1] * 4), cluster)
+    problems = caught.value.problems
+    assert len(problems) == 4 * len(plan.stages[0].devices) > 8
+    assert [problem.suggestion is not None for problem in problems] == [True] * 8 + [False] * (len(problems) - 8)

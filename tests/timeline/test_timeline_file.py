@@ -266,3 +266,10 @@ def test_a_timeline_with_a_random_mistake_is_refused_or_a_timeline(timeline: Tim
     else:
         read.critical_path()
         assert loads_timeline(dumps_timeline(read)) == read
+
+
+def test_a_device_that_is_not_listed_is_told_of_once() -> None:
+    contact = {"where": "b0.0", "kind": "waiting", "start": 0, "end": 1, "stage": 0, "micro_batch": 0}
+    with pytest.raises(InputError) as caught:
+        loads_timeline(json.dumps(GOOD | {"contacts": [contact] * 9}))
+    assert [problem.path for problem in caught.value.problems] == ["contacts[0].where"]

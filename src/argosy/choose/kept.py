@@ -66,10 +66,10 @@ def keep(
     high: float | None = None,
 ) -> KeptPlans:
     """Prepare plans for changes of an edge, by default from a hundredth of its bandwidth at time 0 to four times it."""
-    edges = sorted({link.edge for link in cluster.links})
-    if edge not in edges:
-        raise bad_input(f"an edge of {cluster.name}", edge, where="edge", suggestion=closest(edge, edges))
-    links = frozenset(index for index, link in enumerate(cluster.links) if link.edge == edge)
+    if edge not in cluster.edges:
+        suggestion = closest(edge, sorted(cluster.edges))
+        raise bad_input(f"an edge of {cluster.name}", edge, where="edge", suggestion=suggestion)
+    links = frozenset(cluster.edges[edge])
     now = max(cluster.links[link].bandwidth.at(0) for link in links)
     if not now and (low is None or high is None):
         raise bad_input("an edge that is not down at time 0, or its bandwidths", edge, where="edge")

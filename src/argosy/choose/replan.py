@@ -144,6 +144,9 @@ class _Journey:
         self.cluster = cluster
         self.starts = moments(cluster, horizon)
         self.lengths = np.diff([*self.starts, horizon])
+        links = list(enumerate(cluster.links))
+        self.down = [frozenset(at for at, link in links if link.bandwidth.at(time) == 0) for time in self.starts]
+        """Per segment."""
         paces = [pace(plan, chain, cluster, model, horizon) for plan in plans]
         self.rates = np.array([[trace.at(start) for start in self.starts] for trace in paces])
         """(plans, segments): iterations per second."""
@@ -153,8 +156,7 @@ class _Journey:
     def moving(self, old: int, new: int, segment: int) -> float:
         if old == new:
             return 0.0
-        time = self.starts[segment]
-        key = old, new, frozenset(at for at, link in enumerate(self.cluster.links) if link.bandwidth.at(time) == 0)
+        time, key = self.starts[segment], (old, new, self.down[segment])
         if key not in self.known:
             self.known[key] = migration(self.plans[old], self.plans[new], self.chain, self.cluster, time)
         return self.known[key].seconds(self.cluster, time)

@@ -249,7 +249,7 @@ def with_traces(cluster: Cluster, traces: Sequence[str], *, option: str = "--tra
 def _what(cluster: Cluster, target: str, file: str, option: str) -> str:
     """``link`` or ``device``: what ``target`` matches; the columns of its file decide where it matches both."""
     columns = read_trace(file)
-    edges = sorted({link.edge for link in cluster.links})
+    edges = sorted(cluster.edges)
     devices = [device.name for device in cluster.devices]
     is_link = any(is_meant(edge, target) for edge in edges)
     is_device = any(is_meant(device, target) for device in devices)

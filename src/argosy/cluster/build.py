@@ -24,6 +24,8 @@ class Builder:
         self.document = document
         self.problems: list[Problem] = []
         self.nodes: list[Node] = []
+        self.names: dict[str, None] = {}
+        """Of the nodes."""
         self.devices: list[Device] = []
         self.links: list[Link] = []
         self.edges: dict[str, list[int]] = {}
@@ -78,8 +80,7 @@ class Builder:
         if num_devices > 1 and not schema.intra:
             self._report((*place, "intra"), f"at least one medium between the {num_devices} devices of a node")
         names = [f"{schema.name}{index}" for index in range(schema.count)]
-        known = {node.name for node in self.nodes}
-        taken = [name for name in names if name in known]
+        taken = [name for name in names if name in self.names]
         if taken:
             self._report((*place, "name"), "nodes that differ in name plus index", _some(taken))
         self._check_kinds(schema, place)
@@ -149,6 +150,7 @@ class Builder:
             )
         node = Node(name=name, devices=tuple(devices), media=media, nic=nic)
         self.nodes.append(node)
+        self.names[name] = None
         return node
 
     def _add_medium(
@@ -171,7 +173,7 @@ class Builder:
         home: dict[str, str] = {}
         for index, switch in enumerate(self.schema.switches):
             place: Location = ("switches", index)
-            if switch.name in uplinks or any(switch.name == node.name for node in self.nodes):
+            if switch.name in uplinks or switch.name in self.names:
                 self._report((*place, "name"), "a name that no other switch or node has", switch.name)
             uplink = switch.uplink
             uplinks[switch.name] = self._add_edge(
@@ -194,11 +196,11 @@ class Builder:
 
     def _above(self, switch: str | None, known: Mapping[str, SwitchSchema]) -> list[str]:
         """``switch`` and the switches above it, nearest first."""
-        chain: list[str] = []
+        chain: dict[str, None] = {}
         while switch is not None and switch in known and switch not in chain:
-            chain.append(switch)
+            chain[switch] = None
             switch = known[switch].parent
-        return chain
+        return list(chain)
 
     def _add_wires(self) -> list[Wire]:
         wires = []
@@ -255,7 +257,9 @@ class Builder:
         return index
 
     def _nodes(self, pattern: str, place: Location) -> list[str]:
-        names = [node.name for node in self.nodes]
+        if pattern in self.names:  # as an importer writes them, one by one
+            return [pattern]
+        names = list(self.names)
         found = [name for name in names if is_meant(name, pattern)]
         if not found:
             self._report(place, f'a node ({_some(names)}) or a pattern such as "a*"', pattern, closest(pattern, names))

@@ -84,20 +84,16 @@ def _contradictions(change: ChangeSchema, document: Document, place: Location) -
 def _change_links(
     cluster: Cluster, change: ChangeSchema, document: Document, place: Location, stated: Cluster, folder: Path
 ) -> tuple[Cluster, list[dict[str, Any]]]:
-    pattern = change.link or ""
-    edges: dict[str, list[int]] = {}
-    for index, link in enumerate(cluster.links):
-        edges.setdefault(link.edge, []).append(index)
-    matches = sorted(edge for edge in edges if is_meant(edge, pattern))
+    pattern, edges = change.link or "", stated.edges
+    matches = [pattern] if pattern in edges else sorted(edge for edge in edges if is_meant(edge, pattern))
     if not matches:
         expected = f"an edge of the cluster, such as {', '.join(sorted(edges)[:4])}"
         raise document.error((*place, "link"), expected, pattern, suggestion=closest(pattern, edges))
     links = list(cluster.links)
-    halved = _halved(cluster)
     written = []
     for offset, edge in enumerate(matches):
         first = stated.links[edges[edge][0]]
-        parts = 2 if edges[edge][0] in halved else 1
+        parts = 2 if edges[edge][0] in stated.halved else 1
         bandwidth, latency = _link_traces(
             change, first.bandwidth.at(0), first.latency.at(0) * parts, document, place, folder, offset
         )
@@ -110,12 +106,6 @@ def _change_links(
         written += [link_steps(edge, bandwidth)] if bandwidth else []
         written += [_latency_steps(edge, latency)] if latency else []
     return replace(cluster, links=tuple(links)), written
-
-
-def _halved(cluster: Cluster) -> set[int]:
-    """Links of media that are not shared: a transfer crosses two of them, each with half of the medium's latency."""
-    media = [medium for node in cluster.nodes for medium in node.media]
-    return {link for medium in media if medium.outward != medium.inward for link in medium.outward + medium.inward}
 
 
 def _link_traces(
@@ -145,8 +135,8 @@ def _link_traces(
 def _change_devices(
     cluster: Cluster, change: ChangeSchema, document: Document, place: Location, stated: Cluster, folder: Path
 ) -> tuple[Cluster, list[dict[str, Any]]]:
-    pattern = change.device or ""
-    matches = [index for index, device in enumerate(cluster.devices) if is_meant(device.name, pattern)]
+    pattern, known = change.device or "", stated.device_index
+    matches = [known[pattern]] if pattern in known else [at for name, at in known.items() if is_meant(name, pattern)]
     if not matches:
         names = [device.name for device in cluster.devices]
         expected = f"a device of the cluster, such as {', '.join(names[:4])}"

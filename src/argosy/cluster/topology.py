@@ -117,6 +117,20 @@ class Cluster:
         return {device.name: index for index, device in enumerate(self.devices)}
 
     @cached_property
+    def edges(self) -> dict[str, list[int]]:
+        """Per edge, its links."""
+        found: dict[str, list[int]] = {}
+        for index, link in enumerate(self.links):
+            found.setdefault(link.edge, []).append(index)
+        return found
+
+    @cached_property
+    def halved(self) -> frozenset[int]:
+        """Links of media that are not shared: a transfer crosses two of them, each with half of a medium's latency."""
+        media = [medium for node in self.nodes for medium in node.media if medium.outward != medium.inward]
+        return frozenset(link for medium in media for link in medium.outward + medium.inward)
+
+    @cached_property
     def node_of(self) -> dict[str, tuple[Node, int]]:
         """Per device name, its node and its position there."""
         return {name: (node, index) for node in self.nodes for index, name in enumerate(node.devices)}

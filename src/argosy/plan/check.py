@@ -6,7 +6,7 @@ What the checker passes can be simulated; memory is a question of cost and is an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from argosy.cluster.topology import Cluster
@@ -19,6 +19,7 @@ from argosy.workload.chain import Chain
 Rule = Callable[[Plan, Chain, Cluster], Iterator[Problem]]
 
 _MOST_ACTIONS = 1_000_000
+_MOST_SUGGESTED = 8
 
 
 def check_plan(
@@ -110,14 +111,17 @@ def _placed_devices(plan: Plan) -> Iterator[tuple[str, str, int]]:
 
 
 def _unknown_devices(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
-    for path, name, _ in _placed_devices(plan):
-        if name not in cluster.device_index:
-            yield _unknown_device(path, name, cluster)
+    places = ((path, name) for path, name, _ in _placed_devices(plan))
+    yield from _unknown(places, cluster)
 
 
-def _unknown_device(path: str, name: str, cluster: Cluster) -> Problem:
-    suggestion = closest(name, cluster.device_index)
-    return Problem(path=path, found=f'"{name}"', expected=f"a device of {cluster.name}", suggestion=suggestion)
+def _unknown(places: Iterable[tuple[str, str]], cluster: Cluster) -> Iterator[Problem]:
+    """Of devices that are named somewhere, those that the cluster lacks; the first few with what may be meant, because
+    that is looked for among all devices."""
+    missing = ((path, name) for path, name in places if name not in cluster.device_index)
+    for number, (path, name) in enumerate(missing):
+        suggestion = closest(name, cluster.device_index) if number < _MOST_SUGGESTED else None
+        yield Problem(path=path, found=f'"{name}"', expected=f"a device of {cluster.name}", suggestion=suggestion)
 
 
 def ratios_sum_to_one(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
@@ -214,7 +218,7 @@ def schedule_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Proble
 
 def policy_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
     """So can each schedule to switch to; what it depends on is an edge of the cluster."""
-    edges = sorted({link.edge for link in cluster.links})
+    edges = sorted(cluster.edges)
     for index, rule in enumerate(plan.policy):
         if rule.edge not in edges:
             yield Problem(
@@ -286,12 +290,12 @@ def algorithms(collective: Collective, stage: Stage) -> tuple[Algorithm, ...]:
 
 
 def left_out_devices_are_idle(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
-    for index, left in enumerate(plan.left_out):
-        path = f"left_out[{index}].device"
-        if left.device not in cluster.device_index:
-            yield _unknown_device(path, left.device, cluster)
-        elif left.device in plan.devices:
-            yield Problem(path=path, found=f'"{left.device}"', expected="a device that no stage uses")
+    places = [(f"left_out[{index}].device", left.device) for index, left in enumerate(plan.left_out)]
+    yield from _unknown(places, cluster)
+    used = set(plan.devices).intersection(cluster.device_index)
+    for path, name in places:
+        if name in used:
+            yield Problem(path=path, found=f'"{name}"', expected="a device that no stage uses")
 
 
 RULES: tuple[Rule, ...] = (

@@ -14,6 +14,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.collective import Pairs
@@ -316,15 +317,8 @@ class Compiler:
             places = [(stage, device) for stage in stages for device in devices]
             ready = {self.gradients_done[place] for place in places if place in self.gradients_done}
             flows, rounds = self._weights_around(stages, times, parameters)
-            task = self._add(
-                Task(
-                    kind=SpanKind.COLLECTIVE,
-                    flows=flows,
-                    rounds=rounds,
-                    after=tuple(sorted(ready)),
-                    stage=stages[0],
-                )
-            )
+            after = tuple(sorted(ready))
+            task = self._add(Task(kind=SpanKind.COLLECTIVE, flows=flows, rounds=rounds, after=after, stage=stages[0]))
             for device in devices:
                 waits[device].append(task)
         for device in range(len(self.names)):
@@ -365,13 +359,17 @@ class Compiler:
         return tuple(Flow(self.index[one], self.index[other], size * factor) for (one, other), size in pairs.items())
 
     def _add_update(self, device: int, waits: list[int]) -> None:
-        seconds = 0.0
+        self._end_with_update(device, self._update_seconds[device], waits)
+
+    @cached_property
+    def _update_seconds(self) -> list[float]:
+        """Per device, of all its stages."""
+        seconds = [0.0] * len(self.names)
         for stage in self.plan.stages:
             for replica in stage.replicas:
                 for member, name in enumerate(replica.devices):
-                    if self.index[name] == device:
-                        seconds += update_seconds(self.chain, stage, self._portion(replica, member))
-        self._end_with_update(device, seconds, waits)
+                    seconds[self.index[name]] += update_seconds(self.chain, stage, self._portion(replica, member))
+        return seconds
 
     def _end_with_update(self, device: int, seconds: float, waits: list[int]) -> None:
         after = tuple(sorted({self.last[device], *waits}))

@@ -75,9 +75,10 @@ def with_interleaved(
 
 def _left_out(plain: Plan, variant: Plan, cluster: Cluster) -> Iterator[LeftOut]:
     known = {one.device: one for one in plain.left_out}
+    used = set(variant.devices)
     for device in cluster.devices:
-        if device.name not in variant.devices:
-            reason = f"the plan whose interleaved variant is fastest has {len(variant.devices)} devices without it"
+        if device.name not in used:
+            reason = f"the plan whose interleaved variant is fastest has {len(used)} devices without it"
             yield known.get(device.name, LeftOut(device=device.name, reason=reason))
 
 

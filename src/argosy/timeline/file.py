@@ -139,7 +139,8 @@ def _device_problems(schema: TimelineSchema, document: Document) -> Iterator[Pro
             expected = "one of the devices, or two written SOURCE>TARGET"
             yield document.problem(("spans", index, "where"), expected, span.where, suggestion=suggestion)
     for index, contact in enumerate(schema.contacts):
-        if contact.where not in known:
+        if contact.where not in known and contact.where not in strange:
+            strange.add(contact.where)
             place, suggestion = ("contacts", index, "where"), closest(contact.where, schema.devices)
             yield document.problem(place, "one of the devices", contact.where, suggestion=suggestion)
         if contact.end < contact.start:
