@@ -14,6 +14,8 @@ SEARCH = ("plan", "-m", "gpt2", "-c", "two-cards", "-b", "8")
 SHARE = ("plan", "--program", "train.py:build", "-c", "two-cards")
 WITH_PROGRAM = "expected no such option with --program"
 FOR_TRACE = "expected no such option with --for-trace, which compares plans and chooses none"
+LONG = "9" * 5000
+"""More digits than Python reads as a number."""
 ADAPTING = "expected no such option with --adapt, which plays whole courses until --until"
 
 CASES = {
@@ -56,21 +58,55 @@ CASES = {
     ("explain", "folder"): "folder: found a folder, expected a file",
     ("profile", "binary.py:build"): "binary.py: found SyntaxError (source code string cannot contain null bytes), "
     "expected a Python file that can be imported",
+    ("lab", "run", "trial", "--timeout", "nan"): "--timeout: found nan, expected a number",
+    (*SEARCH, "--schedule", f"kfkb:{LONG}"): f'--schedule: found "kfkb:{LONG[:50]}..., expected one of the schedules '
+    "1f1b, eager-1f1b, kfkb, gpipe, zero-bubble, interleaved or kfkb:K with K of at least 1",
+    (*SEARCH, "--scenario", f"box0.pcie=on-off:seed={LONG}"): f'--scenario seed: found "{LONG[:55]}..., expected a '
+    "whole number",
+    ("profile", "train.py:build", "--samples", "1,²"): '--samples: found "1,²", expected whole numbers such as 1,2,4,8',
+    ("init", "--node", f"{LONG} x 1 H200"): f'--node: found "{LONG[:55]}..., expected at least 1 node and 1 device',
+    ("trace", "timeline.json", "-n", "3"): '--iterations: found "3", expected no such option for a timeline, which is '
+    "not simulated again",
+    ("probe", "--run", "folder", "--plan", PLAN, "-o", "x.toml"): '--output: found "x.toml", expected no such option '
+    "with --run, which measures nothing anew",
+    ("probe", "--profile", "x.json"): '--profile: found "x.json", expected no such option without --run',
+    ("export", PLAN, "--to", "megatron", "--zone", "z"): '--zone: found "z", expected no such option for megatron',
+    ("simulate", "gravity.json", "--adapt", "x"): '--adapt: found "x", expected one of off, k, shares, full',
+    ("simulate", "gravity.json", "--transfers"): "--transfers: expected no such option for a gravity plan",
     ("nbody", "power", "folder"): "folder: found a folder, expected a file",
     ("init", "-o", "folder", "--node", "1 x 1 H200"): "folder: found a folder, expected the name of a file to write",
 }
 
 
-@pytest.mark.parametrize("arguments", CASES, ids=" ".join)
+@pytest.mark.parametrize("arguments", CASES, ids=lambda arguments: " ".join(arguments).replace(LONG, "9..."))
 def test_refused(run: Run, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     if arguments[0] == "profile":
         pytest.importorskip("torch")
     (tmp_path / "ok.csv").write_text("seconds,bandwidth\n0,25 Gbit/s\n")
     (tmp_path / "train.py").write_text("def build(): ...\n")
     (tmp_path / "binary.py").write_bytes(b"\x00\x01")
+    (tmp_path / "timeline.json").write_text('{"spans": []}')
+    (tmp_path / "gravity.json").write_text('{"kind": "gravity"}')
     (tmp_path / "folder").mkdir()
-    quiet = ["--quiet"] if arguments[0] not in ("nbody", "init") else []
+    quiet = ["--quiet"] if arguments[0] not in ("nbody", "init", "export") else []
     before = sorted(tmp_path.iterdir())
     result = run(*arguments, *quiet)
     assert (result.code, result.out, result.err) == (2, "", f"error: {CASES[arguments]}\n")
     assert sorted(path for path in tmp_path.iterdir() if path.name != "__pycache__") == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (*SEARCH, "--level", "2", "--gap", "nan"),
+        ("calibrate", "runs.json", "--share", "nan"),
+        ("run", PLAN, "train.py", "--clip", "nan"),
+        ("run", PLAN, "train.py", "--patience", "inf"),
+        ("simulate", PLAN, "--adapt", "k", "--min-gain", "nan"),
+    ],
+    ids=" ".join,
+)
+def test_what_is_no_number_is_within_no_limits(run: Run, arguments: tuple[str, ...]) -> None:
+    """Typer says it in words of its own, where it knows."""
+    result = run(*arguments)
+    assert (result.code, result.out) == (2, "") and arguments[-2] in result.err

@@ -23,7 +23,7 @@ from argosy.plan.plan import LeftOut, Plan, RunnerUp, Search
 from argosy.report.decisions import Told
 from argosy.report.page import Picture, ScenarioTimes, report_page
 from argosy.report.page.curve import search_curve, spark_line
-from argosy.report.page.tracks import KINDS, TICKS, timeline_tracks
+from argosy.report.page.tracks import KINDS, TICKS, _folded_stage, timeline_tracks
 from argosy.sim.simulate import simulate
 from argosy.timeline import Timeline
 from argosy.workload.chain import Chain
@@ -217,3 +217,12 @@ def test_a_large_plan_is_told_what_it_holds_without_being_played_device_by_devic
     assert len(data["timelines"][0]["devices"]) < 64
     held = planned_stack(plan, chain, cluster)
     assert {one.device: one.peak for one in held} == pytest.approx(planned_memory(plan, chain))
+
+
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    [("stage3.0", 3), ("stage²", None), ("stage².0", None), (f"stage{'9' * 5000}.0", None), ("1.0", None)],
+)
+def test_only_names_of_bundles_say_a_stage(name: str, stage: int | None) -> None:
+    """A timeline may have any names."""
+    assert _folded_stage(name) == stage

@@ -8,6 +8,7 @@ import pytest
 
 from argosy.cli.inputs import Scenario, load_scenario
 from argosy.plan.file import read_plan
+from argosy.report.marks import names_in_short
 from argosy.report.summary import Summary, critical_parts, summarise, summary_to_dict
 from argosy.sim.simulate import simulate
 from argosy.timeline import Span, SpanKind
@@ -73,3 +74,8 @@ def test_critical_parts_name_stages_and_pairs_of_nodes() -> None:
         ("waiting", 1),
         ("weight updates", 0.5),
     )
+
+
+def test_numbers_of_any_length_may_end_a_name() -> None:
+    names = [f"a{'9' * 5000}", f"a1{'0' * 5000}"]
+    assert names_in_short(names) == ", ".join(names)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from argosy.cli.options import Json, Quiet, Width
+from argosy.cli.options import Json, Quiet, Width, no_nan
 
 Runs = Annotated[
     str,
@@ -31,7 +31,8 @@ def calibrate(
     runs: Runs,
     fit: Constants = None,
     share: Annotated[
-        float, typer.Option("--share", min=0.05, max=0.95, help="Of many runs, how many are fitted on.")
+        float,
+        typer.Option("--share", min=0.05, max=0.95, help="Of many runs, how many are fitted on.", callback=no_nan),
     ] = 0.5,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Which runs are fitted on.")] = 0,
     output: Annotated[

@@ -61,12 +61,14 @@ def export(
     import sys
     from dataclasses import replace
 
-    from argosy.cli.inputs import model_of, plan_of_layers
+    from argosy.cli.inputs import model_of, plan_of_layers, refuse_options
     from argosy.cli.terminal import check_output, print_json, write_file
     from argosy.cluster.file import cluster_from_content, load_cluster
     from argosy.plan.check import check_devices
     from argosy.plan.file import plan_from_document, read_plan
 
+    if to is not Target.SAILOR:
+        refuse_options({"--zone": zone}, f"for {to}")
     document = read_plan(plan)
     found = plan_from_document(document) if to is Target.TORCHRUN else plan_of_layers(document)
     where = cluster_from_content(found.cluster.content) if cluster is None else load_cluster(cluster)

@@ -33,6 +33,7 @@ def simulate_gravity(
     quiet: bool,
 ) -> None:
     """Play a gravity plan step after step, with ``adapt`` also re-balanced."""
+    from argosy.cli.adapting import check_reach
     from argosy.cli.inputs import MOST_ITERATIONS, check_iterations, parse_time, too_long, with_traces
     from argosy.cli.terminal import print_json, progress, stdout_console
     from argosy.cluster.file import load_cluster
@@ -41,6 +42,7 @@ def simulate_gravity(
     from argosy.report.tables import plain_table
     from argosy.units import TIME
 
+    check_reach(adapt or "off")
     plan = gravity_plan_from_document(document)
     where = plan.cluster if cluster is None else load_cluster(cluster)
     if len(where.devices) != len(plan.cluster.devices):
@@ -72,8 +74,9 @@ def simulate_gravity(
     for name, run in runs:
         took = _seconds(run)
         times = (run.ends[-1] / len(took), took[0], max(took)) if took else ()
-        shown = [TIME.format(value, digits=4) for value in times] or ["stalled", "-", "-"]
-        table.add_row(name, str(len(took)), *shown, str(run.moves))
+        shown = [TIME.format(value, digits=4) for value in times] or ["-"] * 3
+        steps_done = f"stalled after {len(took)}" if run.stalled else str(len(took))
+        table.add_row(name, steps_done, *shown, str(run.moves))
     console.print(table)
 
 

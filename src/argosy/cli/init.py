@@ -75,7 +75,7 @@ def init(
 
 def parse_node(text: str) -> NodeAnswer:
     """``--node`` as ``NodeAnswer``."""
-    from argosy.cli.inputs import parse_rate
+    from argosy.cli.inputs import parse_rate, whole_number
     from argosy.errors import bad_input
 
     found = _NODE.fullmatch(text)
@@ -88,7 +88,7 @@ def parse_node(text: str) -> NodeAnswer:
             raise bad_input("intra or nic and a rate, each once", part.strip(), where="--node")
         parse_rate("--node", rate)
         rates[what] = rate.strip()
-    count, devices = int(found[1] or 1), int(found[2])
+    count, devices = whole_number(found[1] or "1"), whole_number(found[2])
     if not count or not devices:
         raise bad_input("at least 1 node and 1 device", text, where="--node")
     kind = _kind("--node", found[3])
@@ -154,11 +154,13 @@ def _name(text: str) -> str:
 
 
 def _count(text: str) -> int:
+    from argosy.cli.inputs import whole_number
     from argosy.errors import bad_input
 
-    if not text.isdigit() or not int(text):
+    count = whole_number(text)
+    if not count:
         raise bad_input("a whole number of at least 1", text)
-    return int(text)
+    return count
 
 
 def _yes_or_no(text: str) -> bool:

@@ -187,6 +187,14 @@ def refuse_options(given: Mapping[str, object], why: str) -> None:
             raise bad_input(f"no such option {why}", found, where=option)
 
 
+def whole_number(text: str) -> int | None:
+    """None where it is none that Python reads: ``²`` is a digit and no number, and thousands of them are too many."""
+    try:
+        return int(text) if text.strip().isdecimal() else None
+    except ValueError:
+        return None
+
+
 def check_at_least(option: str, value: int, least: int) -> int:
     if value < least:
         raise bad_input(f"a whole number of at least {least}", value, where=option)

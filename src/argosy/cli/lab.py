@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from argosy.cli.names import known_name
-from argosy.cli.options import Json, Quiet
+from argosy.cli.options import Json, Quiet, no_nan
 
 if TYPE_CHECKING:
     from argosy.lab.lab import Lab
@@ -19,6 +19,7 @@ lab_app = typer.Typer(
 )
 
 LabName = Annotated[str, typer.Argument(metavar="LAB", help="A lab that is up.", show_default=False)]
+Timeout = Annotated[float, typer.Option("--timeout", help="Seconds after which everything is ended.", callback=no_nan)]
 
 
 @lab_app.command()
@@ -67,7 +68,7 @@ def up(
 def run(
     context: typer.Context,
     name: LabName,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds after which everything is ended.")] = 3600.0,
+    timeout: Timeout = 3600.0,
     clock: Annotated[
         str, typer.Option("--clock", help="The traces begin at the launch, or when the program says it is ready.")
     ] = "launch",
@@ -100,7 +101,7 @@ def run(
 def card(
     context: typer.Context,
     source: Annotated[str, typer.Argument(metavar="CLUSTER", help="A cluster file.", show_default=False)],
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds after which everything is ended.")] = 3600.0,
+    timeout: Timeout = 3600.0,
 ) -> None:
     """Run a command once per device, all on one NVIDIA card in shares.
 

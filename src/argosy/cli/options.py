@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import typer
 
 from argosy.cli import names
+from argosy.errors import bad_input
+
+
+def no_nan(parameter: typer.CallbackParam, value: float | None) -> float | None:
+    """For options that take a number: not every version of typer knows that NaN lies within no limits."""
+    if value is not None and math.isnan(value):
+        raise bad_input("a number", value, where=parameter.opts[0])
+    return value
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead, with a version in it.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
@@ -105,7 +115,10 @@ OptimizerName = Annotated[
 Level = Annotated[
     int, typer.Option("--level", min=1, max=2, help="1: a good plan at once. 2: search on until --gap is proven.")
 ]
-Gap = Annotated[float, typer.Option("--gap", min=0, help="Level 2 ends when no plan can be faster by more than this.")]
+Gap = Annotated[
+    float,
+    typer.Option("--gap", min=0, help="Level 2 ends when no plan can be faster by more than this.", callback=no_nan),
+]
 TimeBudget = Annotated[
     str | None, typer.Option("--time-budget", help='CPU time after which the search ends, such as "30 s".')
 ]
@@ -167,9 +180,12 @@ ForTrace = Annotated[
 ]
 Objective = Annotated[str, typer.Option("--objective", help="throughput, or cost: the cheapest step.")]
 MaxPrice = Annotated[
-    float | None, typer.Option("--max-price-per-hour", min=0, help="Devices for at most so much an hour.")
+    float | None,
+    typer.Option("--max-price-per-hour", min=0, help="Devices for at most so much an hour.", callback=no_nan),
 ]
-MaxCost = Annotated[float | None, typer.Option("--max-cost-per-step", min=0, help="Steps for at most so much each.")]
+MaxCost = Annotated[
+    float | None, typer.Option("--max-cost-per-step", min=0, help="Steps for at most so much each.", callback=no_nan)
+]
 Runnable = Annotated[
     bool, typer.Option("--runnable", help="Only plans that argosy's own runtime executes as they are.")
 ]

@@ -222,12 +222,7 @@ def _find(
         with progress(f"planning {task.chain.name} for parts of {task.cluster!r}", quiet=quiet):
             return plan_for_money(task, objective, max_price, max_cost)
     plan = search(
-        task.chain,
-        task.cluster,
-        global_batch=task.global_batch,
-        settings=task.settings,
-        model=task.model,
-        quiet=quiet,
+        task.chain, task.cluster, global_batch=task.global_batch, settings=task.settings, model=task.model, quiet=quiet
     )
     return Outcome(plan=plan)
 
@@ -311,6 +306,7 @@ def _workers(name: str, count: int) -> AbstractContextManager[Executor | None]:
 
 def parse_schedules(names: Sequence[str]) -> tuple[ScheduleSpec, ...]:
     """What ``--schedule`` names, each once; ``kfkb`` alone is every k that is searched without the option."""
+    from argosy.cli.inputs import whole_number
     from argosy.errors import bad_input, closest
     from argosy.planner import SCHEDULES
     from argosy.schedule import ScheduleKind, ScheduleSpec
@@ -324,8 +320,8 @@ def parse_schedules(names: Sequence[str]) -> tuple[ScheduleSpec, ...]:
         kind, separator, k = name.partition(":")
         if kind in known and not separator:
             chosen += [spec for spec in searched if str(spec.kind) == kind]
-        elif kind == ScheduleKind.KFKB and k.isdecimal() and int(k) > 0:
-            chosen.append(ScheduleSpec(kind=ScheduleKind.KFKB, k=int(k)))
+        elif kind == ScheduleKind.KFKB and (group := whole_number(k)):
+            chosen.append(ScheduleSpec(kind=ScheduleKind.KFKB, k=group))
         else:
             expected = f"one of the schedules {', '.join(known)} or kfkb:K with K of at least 1"
             raise bad_input(expected, name, where="--schedule", suggestion=closest(name, known))

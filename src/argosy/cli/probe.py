@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from argosy.cli.options import Json, Profiles, Quiet
+from argosy.cli.options import Json, Profiles, Quiet, no_nan
 
 if TYPE_CHECKING:
     from argosy.cluster.probe_notes import ProbeNotes
@@ -22,7 +22,9 @@ def probe(
     ] = None,
     plan: Annotated[str | None, typer.Option("--plan", help="The plan that was run.")] = None,
     profile: Profiles = None,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.01, help="That each measurement takes, roughly.")] = 0.3,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.01, help="That each measurement takes, roughly.", callback=no_nan)
+    ] = 0.3,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from what a probe with the same -o had measured when it was cut.")
     ] = False,
@@ -41,6 +43,7 @@ def probe(
         torchrun --nnodes 4 ... -m argosy probe -o cluster.toml
         argosy probe --run run --plan plan.json
     """
+    from argosy.cli.inputs import refuse_options
     from argosy.cli.terminal import check_output, print_json, progress, write_file
     from argosy.cluster.probe_notes import ProbeNotes, read_notes
     from argosy.document import read_text
@@ -49,8 +52,12 @@ def probe(
     if (run is None) != (plan is None):
         raise bad_input("--run and --plan together", where="--plan" if plan is None else "--run")
     if run is not None and plan is not None:
+        refuse_options(
+            {"--output": output, "--lab": lab, "--resume": resume}, "with --run, which measures nothing anew"
+        )
         _of_run(run, plan, profile or [], json=json, quiet=quiet)
         return
+    refuse_options({"--profile": profile}, "without --run")
     if resume and (output is None or lab is not None):
         raise bad_input("-o with the file of the probe that was cut, and no --lab", where="--resume")
     if output is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from argosy.cli.options import Json, OptionalModel, Quiet
+from argosy.cli.options import Json, OptionalModel, Quiet, no_nan
 
 if TYPE_CHECKING:
     from argosy.dtype import Dtype
@@ -34,7 +34,9 @@ def profile(
     sequence_length: Annotated[
         int | None, typer.Option("--sequence-length", min=1, help="Tokens per sample; the model's own, or 1.")
     ] = None,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.001, help="That each measurement takes.")] = 0.3,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.001, help="That each measurement takes.", callback=no_nan)
+    ] = 0.3,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the rows that the output has already.")] = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -127,12 +129,13 @@ def _same(earlier: Profile, output: Path, model: str, device: str, tokens: int) 
 
 
 def _counts(option: str, text: str) -> list[int]:
+    from argosy.cli.inputs import whole_number
     from argosy.errors import bad_input
 
-    parts = text.split(",")
-    if not all(part.strip().isdigit() and int(part) for part in parts):
+    counts = [count for part in text.split(",") if (count := whole_number(part))]
+    if len(counts) < len(text.split(",")):
         raise bad_input("whole numbers such as 1,2,4,8", text, where=option)
-    return [int(part) for part in parts]
+    return counts
 
 
 def _dtypes(text: str) -> list[Dtype]:

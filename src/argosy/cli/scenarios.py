@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from argosy.cli.inputs import with_traces
+from argosy.cli.inputs import whole_number, with_traces
 from argosy.cluster.file import with_changes
 from argosy.cluster.generators import GENERATORS
 from argosy.cluster.topology import Cluster
@@ -57,12 +57,13 @@ def _change(part: str) -> dict[str, Any]:
     target, _, rest = part.partition("=")
     name, _, listed = rest.partition(":")
     given = dict(pair.partition("=")[::2] for pair in listed.split(",") if pair)
-    seed, horizon = given.pop("seed", "0"), given.pop("horizon", _HORIZON)
-    if not seed.isdecimal():
-        raise bad_input("a whole number", seed, where="--scenario seed")
+    text, horizon = given.pop("seed", "0"), given.pop("horizon", _HORIZON)
+    seed = whole_number(text)
+    if seed is None:
+        raise bad_input("a whole number", text, where="--scenario seed")
     parameters = {key: _number(value) for key, value in given.items()}
     what = "device" if name == "straggler" else "link"
-    change: dict[str, Any] = {what: target, "generator": name, "seed": int(seed), "horizon": horizon}
+    change: dict[str, Any] = {what: target, "generator": name, "seed": seed, "horizon": horizon}
     return {**change, "parameters": parameters} if parameters else change
 
 

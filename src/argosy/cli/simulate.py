@@ -20,6 +20,7 @@ from argosy.cli.options import (
     Traces,
     Until,
     Width,
+    no_nan,
 )
 
 if TYPE_CHECKING:
@@ -56,7 +57,9 @@ def simulate(
         ),
     ] = None,
     horizon: Annotated[int, typer.Option("--horizon", min=1, help="Steps that the controller counts on.")] = 1000,
-    min_gain: Annotated[float, typer.Option("--min-gain", min=0, help="Gain below which it changes nothing.")] = 0.02,
+    min_gain: Annotated[
+        float, typer.Option("--min-gain", min=0, help="Gain below which it changes nothing.", callback=no_nan)
+    ] = 0.02,
     width: Width = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -86,10 +89,9 @@ def simulate(
     if document.data.get("kind") == "gravity":
         from argosy.cli.gravity import simulate_gravity
 
-        refuse_options(
-            {"--schedule": schedule, "--k": k, "--profile": profile, "--calibration": calibration, "--output": output},
-            "for a gravity plan",
-        )
+        given = {"--schedule": schedule, "--k": k, "--profile": profile, "--calibration": calibration}
+        given |= {"--output": output, "--iteration": iteration or None, "--transfers": transfers}
+        refuse_options(given, "for a gravity plan")
         simulate_gravity(
             document,
             cluster=cluster,

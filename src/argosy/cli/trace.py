@@ -47,7 +47,7 @@ def trace(
         argosy trace llama-3-8b-on-mixed-16 -n 3 -o trace.json.gz
         argosy trace timeline.json --per-rank traces/
     """
-    from argosy.cli.inputs import load_scenario
+    from argosy.cli.inputs import load_scenario, refuse_options
     from argosy.cli.simulate import play
     from argosy.cli.terminal import check_output, print_json, write_file
     from argosy.plan.file import read_plan
@@ -57,6 +57,8 @@ def trace(
         check_output(output, source, cluster)
     document = read_plan(source)
     if "spans" in document.data:
+        given = {"--cluster": cluster, "--trace": trace, "--iterations": iterations, "--until": until}
+        refuse_options({**given, "--schedule": schedule, "--k": k}, "for a timeline, which is not simulated again")
         timeline = timeline_from_document(document)
     else:
         scenario = load_scenario(document, cluster=cluster, traces=trace or (), schedule=schedule, k=k)

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from argosy.cluster.trace import Trace
 
 _LEVELS = "▁▂▃▄▅▆▇█"
+_MOST_DIGITS = 18
+"""Of a number in a name; Python reads no more than some thousand."""
 
 
 def bar(share: float, *, width: int = 10) -> str:
@@ -60,6 +62,6 @@ def names_in_short(names: Iterable[str]) -> str:
 
 def _follows(digits: str, before: str) -> bool:
     """Whether one number comes after another, both written in the same way: padded with zeros, or not."""
-    if not digits or not before or int(digits) != int(before) + 1:
+    if not digits or not before or len(digits) > _MOST_DIGITS or int(digits) != int(before) + 1:
         return False
     return len(digits) == len(before) or not (digits.startswith("0") or before.startswith("0"))

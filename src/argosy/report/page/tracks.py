@@ -7,6 +7,7 @@ kind + 8 (micro-batch + 1), so that a span costs about ten characters. A row of 
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -56,8 +57,8 @@ def _kind(name: str, cluster: Cluster) -> str:
 
 def _folded_stage(name: str) -> int | None:
     """Of a bundle of replicas, which goes by ``stage3.0``."""
-    head = name.partition(".")[0].removeprefix("stage")
-    return int(head) if head.isdigit() else None
+    found = re.match(r"stage([0-9]{1,9})\.", name)
+    return int(found[1]) if found else None
 
 
 def _coded(spans: Sequence[Span], tick: float) -> list[int]:
