@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -31,6 +33,7 @@ from argosy.plan.check import check_plan
 from argosy.plan.file import load_plan
 from argosy.plan.plan import Plan
 from argosy.planner import Settings
+from argosy.report.robust import robust_lines, robust_to_dict
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.simulate import simulate
 from argosy.workload.chain import Chain
@@ -159,6 +162,34 @@ def test_where_transfers_block_only_1f1b_is_looked_at() -> None:
     changing = small({"link": "old0.nic", "steps": [["30 s", "1 Gbit/s"]]})
     plan = find_robust_plan(chain, changing, [changing], global_batch=16, model=ComputeModel(blocking=True)).plan
     assert plan.schedule == ScheduleSpec()
+
+
+def test_a_plan_that_gets_stuck_comes_after_those_that_go_on() -> None:
+    """However fast it was until then."""
+    chain = load_model("gpt2-xl", dtype="fp16")
+    found = find_robust_plan(chain, small(), [small({"device": "old0.*", "steps": [["20 s", 0]]})], global_batch=64)
+    assert found.average.never_ends and found.average.mean < found.chosen.mean
+    assert not found.chosen.never_ends
+    assert {name.partition(".")[0] for name in found.plan.devices} == {"new0"}
+    assert _why(found.average, found.chosen, Robust.MEAN) == "an iteration never ends in one of the scenarios"
+    assert not robust_lines(found)
+
+
+def test_where_every_plan_gets_stuck_the_iterations_before_count() -> None:
+    chain = load_model("gpt2-xl", dtype="fp16")
+    found = find_robust_plan(chain, small(), [small({"device": "*", "steps": [["20 s", 0]]})], global_batch=16)
+    assert found.chosen.never_ends and math.isfinite(found.chosen.worst)
+    assert robust_lines(found)[0].startswith("every plan that was judged gets stuck")
+    with pytest.raises(InfeasibleError, match="ends an iteration in every scenario"):
+        find_robust_plan(chain, small(), [small({"device": "*", "steps": [["1 ms", 0]]})], global_batch=16)
+
+
+def test_times_that_do_not_exist_are_null_in_json(choice: RobustChoice) -> None:
+    never = replace(choice.average, mean=math.inf, p95=math.inf, worst=math.inf, never_ends=True)
+    content = json.loads(json.dumps(robust_to_dict(replace(choice, average=never)), allow_nan=False))
+    assert content["gain_over_average_plan"] is None
+    assert content["average_plan"]["mean_seconds"] is None and content["average_plan"]["never_ends"]
+    assert content["chosen"]["mean_seconds"] == choice.chosen.mean
 
 
 @pytest.mark.parametrize(

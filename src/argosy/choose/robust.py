@@ -5,14 +5,17 @@
     (2)  candidates  = the best unlike plans of each view, each under every schedule with which it fits; of those that
                        were asked for, where some were
     (3)  rank        = by the fluid estimate of the objective over all scenarios (``scenario`` (1), (2))
-    (4)  judge       = the few best, and the best for the average, by the exact engine over the same scenarios
+    (4)  judge       = the few best, and the best for the average, by the exact engine over the same scenarios; one that
+                       waits for ever for what is lost in one of them comes after all that go on, whatever it did before
 
 The plan for the average is always among the judged, so the choice is never worse than it by the exact engine's measure
-of the objective. The certificate of a search holds for its own view only and is dropped.
+of the objective, unless that plan does not go on. The certificate of a search holds for its own view only and is
+dropped.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +39,7 @@ from argosy.cluster.lasting import at_time_zero, last_change
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import FloatArray
 from argosy.cost.compute import ComputeModel
+from argosy.errors import InfeasibleError
 from argosy.plan.plan import ClusterRef, LeftOut, Plan, Predicted, RunnerUp, Search
 from argosy.planner import Settings, kept_plans
 from argosy.units import TIME
@@ -53,7 +57,8 @@ _EQUAL = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Iteration times of a plan over all scenarios, seconds, by the exact engine."""
+    """Iteration times of a plan over all scenarios, seconds, by the exact engine; of the iterations that end, where
+    each scenario has any."""
 
     plan: Plan
     mean: float
@@ -61,6 +66,8 @@ class Figures:
     worst: float
     estimate: float
     """Of the objective, by (3)."""
+    never_ends: bool = False
+    """Whether an iteration does not, in some scenario."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +125,9 @@ def find_robust_plan(
     finalists = [*ranked[:_FINALISTS], *((value, plan) for value, plan in ranked[_FINALISTS:] if plan == average)]
     limit = Horizon(seconds=max(horizon, _LEAST_HORIZON * ranked[0][0]), iterations=iterations)
     judged = [_figures(plan, value, chain, scenarios, model, limit) for value, plan in finalists]
-    judged.sort(key=lambda one: float(getattr(one, robust)))
+    judged.sort(key=lambda one: (one.never_ends, float(getattr(one, robust))))
+    if math.isinf(judged[0].mean):
+        raise InfeasibleError(f"no plan of {chain.name} on {cluster!r} ends an iteration in every scenario")
     calm, edges = at_time_zero(cluster), _edges(scenarios)
     plan = with_policy(_finished(judged, cluster, robust), chain, calm, edges, model=model, schedules=schedules)
     effort = Search(cpu_seconds=time.process_time() - began, candidates=len(plain) + len(ranked), pruned=())
@@ -153,8 +162,10 @@ def _figures(
 ) -> Figures:
     """(4)."""
     times: list[FloatArray] = [exact_times(plan, chain, scenario, model, limit) for scenario in scenarios]
+    never_ends = any(np.isinf(one[-1]) for one in times)
+    times = [one[np.isfinite(one)] if np.isfinite(one[0]) else one for one in times]
     mean, p95, worst = (objective(times, robust) for robust in Robust)
-    return Figures(plan=plan, mean=mean, p95=p95, worst=worst, estimate=value)
+    return Figures(plan=plan, mean=mean, p95=p95, worst=worst, estimate=value, never_ends=never_ends)
 
 
 def _edges(scenarios: Sequence[Cluster]) -> list[str]:
@@ -191,6 +202,8 @@ def _finished(judged: Sequence[Figures], cluster: Cluster, robust: Robust) -> Pl
 
 
 def _why(other: Figures, best: Figures, robust: Robust) -> str:
+    if other.never_ends and not best.never_ends:
+        return "an iteration never ends in one of the scenarios"
     mine, theirs = float(getattr(best, robust)), float(getattr(other, robust))
     if theirs <= mine * (1 + _EQUAL):
         return f"as fast: the same {robust} over the scenarios"

@@ -63,11 +63,13 @@ def moments(cluster: Cluster, horizon: float) -> list[float]:
 
 
 def pace(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, horizon: float) -> Trace:
-    """1 / T(state) over time; 0 while the plan cannot go on."""
+    """1 / T(state) over time; 0 while the plan cannot go on. Of what comes after the horizon only that counts."""
     graph, folded = fold_plan(plan, chain, cluster, model)
     steady = SteadyGraph(graph, folded)
-    times = moments(folded, horizon)
+    times = [*moments(folded, horizon), horizon]
     seconds = steady.seconds(steady.at(times))
+    if np.isfinite(seconds[-1]):
+        times, seconds = times[:-1], seconds[:-1]
     rates = [float(rate) for rate in np.where(np.isfinite(seconds), 1 / seconds, 0.0)]
     return Trace.from_steps(zip(times, rates, strict=True), initial=rates[0])
 
@@ -82,10 +84,12 @@ def fluid_times(rate: Trace, horizon: float) -> FloatArray:
 
 
 def exact_times(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, horizon: Horizon) -> FloatArray:
-    """Seconds of each iteration that begins within the horizon, by the exact engine."""
+    """Seconds of each iteration that begins within the horizon, by the exact engine; infinite where the last of them
+    never ends."""
     graph, folded = fold_plan(plan, chain, cluster, model)
-    ends = simulate_exact(graph, folded, iterations=horizon.iterations, record=0, until=horizon.seconds).iteration_ends
-    return np.diff(np.concatenate(([0.0], ends))) if ends else np.array([math.inf])
+    played = simulate_exact(graph, folded, iterations=horizon.iterations, record=0, until=horizon.seconds)
+    never = [] if played.stalled is None else [math.inf]
+    return np.diff([0.0, *played.iteration_ends, *never])
 
 
 def objective(times: Sequence[FloatArray], robust: Robust) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from rich.table import Table
@@ -21,6 +22,7 @@ def scenario_table(choice: RobustChoice) -> Table:
         rows.append(("best plan for the average network", choice.average))
     rows += [(repr(other.plan).partition(", ")[2], other) for other in choice.others[:2]]
     for name, figures in rows:
+        name += ", which gets stuck" if figures.never_ends else ""
         table.add_row(name, *(TIME.format(seconds) for seconds in (figures.mean, figures.p95, figures.worst)))
     return table
 
@@ -28,7 +30,9 @@ def scenario_table(choice: RobustChoice) -> Table:
 def robust_lines(choice: RobustChoice) -> list[str]:
     """The gain in a sentence, and the policy, a rule a line."""
     lines = []
-    if choice.gain > 0:
+    if choice.chosen.never_ends:
+        lines.append("every plan that was judged gets stuck in one of the scenarios; times are of iterations that end")
+    if choice.gain > 0 and not choice.average.never_ends:
         lines.append(
             f"{choice.robust}: {gap_in_percent(choice.gain)} faster than the best plan for the average network"
         )
@@ -42,7 +46,7 @@ def robust_to_dict(choice: RobustChoice) -> dict[str, Any]:
     return {
         "robust": str(choice.robust),
         "horizon_seconds": choice.horizon,
-        "gain_over_average_plan": choice.gain,
+        "gain_over_average_plan": choice.gain if math.isfinite(choice.gain) else None,
         "chosen": _figures_to_dict(choice.chosen),
         "average_plan": _figures_to_dict(choice.average),
         "others": [_figures_to_dict(other) for other in choice.others],
@@ -50,9 +54,9 @@ def robust_to_dict(choice: RobustChoice) -> dict[str, Any]:
 
 
 def _figures_to_dict(figures: Figures) -> dict[str, Any]:
+    times = {"mean": figures.mean, "p95": figures.p95, "worst": figures.worst}
     return {
         "plan": repr(figures.plan),
-        "mean_seconds": figures.mean,
-        "p95_seconds": figures.p95,
-        "worst_seconds": figures.worst,
+        "never_ends": figures.never_ends,
+        **{f"{name}_seconds": seconds if math.isfinite(seconds) else None for name, seconds in times.items()},
     }
