@@ -17,7 +17,7 @@ from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.cost.moving import migration
 from argosy.document import parse_toml
-from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica
+from argosy.plan.plan import Algorithm, ClusterRef, Collective, CollectiveChoice, ModelRef, Plan, Replica
 from argosy.plan.plan import Stage as PlanStage
 from argosy.planner import Settings, find_plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
@@ -142,6 +142,21 @@ def test_a_course_ends_after_as_many_steps_as_are_wanted(chain: Chain) -> None:
     still = play(stage, plan, until=1e30, limits=Limits(reach=Reach.OFF), most_steps=5)
     oracle = play_oracle(stage, [plan], until=1e30, most_steps=5)
     assert [len(course.steps) for course in (still, oracle)] == [5, 5]
+
+
+def test_plans_that_differ_in_collectives_only_have_each_its_own_time(chain: Chain) -> None:
+    cluster = cluster_with(CALM)
+    stage = Stage(chain, cluster, ComputeModel())
+    half = len(chain.layers) // 2
+    spread = tuple(Replica(devices=(name,), samples=2) for name in ("a0.0", "a0.1", "b0.0", "b0.1"))
+    whole = replace(plan_on(cluster, chain), stages=(PlanStage(first=0, end=2 * half, replicas=spread),))
+    plans = [
+        replace(whole, collectives=(CollectiveChoice(collective=Collective.WEIGHTS, stage=0, algorithm=algorithm),))
+        for algorithm in (Algorithm.RING, Algorithm.HIERARCHICAL)
+    ]
+    times = [stage.lasting(plan, 0.0) for plan in plans]
+    assert times == [stage.predictor.on(plan, cluster) for plan in plans]
+    assert times[0] != times[1]
 
 
 def test_a_reason_counts_what_it_does_not_name() -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from argosy.adapt.controller import SEARCHED, Controller, Decision, Limits, Reach
-from argosy.adapt.predictor import Predictor
+from argosy.adapt.predictor import Predictor, plan_key
 from argosy.adapt.watch import in_grains
 from argosy.cluster.lasting import at_moment, from_moment, within_reach
 from argosy.cluster.topology import Cluster
@@ -83,7 +83,7 @@ class Stage:
     def lasting(self, plan: Plan, time: float) -> float:
         """Of a step if everything stayed as it is at ``time``."""
         state = tuple(trace.at(time) for trace in self.moving)
-        key = (plan.stages, plan.schedule, plan.micro_batch_size, state)
+        key = (*plan_key(plan), state)
         if key not in self.known:
             self.known[key] = self.predictor.on(plan, at_moment(self.cluster, time))
         return self.known[key]
