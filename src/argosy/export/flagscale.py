@@ -82,7 +82,7 @@ def export_flagscale(
 
 
 def limits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Limit]:
-    yield from layers_have_letters(plan, chain, NAME)
+    yield from layers_have_letters(chain, NAME)
     for index, stage in enumerate(plan.stages):
         kinds = _kinds(stage, cluster)
         if len(kinds) > 1:

@@ -67,7 +67,7 @@ def export_megatron(plan: Plan, chain: Chain, architecture: Architecture, *, los
 
 
 def limits(plan: Plan, chain: Chain) -> Iterator[Limit]:
-    yield from layers_have_letters(plan, chain)
+    yield from layers_have_letters(chain)
     yield from stages_are_alike(plan, NAME)
     yield from samples_are_even(plan, NAME)
     yield from tensors_are_even(plan, NAME)
@@ -80,7 +80,7 @@ def limits(plan: Plan, chain: Chain) -> Iterator[Limit]:
         yield limit("model.dtype", "fp8", f"bf16, fp16 or fp32: {NAME} needs a recipe for fp8", final=True)
 
 
-def layers_have_letters(plan: Plan, chain: Chain, target: str = NAME) -> Iterator[Limit]:
+def layers_have_letters(chain: Chain, target: str = NAME) -> Iterator[Limit]:
     for layer in chain.layers:
         if layer.kind not in LETTERS:
             expected = f"an embedding, blocks of one kind and a head, which {target} lays out"

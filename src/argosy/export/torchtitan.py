@@ -62,7 +62,7 @@ def export_torchtitan(plan: Plan, chain: Chain, *, lossy: bool = False) -> Expor
 
 
 def limits(plan: Plan, chain: Chain) -> Iterator[Limit]:
-    yield from layers_have_letters(plan, chain, NAME)
+    yield from layers_have_letters(chain, NAME)
     yield from stages_are_alike(plan, NAME)
     yield from samples_are_even(plan, NAME)
     yield from tensors_are_even(plan, NAME)
