@@ -196,3 +196,13 @@ ExecutorName = Annotated[
 MeshCells = Annotated[
     int | None, typer.Option("--mesh", min=4, help="Cells per side; by default twice the particles of a side.")
 ]
+Clip = Annotated[
+    float | None, typer.Option("--clip", min=0, help="Most that the gradient's norm may be.", callback=no_nan)
+]
+Patience = Annotated[
+    float, typer.Option("--patience", min=1, max=1e9, help="Seconds to wait for a silent rank.", callback=no_nan)
+]
+LostAfter = Annotated[
+    float,
+    typer.Option("--lost-after", min=0.5, help="Seconds of silence after which a node is lost.", callback=no_nan),
+]

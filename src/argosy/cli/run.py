@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from argosy.cli.adapting import check_adapting
-from argosy.cli.options import Json, PlanSource, Profiles, Quiet, Width, no_nan
+from argosy.cli.options import Clip, Json, LostAfter, Patience, PlanSource, Profiles, Quiet, Width, no_nan
 
 if TYPE_CHECKING:
     from argosy.plan.plan import Plan
@@ -39,18 +39,14 @@ def run(
     save_every: Annotated[int, typer.Option("--save-every", min=0, help="Steps; always after the last one.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")] = False,
     init: Annotated[Path | None, typer.Option("--init", help="Weights to begin with: a checkpoint or a file.")] = None,
-    clip: Annotated[
-        float | None, typer.Option("--clip", min=0, help="Most that the gradient's norm may be.", callback=no_nan)
-    ] = None,
+    clip: Clip = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the initial values.")] = 0,
     node_rank: Annotated[int, typer.Option("--node-rank", min=0, help="Which of the plan's nodes this is.")] = 0,
     address: Annotated[
         str | None, typer.Option("--address", help="Where node 0 is reached; with --elastic, where this node is.")
     ] = None,
     port: Annotated[int | None, typer.Option("--port", min=1, max=65535, help="On which port of it.")] = None,
-    patience: Annotated[
-        float, typer.Option("--patience", min=1, max=1e9, help="Seconds to wait for a silent rank.", callback=no_nan)
-    ] = 600.0,
+    patience: Patience = 600.0,
     any_device: Annotated[
         bool, typer.Option("--any-device", help="Run also where the hardware is not the plan's.")
     ] = False,
@@ -77,10 +73,7 @@ def run(
     copy_every: Annotated[
         int, typer.Option("--copy-every", min=0, help="Steps between copies in other nodes' memory; 0: none.")
     ] = 1,
-    lost_after: Annotated[
-        float,
-        typer.Option("--lost-after", min=0.5, help="Seconds of silence after which a node is lost.", callback=no_nan),
-    ] = 10.0,
+    lost_after: LostAfter = 10.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command of every node, and stop.")] = False,
     slurm: Annotated[Path | None, typer.Option("--slurm", help="Write a batch script for SLURM, and stop.")] = None,
     width: Width = None,

@@ -89,7 +89,12 @@ def simulate(
     if document.data.get("kind") == "gravity":
         from argosy.cli.gravity import simulate_gravity
 
-        given = {"--schedule": schedule, "--k": k, "--profile": profile, "--calibration": calibration}
+        given: dict[str, object] = {
+            "--schedule": schedule,
+            "--k": k,
+            "--profile": profile,
+            "--calibration": calibration,
+        }
         given |= {"--output": output, "--iteration": iteration or None, "--transfers": transfers}
         refuse_options(given, "for a gravity plan")
         simulate_gravity(
