@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from target_readers import options_of, plan, read_layout, run_script, with_stage
+from target_readers import cluster, options_of, plan, read_layout, run_script, with_stage
 
+from argosy.dtype import Dtype
 from argosy.errors import InputError
+from argosy.export.deepspeed import export_deepspeed
+from argosy.export.flagscale import export_flagscale
 from argosy.export.form import Export
 from argosy.export.megatron import export_megatron, layout
 from argosy.plan.plan import Plan, PolicyRule, Recompute
@@ -173,3 +178,55 @@ def test_models_of_other_shapes_are_refused() -> None:
     chain = load_model("t5-base")
     with pytest.raises(InputError, match=r"t5-base with encoder\.0"):
         export_megatron(plan([7, 14, 20, 27], model="t5-base"), chain, load_architecture("t5-base"), lossy=True)
+
+
+MIXTURE = {
+    "model_type": "qwen2_moe",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_hidden_layers": 4,
+    "vocab_size": 96,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
+"""A mixture of experts in the words of its config.json."""
+
+
+def mixture(folder: Path, **changes: object) -> dict[str, str | bool]:
+    path = folder / "config.json"
+    path.write_text(json.dumps(MIXTURE | changes))
+    chain, shape = load_model(path, sequence_length=128), load_architecture(path)
+    ((_, script),) = export_megatron(plan([2, 3, 4, 6]), chain, shape).files
+    return options_of(run_script(script)[0])
+
+
+def test_experts_are_said_in_full(tmp_path: Path) -> None:
+    found = mixture(tmp_path)
+    assert (found["num-experts"], found["moe-router-topk"], found["moe-ffn-hidden-size"]) == ("8", "2", "24")
+    assert found["moe-shared-expert-intermediate-size"] == "40" and found["moe-shared-expert-gate"] is True
+    alone = mixture(tmp_path, model_type="qwen3_moe")
+    assert not [name for name in alone if name.startswith("moe-shared")]
+    assert alone["kv-channels"] == "32", "heads that are wider than the stream's share"
+
+
+def test_blocks_of_two_kinds_are_refused(tmp_path: Path) -> None:
+    """Blocks with experts between blocks without: one set of flags would make all of them alike."""
+    with pytest.raises(InputError, match=r"with block\.3, expected an embedding, blocks of one kind"):
+        mixture(tmp_path, mlp_only_layers=[3])
+
+
+def test_fp8_needs_a_recipe() -> None:
+    made = plan([13, 26, 30, 34])
+    made = replace(made, model=replace(made.model, dtype=Dtype.FP8))
+    for attempt in (
+        lambda: export_megatron(made, CHAIN, SHAPE, lossy=True),
+        lambda: export_deepspeed(made, lossy=True),
+        lambda: export_flagscale(made, CHAIN, SHAPE, cluster(), lossy=True),
+    ):
+        with pytest.raises(InputError, match=r"model.dtype: found fp8, expected bf16, fp16 or fp32"):
+            attempt()

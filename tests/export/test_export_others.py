@@ -154,3 +154,28 @@ def test_the_command_writes_what_it_prints(target: str, tmp_path: Path, capsys: 
     assert run_command(capsys, "export", str(path), "--to", target, "--lossy", "-o", str(out)).code == 0
     written = {out.name: out.read_text()} if out.is_file() else {file.name: file.read_text() for file in out.iterdir()}
     assert sorted(written.values()) == sorted(document["files"].values())
+
+
+def test_deepspeed_takes_the_devices_of_a_host_in_their_order() -> None:
+    made = plan([17, 34], hosts=("a0", "a1"), width=1)
+    first = made.stages[0]
+    crossed = with_stage(made, 0, replicas=first.replicas[::-1])
+    with pytest.raises(InputError, match="found a0: 1,0, expected a host's devices in the order of their numbers"):
+        deepspeed(crossed)
+
+
+def test_flagscale_recomputes_by_stage_fully_or_everywhere_selectively() -> None:
+    made = plan([13, 26, 30, 34])
+    everywhere = replace(made, stages=tuple(replace(stage, recompute=Recompute.SELECTIVE) for stage in made.stages))
+    assert flagscale(everywhere)[0]["system"]["recompute"] == {"recompute_granularity": "selective"}
+    somewhere = with_stage(made, 2, recompute=Recompute.SELECTIVE)
+    with pytest.raises(InputError, match=r"stages.recompute: found none/none/selective/none, expected none or full"):
+        flagscale(somewhere)
+    again = flagscale(somewhere, lossy=True)[0]["system"]["recompute"]
+    assert again["recompute_granularity_per_stage_micro_batch"] == [[1, 8, 0], [1, 8, 0], [1, 8, 1], [1, 8, 0]]
+
+
+def test_flagscale_has_one_context_for_all_meshes() -> None:
+    made = plan([13, 26, 30, 34])
+    with pytest.raises(InputError, match=r"stages\[2\].context: found 2, expected one number for all of Flag"):
+        flagscale(with_stage(made, 2, context=2), lossy=True)

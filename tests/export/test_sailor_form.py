@@ -82,6 +82,11 @@ def uneven(plan: Plan) -> Plan:
     return replace(plan, stages=(replace(stage, replicas=(replace(first, samples=99), *rest)), *plan.stages[1:]))
 
 
+def skewed(plan: Plan) -> Plan:
+    first, *rest = plan.stages[0].replicas
+    return with_stage(plan, replicas=(replace(first, devices=("box0.0", "box0.1"), ratios=(0.7, 0.3)), *rest))
+
+
 def with_stage(plan: Plan, **changes: object) -> Plan:
     return replace(plan, stages=(replace(plan.stages[0], **changes), *plan.stages[1:]))  # type: ignore[arg-type]
 
@@ -90,6 +95,7 @@ def with_stage(plan: Plan, **changes: object) -> Plan:
     ("change", "says"),
     [
         (uneven, "one micro-batch for all replicas"),
+        (skewed, r"stages\[0\].replicas\[0\].ratios: found \[0.7, 0.3\], expected equal ratios"),
         (lambda plan: with_stage(plan, zero=1), r"stages\[0\].zero"),
         (lambda plan: with_stage(plan, recompute=Recompute.FULL), r"stages\[0\].recompute"),
         (lambda plan: with_stage(plan, context=2), r"stages\[0\].context"),

@@ -40,6 +40,8 @@ def model_arguments(architecture: Architecture, plan: Plan) -> dict[str, Value]:
         found["normalization"] = "RMSNorm"
     if isinstance(part, Experts):
         found |= {"num_experts": part.count, "moe_router_topk": part.active, "moe_ffn_hidden_size": inner.inner}
+        if part.shared is not None:
+            found |= {"moe_shared_expert_intermediate_size": part.shared.inner, "moe_shared_expert_gate": True}
     found |= {"hidden_dropout": 0.1 * block.dropout, "attention_dropout": 0.1 * attention.dropout}
     return found
 

@@ -5,9 +5,9 @@ numbers [tensor, context, expert, data, pipeline]; ``hetero_pipeline_layer_split
 may differ in all but context, so many plans for unequal devices can be said. A replica of mesh m takes
 micro_batch_size x data of mesh 0 / data of mesh m samples.
 
-What FlagScale cannot express: kinds of device mixed in a stage, context parallelism that differs, stages without blocks
-(final); uneven shares and ratios; ZeRO beyond the optimizer's state; selective recomputation beside full; schedules
-other than 1F1B; a policy; hosts whose ranks are apart.
+What FlagScale cannot express: kinds of device mixed in a stage, context parallelism that differs, stages without
+blocks, blocks of two kinds, fp8 without a recipe (final); uneven shares and ratios; ZeRO beyond the optimizer's state;
+selective recomputation beside full; schedules other than 1F1B; a policy; hosts whose ranks are apart.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from argosy.cluster.topology import Cluster
+from argosy.dtype import Dtype
 from argosy.export.architecture import Value, model_arguments, precision_arguments
 from argosy.export.form import (
     Export,
@@ -104,6 +105,8 @@ def limits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Limit]:
         text = "/".join(stage.recompute for stage in plan.stages)
         expected = f"none or full by stage, or selective everywhere, in {NAME}; full is written for selective"
         yield limit("stages.recompute", text, expected)
+    if plan.model.dtype is Dtype.FP8:
+        yield limit("model.dtype", "fp8", f"bf16, fp16 or fp32: {NAME} needs a recipe for fp8", final=True)
 
 
 def meshes(plan: Plan, cluster: Cluster) -> list[Mesh]:

@@ -3,9 +3,10 @@
 The layers go into ``--pipeline-model-parallel-layout``: E is the embedding, t a block, L the head with its loss, ``|``
 ends a stage, ``t*8`` is eight of them. Under an interleaved schedule the stages of the layout go round the ranks.
 
-What Megatron-LM cannot express: stages that differ in replicas, widths, context or expert parallelism (final); uneven
-shares and ratios; ZeRO beyond the optimizer's state; recomputation per stage; schedules other than 1F1B and its
-interleaved form; a policy; hosts whose ranks are apart. Which algorithm a collective uses is left to NCCL.
+What Megatron-LM cannot express: stages that differ in replicas, widths, context or expert parallelism, blocks of two
+kinds, fp8 without a recipe (final); uneven shares and ratios; ZeRO beyond the optimizer's state; recomputation per
+stage; schedules other than 1F1B and its interleaved form; a policy; hosts whose ranks are apart. Which algorithm a
+collective uses is left to NCCL.
 """
 
 from __future__ import annotations
@@ -81,8 +82,10 @@ def limits(plan: Plan, chain: Chain) -> Iterator[Limit]:
 
 
 def layers_have_letters(chain: Chain, target: str = NAME) -> Iterator[Limit]:
+    blocks = [layer for layer in chain.layers if layer.kind == "block"]
     for layer in chain.layers:
-        if layer.kind not in LETTERS:
+        is_odd = layer.kind == "block" and layer.parameters != blocks[0].parameters
+        if layer.kind not in LETTERS or is_odd:
             expected = f"an embedding, blocks of one kind and a head, which {target} lays out"
             yield limit("model.name", f"{chain.name} with {layer.name}", expected, final=True)
             return
