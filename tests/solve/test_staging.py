@@ -23,7 +23,7 @@ from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.solve.placement import Pricing
 from argosy.solve.spmd import find_program
 from argosy.solve.stagecut import cut_graph
-from argosy.solve.staging import StageProgram, play, price_stages
+from argosy.solve.staging import Pipeline, StageProgram, play, price_stages
 from argosy.workload.capture.initial import build_fake
 from argosy.workload.capture.trace import capture_fake, num_samples, with_samples
 from argosy.workload.graph import Graph, Phase, Role
@@ -292,6 +292,9 @@ def test_weights_that_stages_share_are_summed_over_the_narrowest_network_between
     forward = cut_graph(graph, (0.4, 0.3, 0.3)).stages
     groups = [device_group(pair, (name,), Dtype.FP32) for name in ("a0.0", "a0.1", "b0.0")]
     parts, stages = price_stages(graph, forward, groups, bandwidths=[1e9, 2e8], micro_batches=2, schedule=ONE_F_ONE_B)
+    pipeline = Pipeline(graph=graph, parts=parts, stages=stages, micro_batches=2, schedule=ONE_F_ONE_B, seconds=0.125)
+    assert repr(pipeline) == "tied in 3 stages on 1 | 1 | 1 devices: 0.125 s"
+    assert repr(stages[0].program).endswith(f"on 1 device at 1: {stages[0].program.seconds:.6g} s, 0 collectives")
     ((table, holders),) = parts.shared
     assert graph.values[table].shape == (64, 16) and holders == (0, 2)
     both_ways = 2 * 64 * 16 * 4 / 2e8

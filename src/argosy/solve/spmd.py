@@ -23,6 +23,7 @@ from argosy.solve.tangled import cheapest_tangled, near, usual_choices
 from argosy.space.delivery import Conversion, Delivery, conversions
 from argosy.space.rules import Choices, Kind, Row
 from argosy.space.sharding import REPLICATED, Segments
+from argosy.units import counted
 from argosy.workload.graph import Graph, Phase, Role
 
 MOST_ROUNDS = 6
@@ -82,7 +83,7 @@ class Program:
 
     def __repr__(self) -> str:
         shares = ", then ".join(" / ".join(f"{ratio:.3g}" for ratio in ratios) for ratios in self.segments.ratios)
-        what = f"{self.graph.name} on {len(self.group)} devices at {shares}"
+        what = f"{self.graph.name} on {counted(len(self.group), 'device')} at {shares}"
         return f"{what}: {self.seconds:.6g} s, {len(self.moves)} collectives"
 
 

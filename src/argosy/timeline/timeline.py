@@ -16,7 +16,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
 
-from argosy.units import TIME
+from argosy.units import TIME, counted
 
 
 class SpanKind(StrEnum):
@@ -177,6 +177,7 @@ class Timeline:
 
     def __repr__(self) -> str:
         count = len(self.iteration_ends)
-        mean = TIME.format(self.iteration_ends[-1] / count) if count else "none finished"
-        text = f"Timeline ({self.clock}): {count} iterations of {mean} on {len(self.devices)} devices"
+        mean = f" of {TIME.format(self.iteration_ends[-1] / count)}" if count else ""
+        what = f"{counted(count, 'iteration')}{mean} on {counted(len(self.devices), 'device')}"
+        text = f"Timeline ({self.clock}): {what}"
         return f"{text}, stalled: {self.stalled}" if self.stalled else text
