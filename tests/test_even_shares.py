@@ -10,7 +10,7 @@ from argosy.cluster.file import load_cluster
 from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError
 from argosy.plan.plan import Plan, Recompute
-from argosy.planner import Settings, find_plan
+from argosy.planner import Settings, _PlanSearch, find_plan
 from argosy.schedule import ScheduleKind
 from argosy.workload.load import load_model
 
@@ -67,3 +67,25 @@ def test_a_runtime_that_blocks_gets_1f1b_and_slower_predictions() -> None:
     assert seconds(blocking) >= seconds(usual)
     slow_sums = find_plan(CHAIN, cluster, global_batch=64, model=ComputeModel(reduction=0.1))
     assert seconds(slow_sums) >= seconds(usual) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("has_found", [False, True])
+def test_an_interrupt_ends_all_numbers_of_replicas(has_found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the second search, before or after it has a plan; three more would follow."""
+    search, calls = _PlanSearch._search, []
+
+    def watched(self: _PlanSearch, units: tuple[int, ...]) -> float:
+        calls.append(self.settings.replicas)
+        if self.settings.replicas == 2 and not has_found:
+            raise KeyboardInterrupt
+        bound = search(self, units)
+        if self.settings.replicas == 2:
+            raise KeyboardInterrupt
+        return bound
+
+    monkeypatch.setattr(_PlanSearch, "_search", watched)
+    plan = find_plan(CHAIN, load_cluster("two-cards"), global_batch=8, settings=EVEN)
+    assert set(calls) == {1, 2}
+    assert {len(stage.replicas) for stage in plan.stages} <= {1, 2}
+    assert plan.certificate is not None
+    assert plan.certificate.lower_bound_seconds == plan.certificate.free_bound_seconds

@@ -335,3 +335,27 @@ def test_stages_mix_kinds_by_default_where_their_tables_stay_small(cluster: str,
     units = tuple(pool.count for pool in pools)
     assert search_scope(Settings(level=level), pools, units).mixed is is_mixed
     assert not search_scope(Settings(level=level, mixed=False), pools, units).mixed
+
+
+def test_an_interrupt_keeps_the_best_plan_so_far_with_a_bound_that_holds() -> None:
+    case = random_case(3, Recipe(max_devices=6, max_layers=5))
+
+    def stop(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    whole, stopped = (plan_of(case, exact_settings(case, progress=progress)) for progress in (None, stop))
+    check_result(case, stopped)
+    assert whole.certificate is not None and whole.predicted is not None
+    assert stopped.certificate is not None and stopped.predicted is not None
+    assert stopped.certificate.lower_bound_seconds == stopped.certificate.free_bound_seconds
+    assert stopped.certificate.lower_bound_seconds <= whole.certificate.lower_bound_seconds
+    assert stopped.predicted.iteration_seconds >= whole.predicted.iteration_seconds * (1 - 1e-9)
+    with pytest.raises(KeyboardInterrupt):
+        plan_of(case, exact_settings(case, progress=stop, ends_early=False))
+
+
+@pytest.mark.parametrize("batch", [0, -1, 10**12])
+def test_an_impossible_batch_is_refused(batch: int) -> None:
+    case = random_case(3, SMALL)
+    with pytest.raises(InputError, match=r"global_batch: found -?\d+, expected a global batch of 1 to "):
+        plan_of(replace(case, global_batch=batch), Settings())

@@ -41,7 +41,7 @@ from argosy.solve.menu import Menu
 from argosy.solve.pipeline import PlanSearch
 from argosy.solve.reach import Reach
 from argosy.solve.settings import SCHEDULES, Progress, Settings, allowed, search_scope, without_deadlock
-from argosy.solve.shape import MOST_STAGES, Shape
+from argosy.solve.shape import MOST_STAGES, Shape, estimated, hoped
 from argosy.solve.unmeasured import why_no_plan
 from argosy.solve.verdict import Trial, certify, placed
 from argosy.space.enumerate import Scope, Shared, only_runnable, stage_options, stage_parts, with_splits
@@ -55,8 +55,6 @@ from argosy.workload.chain import Chain
 
 __all__ = ["SCHEDULES", "Progress", "Settings", "find_plan", "kept_plans", "search_scope"]
 
-_FILL = 4
-"""Stages that a pipeline has, roughly; only decides which shapes are looked at first."""
 _MOST_SAMPLES = 10_000_000
 _AIM, _SLACK, _STEPS = 0.9, 0.1, 64
 """Of the gap: what the judge is held to, what is lost to dominance; steps of a search before another is taken."""
@@ -89,7 +87,7 @@ def find_plan(
     if woven := _interleaved(settings):
         return _with_interleaved(chain, cluster, global_batch, settings, model, woven)
     if settings.even_shares and settings.replicas is None:
-        return _best_even(chain, cluster, global_batch, settings, model)
+        return _best_even(chain, cluster, global_batch, settings, model)[0]
     return _PlanSearch(chain, cluster, global_batch, settings, model).run()
 
 
@@ -108,9 +106,9 @@ def _with_interleaved(
     """The best plan under the other schedules that are asked for, or an interleaved variant of a good one."""
     others = tuple(one for one in settings.schedules if one not in woven)
     base = replace(settings, schedules=others or (ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),))
-    if base.even_shares:
-        plain = find_plan(chain, cluster, global_batch=global_batch, settings=base, model=model)
-        good = [plain]
+    if base.even_shares and base.replicas is None:
+        good = _best_even(chain, cluster, global_batch, base, model)
+        plain = good[0]
     else:
         search = _PlanSearch(chain, cluster, global_batch, base, model)
         plain = search.run()
@@ -118,28 +116,39 @@ def _with_interleaved(
     return with_interleaved(plain, good, woven, chain, at_time_zero(cluster), model, must_be=not others)
 
 
-def _best_even(chain: Chain, cluster: Cluster, global_batch: int, settings: Settings, model: ComputeModel) -> Plan:
-    """The best over all numbers of replicas; its certificate counts the least bound of them all."""
-    plans: list[Plan] = []
+def _best_even(
+    chain: Chain, cluster: Cluster, global_batch: int, settings: Settings, model: ComputeModel
+) -> list[Plan]:
+    """The best over all numbers of replicas, its certificate with the least bound of them all; then those of others."""
+    plans, bounds = list[Plan](), [math.inf]
     reason: InfeasibleError | None = None
     counts = [pool.count for pool in able_pools(chain, cluster, model)]
     for replicas in range(1, len(cluster.devices) + 1):
         if global_batch % replicas:
             continue
         units = settings.units or tuple(even_unit(count, replicas) for count in counts)
+        one = replace(settings, replicas=replicas, units=units)
+        search = _PlanSearch(chain, cluster, global_batch, one, model)
         try:
-            one = replace(settings, replicas=replicas, units=units)
-            plans.append(_PlanSearch(chain, cluster, global_batch, one, model).run())
+            plans.append(search.run())
         except InfeasibleError as error:
             reason = reason or error
+        except KeyboardInterrupt:
+            if not plans or not settings.ends_early:
+                raise
+            search.interrupted = True
+        if search.interrupted:
+            bounds.append(search.free_bound)
+            break
     if not plans:
         assert reason is not None
         raise reason
     best = min(plans, key=lambda plan: plan.predicted.iteration_seconds if plan.predicted else math.inf)
-    bound = min(plan.certificate.lower_bound_seconds for plan in plans if plan.certificate)
+    bound = min(*bounds, *(plan.certificate.lower_bound_seconds for plan in plans if plan.certificate))
     assert best.certificate is not None and best.predicted is not None
     gap = best.predicted.iteration_seconds / bound - 1
-    return replace(best, certificate=replace(best.certificate, lower_bound_seconds=bound, gap=gap))
+    certified = replace(best, certificate=replace(best.certificate, lower_bound_seconds=bound, gap=gap))
+    return [certified, *(plan for plan in plans if plan is not best)]
 
 
 def kept_plans(
@@ -189,7 +198,7 @@ class _PlanSearch:
             try:
                 bound = self._search(units)
             except KeyboardInterrupt:
-                if not self.incumbents.found:
+                if not self.incumbents.found or not self.settings.ends_early:
                     raise
                 self.interrupted = True
                 bound = self.free_bound
@@ -223,7 +232,7 @@ class _PlanSearch:
             (shape.num_micro_batches * throughput_bound(self.prices, shape.micro_batch_size, units), shape)
             for shape in batch_shapes(self.global_batch, self.settings.schedules)
         ]
-        return sorted(shapes, key=lambda item: (_estimate(*item), -item[1].num_micro_batches))
+        return sorted(shapes, key=lambda item: (estimated(*item), -item[1].num_micro_batches))
 
     @cached_property
     def free_bound(self) -> float:
@@ -240,7 +249,7 @@ class _PlanSearch:
 
     def _hardly_pays(self, bound: float, shape: Shape) -> bool:
         """Whether a pipeline does; without one a shape is looked at in any case."""
-        return self._is_quick and _estimate(bound, shape) > 1.1 * self.incumbents.best
+        return self._is_quick and estimated(bound, shape) > 1.1 * self.incumbents.best
 
     def _scope(self, units: Vector) -> Scope:
         return with_splits(search_scope(self.settings, self.pools, units), self.prices)
@@ -312,13 +321,13 @@ class _PlanSearch:
     def _reach(self, parts: Mapping[Vector, Sequence[Shared]], shape: Shape, counts: Vector, bound: float) -> float:
         """A better bound of a shape, as far as it matters."""
         ways = {vector: list(dict.fromkeys(each for each, _ in shared)) for vector, shared in parts.items()}
-        most = min(self._goal, _hope(bound, shape))
+        most = min(self._goal, hoped(bound, shape))
         return Reach(self.prices, shape, ways, counts).least(bound, most) if most > bound else bound
 
     def _first_look(self, menu: Menu, counts: Vector, bound: float, units: Vector) -> Branch:
         """The search of a shape, with the plans that its bounds lead to at once. As long as there is no plan to beat,
         only those near the bound, which takes less time; where there are none, all of them."""
-        hopes = (_NEAR * bound, _hope(bound, menu.shape)) if not self.incumbents.found else ()
+        hopes = (_NEAR * bound, hoped(bound, menu.shape)) if not self.incumbents.found else ()
         for hope in (*hopes, math.inf):
             branch = self._open(menu, counts, min(self.incumbents.best, hope), units)
             if self.incumbents.best <= branch.search.upper:
@@ -386,13 +395,3 @@ class _PlanSearch:
             pruned=tuple(sorted(self.counters.removed.items())),
         )
         return replace(plan, search=search)
-
-
-def _estimate(bound: float, shape: Shape) -> float:
-    """What a pipeline at the throughput bound takes with filling and draining."""
-    return bound * (1 + _FILL / shape.num_micro_batches)
-
-
-def _hope(bound: float, shape: Shape) -> float:
-    """So slow a plan is not worth its place in the tables, unless nothing faster turns up."""
-    return 2 * _estimate(bound, shape)

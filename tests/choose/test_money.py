@@ -8,10 +8,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 from planning_cases import Case, Recipe, cluster_of, complete_plans, kind_fields, node_fields, random_case
 
+from argosy.choose import money
 from argosy.choose.money import Limits, Priced, choose, find_front, moved_cost, pareto_front
 from argosy.cost.compute import ComputeModel
 from argosy.dtype import Dtype
@@ -206,3 +208,20 @@ def test_what_no_money_buys_is_told_apart_from_what_too_little_does() -> None:
     huge = replace(case, chain=replace(case.chain, layers=(replace(case.chain.layers[0], parameters=10**12),)))
     with pytest.raises(NothingFitsError, match="no plan of drawn fits on drawn: "):
         front(huge)
+
+
+def test_an_interrupt_leaves_the_front_of_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, calls = unequal(), itertools.count()
+
+    def watched(*inputs: Any, **options: Any) -> Any:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return find_plan(*inputs, **options)
+
+    monkeypatch.setattr(money, "find_plan", watched)
+    points = front(case)
+    assert next(calls) == 3 and 1 <= len(points) <= 2
+    with pytest.raises(KeyboardInterrupt):
+        monkeypatch.setattr(money, "find_plan", lambda *inputs, **options: watched(next(calls)))
+        calls = itertools.count(1)
+        front(case)

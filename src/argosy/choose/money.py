@@ -147,7 +147,12 @@ class _FrontSearch:
             least = bounds(vector)
             if self._price(vector) <= self.limits.price_per_hour and not self._is_beaten(vector, least):
                 looked += 1
-                self._look(vector)
+                try:
+                    self._look(vector)
+                except KeyboardInterrupt:
+                    if not self.found:
+                        raise
+                    break
         if not self.found:
             if math.isinf(self.limits.price_per_hour):
                 raise NothingFitsError(f"no plan of {self.chain.name} fits on {self.cluster!r}")
@@ -194,7 +199,7 @@ class _FrontSearch:
     def _look(self, vector: Vector) -> None:
         part = part_of(self.cluster, self.pools, vector)
         units = tuple(1 for _ in able_pools(self.chain, part, self.model)) if self.settings.units else None
-        settings = replace(self.settings, units=units)
+        settings = replace(self.settings, units=units, ends_early=False)
         try:
             plan = find_plan(self.chain, part, global_batch=self.global_batch, settings=settings, model=self.model)
         except InfeasibleError:

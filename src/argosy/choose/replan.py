@@ -91,7 +91,7 @@ def compare_courses(
     model: ComputeModel | None = None,
 ) -> Courses:
     """How each way fares on the cluster's own traces."""
-    settings, model = settings or Settings(), model or ComputeModel()
+    settings, model = replace(settings or Settings(), ends_early=False), model or ComputeModel()
     choices = plans_for_trace(chain, cluster, global_batch, horizon, settings, model)
     return courses_with(choices, chain, cluster, horizon, model)
 

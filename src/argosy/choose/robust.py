@@ -109,7 +109,7 @@ def find_robust_plan(
 ) -> RobustChoice:
     """The best plan over the scenarios, each the same cluster under other traces."""
     began = time.process_time()
-    settings, model = settings or Settings(), model or ComputeModel()
+    settings, model = replace(settings or Settings(), ends_early=False), model or ComputeModel()
     horizon = last_change(scenarios)
     views = [lasting(cluster, scenarios, horizon), at_time_zero(cluster), lasting(cluster, scenarios, horizon, _LOW)]
     views += [without_what_changes(cluster, scenarios)]

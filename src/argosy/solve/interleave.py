@@ -101,7 +101,8 @@ def _why_none(plans: Sequence[Plan], specs: Sequence[ScheduleSpec], chain: Chain
     """What stands in the way of each plan that was tried, most common first."""
     reasons = Counter(_obstacle(plan, spec) or "too little memory" for plan in plans for spec in specs)
     listed = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common())
-    found = f"no interleaved variant of the {len(plans)} best plans of {chain.name} on {cluster!r} works: {listed}"
+    tried = "the best plan" if len(plans) == 1 else f"the {len(plans)} best plans"
+    found = f"no interleaved variant of {tried} of {chain.name} on {cluster!r} works: {listed}"
     return f"{found}; --schedule 1f1b beside --schedule interleaved has a plan"
 
 

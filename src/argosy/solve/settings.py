@@ -72,6 +72,8 @@ class Settings:
     units: Vector | None = None
     """Devices of each pool that are taken together; by default coarse to fine."""
     progress: Callable[[Progress], None] | None = None
+    ends_early: bool = True
+    """Whether an interrupt ends a search with the best plan so far; else it is for whoever searches more than once."""
     executor: Executor | None = None
     """Simulates the finalists side by side; the result does not depend on it."""
 

@@ -20,6 +20,8 @@ from argosy.units import counted
 
 MOST_STAGES = 32
 """Of a plan that is looked for."""
+_FILL = 4
+"""Stages that a pipeline has, roughly; only decides which shapes are looked at first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,3 +65,13 @@ def held(schedule: ScheduleSpec, num_stages: int, num_micro_batches: int) -> lis
     if schedule.kind is ScheduleKind.ZERO_BUBBLE:
         return [min(num_stages, num_micro_batches)] * num_stages
     return list(default_depth(schedule, num_stages, num_micro_batches))
+
+
+def estimated(bound: float, shape: Shape) -> float:
+    """What a pipeline at the throughput bound takes with filling and draining."""
+    return bound * (1 + _FILL / shape.num_micro_batches)
+
+
+def hoped(bound: float, shape: Shape) -> float:
+    """So slow a plan is not worth its place in the tables, unless nothing faster turns up."""
+    return 2 * estimated(bound, shape)
