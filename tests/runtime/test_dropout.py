@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from training_cases import Case, Outcome, box_of, differences, plan_of, train_in
 
 from argosy.errors import InputError
 from argosy.plan.plan import Recompute
-from argosy.runtime.dropout import Masks
+from argosy.runtime.dropout import Masks, drops
 from argosy.runtime.mixing import check_mixing
 from argosy.runtime.moment import Moment
 from argosy.schedule import ScheduleKind
@@ -88,6 +89,36 @@ def test_attention_with_dropout_is_attention_where_nothing_is_dropped() -> None:
             written = F.scaled_dot_product_attention(q, k, v, dropout_p=1e-12, **settings)  # type: ignore[arg-type]
         plain = F.scaled_dot_product_attention(q, k, v, **settings)  # type: ignore[arg-type]
         torch.testing.assert_close(written, plain)
+
+
+def test_heads_that_share_keys_drop_as_heads_with_copies_of_them() -> None:
+    query, (key, value) = torch.randn(2, 6, 5, 8), torch.randn(2, 2, 2, 5, 8).unbind()
+    copies = [part.repeat_interleave(3, 1) for part in (key, value)]
+    with Masks(0, 0, Moment(0, 0, 2)):
+        shared = F.scaled_dot_product_attention(query, key, value, dropout_p=0.4, enable_gqa=True)
+    with Masks(0, 0, Moment(0, 0, 2)):
+        copied = F.scaled_dot_product_attention(query, *copies, dropout_p=0.4)
+    torch.testing.assert_close(shared, copied)
+
+
+def test_a_mask_needs_the_samples_in_front() -> None:
+    with Masks(0, 7, Moment(0, 0, 4)):
+        for shape in ((), (3, 4)):
+            says = rf"layer 7: found dropout of a tensor of shape {re.escape(str(shape))}, expected the 4 samples"
+            with pytest.raises(InputError, match=says):
+                F.dropout(torch.ones(shape), 0.5)
+        kept = torch.ones(8, 3)
+        assert F.dropout(kept, 0.5, training=False) is kept
+        assert F.dropout(kept, 1.0).sum() == 0
+
+
+def test_layers_that_may_drop_are_known_by_modules_and_numbers() -> None:
+    attention = nn.Module()
+    attention.attention_dropout = 0.1  # type: ignore[assignment]
+    assert drops(nn.Sequential(attention))
+    assert drops(nn.Sequential(nn.Dropout(0.1)))
+    assert not drops(nn.Sequential(nn.Dropout(0.0), nn.Linear(2, 2)))
+    assert not drops(nn.Sequential(attention, nn.Dropout(0.1)).eval())
 
 
 @pytest.mark.parametrize("module", [nn.Dropout2d(0.2), nn.AlphaDropout(0.2), nn.MultiheadAttention(4, 2, dropout=0.1)])

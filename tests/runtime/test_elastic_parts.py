@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from training_cases import Case, plan_of
+from training_cases import CLUSTER, Case, plan_of
 
+from argosy.cluster.file import cluster_from_content
 from argosy.errors import InputError
 from argosy.runtime.elastic.claims import Claim, Claims, Host, Outcome
 from argosy.runtime.elastic.copies import Header, Piece, Source, Store, is_whole, newest_whole
 from argosy.runtime.elastic.folder import check_folder
 from argosy.runtime.elastic.job import Job
+from argosy.runtime.elastic.leader import _MOST_BARREN, Leader
 from argosy.runtime.elastic.origin import newest_base, steps_told
-from argosy.runtime.elastic.replan import regrouped
+from argosy.runtime.elastic.replan import Replanner, regrouped
 from argosy.runtime.elastic.snapshot import Part, divide_duties
 from argosy.schedule import ScheduleKind
+from argosy.workload.load import load_model
 
 ROWS = 6
 
@@ -163,6 +170,75 @@ def test_a_plan_without_costs_is_kept_as_far_as_it_goes() -> None:
     assert without_first.stages[0].first == 0
     assert without_first.schedule.kind is ScheduleKind.ONE_F_ONE_B
     assert regrouped(plan, ()) is None
+
+
+def test_samples_that_do_not_divide_go_where_they_are_fewest_for_what_was_planned() -> None:
+    plan = plan_of(Case(shares=((1, 4, 2), (7,))))
+    found = regrouped(plan, set(plan.devices) - {plan.devices[2]})
+    assert found is not None
+    assert [replica.samples for replica in found.stages[0].replicas] == [2, 5]
+
+
+def test_an_interleaved_plan_of_operations_keeps_all_of_them() -> None:
+    plan = plan_of(Case(kind=ScheduleKind.INTERLEAVED, shares=((2,),) * 4))
+    stages = tuple(replace(stage, ops=((2 * at, 2 * at + 2),)) for at, stage in enumerate(plan.stages))
+    found = regrouped(replace(plan, stages=stages), plan.devices)
+    assert found is not None
+    assert found.cut == (0, 0, 0, 0, 1, 1, 1, 1)
+
+
+def test_without_costs_or_room_there_is_a_plan_or_none() -> None:
+    plan, cluster = plan_of(Case()), cluster_from_content(CLUSTER)
+    known = Replanner(first=plan, cluster=cluster, chain=load_model("llama-3-70b", sequence_length=8192))
+    left = plan.devices[:1]
+    assert known.plan([device.name for device in cluster.devices]) is plan
+    assert known.plan(left) is None, "too large for one device"
+    assert replace(known, chain=None).plan(left) == regrouped(plan, left)
+
+
+def leader(reached: dict[str, list[str]]) -> Any:
+    """One that asks nobody: what hosts reach is given."""
+    found: Any = Leader.__new__(Leader)
+    found.job = SimpleNamespace(node="a", wait=0.0)
+    found.replanner = SimpleNamespace(order=["a", "b", "c", "d"])
+    found.members = {name: SimpleNamespace(host=Host(name=name, address=name, port=1)) for name in reached}
+
+    async def ask(message: Any) -> Any:
+        assert [place[0] for place in message["places"]] == list(reached)
+        return {name: {"reached": others} for name, others in reached.items()}
+
+    found._ask_all = ask
+    return found
+
+
+def test_whoever_reaches_fewest_is_left_out_and_never_the_leader() -> None:
+    everyone = ["a", "b", "c", "d"]
+    assert asyncio.run(leader(dict.fromkeys(everyone, everyone)).connected()) == everyone
+    one_way = {name: [other for other in everyone if {name, other} != {"b", "c"}] for name in everyone} | {"c": ["a"]}
+    assert asyncio.run(leader(one_way).connected()) == ["a", "b", "d"]
+    alone = {"a": ["a"], "b": ["b", "c"], "c": ["b", "c"]}
+    assert asyncio.run(leader(alone).connected()) == ["a"]
+
+
+def test_a_job_that_gets_nowhere_ends_with_its_reason() -> None:
+    found = leader({"a": ["a"]})
+    outcome = asyncio.run(found._form())
+    assert outcome.message == "no plan fits on the hosts that are there, and nobody came for 0 s"
+    assert outcome.exit_code == 3
+
+    class Barren:
+        has_stepped, why = False, "n.0: out of memory"
+
+        def __init__(self, *_: Any) -> None: ...
+
+        async def run(self) -> None: ...
+
+    found.barren = 0
+    with mock.patch("argosy.runtime.elastic.leader.Watch", Barren):
+        outcomes = [asyncio.run(found._watch(None)) for _ in range(_MOST_BARREN)]
+    assert outcomes[:-1] == [None] * (_MOST_BARREN - 1)
+    told = f"{_MOST_BARREN} generations in a row ended before their first step, the last because n.0: out of memory"
+    assert outcomes[-1].message == told
 
 
 @given(st.data())

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from argosy.runtime.elastic.agent import Agent
-from argosy.runtime.elastic.copies import Store
+from argosy.runtime.elastic.copies import Header, Piece, Source, Store
+from argosy.runtime.elastic.snapshot import Copier, Place, Reading
 from argosy.runtime.elastic.wire import Line, LostError, Message, asking, hear
 
 TOKEN = "0123456789abcdef"
@@ -105,3 +108,41 @@ def test_a_long_message_arrives_whole_and_one_without_end_is_a_loss() -> None:
         return message
 
     assert len(asyncio.run(talk())["what"]) == 2**20
+
+
+def test_what_is_no_message_or_ends_early_is_a_loss() -> None:
+    async def talk() -> None:
+        reader = asyncio.StreamReader()
+        line = Line(reader, SimpleNamespace())  # type: ignore[arg-type]
+        for data in (b"[" * 10**5 + b"\n", b"{\n", b"\xff\n", b"3\n"):
+            reader.feed_data(data)
+            with pytest.raises(LostError, match=r"^a line that is no message$"):
+                await line.receive(patience=PATIENCE)
+        reader.feed_data(b"half")
+        reader.feed_eof()
+        with pytest.raises(LostError, match="closed within a block"):
+            await line.receive_block(8)
+        with pytest.raises(LostError, match="the connection was closed"):
+            await line.receive(patience=PATIENCE)
+
+    asyncio.run(talk())
+    with pytest.raises(ConnectionError, match="the agent closed the connection"):
+        hear(io.BytesIO())  # type: ignore[arg-type]
+
+
+def test_a_copy_that_breaks_off_is_told_and_one_that_cannot_be_sent_is_known() -> None:
+    piece = Piece(entry="model.w", first=0, rows=4, whole=(4,), dtype="float64", begin=0, end=32)
+    header = Header(generation=1, step=2, rank=3, scale=1.0, entries=1, elements=4, pieces=(piece,))
+
+    def talk(port: int) -> bytes:
+        source = Source(address="127.0.0.1", port=port, header=header)
+        reading = Reading({"model.w": [(source, piece)]}, token="another", patience=PATIENCE)
+        with pytest.raises(OSError, match=rf"127.0.0.1:{port} went away while it was asked|reset by peer"):
+            reading.fill([("model.w", torch.empty(4, dtype=torch.float64), 0)])
+        copies: Any = Copier.__new__(Copier)
+        copies.token, copies.patience, copies.failed = "another", PATIENCE, False
+        copies._send([(Place("127.0.0.1", port), header, torch.zeros(32, dtype=torch.uint8))], (1, 2))
+        assert copies.failed
+        return b"done"
+
+    assert with_agent(lambda port: asyncio.to_thread(talk, port)) == b"done"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -106,6 +107,50 @@ def test_gradients_through_slices_are_those_of_the_same_mathematics() -> None:
         assert found == pytest.approx((above - below) / (2 * step), rel=1e-5, abs=1e-6)
 
 
+def norm_of(x: Tensor, eps: float) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+
+
+def turned(x: Tensor) -> Tensor:
+    """Pairs (i, i + half) of a head as complex numbers, turned by token times 10000^(-2 i / size)."""
+    half = x.shape[-1] // 2
+    angles = torch.arange(x.shape[1])[:, None] * 1e4 ** (-torch.arange(half, dtype=torch.float64) / half)
+    numbers = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)[:, None]
+    return torch.cat((numbers.real, numbers.imag), -1)
+
+
+def test_a_block_with_turned_and_normed_heads_and_norms_after_is_its_mathematics() -> None:
+    """Written out: queries and keys normed per head and turned, shared keys, a norm after every sum."""
+    torch.manual_seed(0)
+    attention = Attention(heads=4, kv_heads=2, head_dim=8, qk_norm="head")
+    plain = Block(attention=attention, feed_forward=FeedForward(inner=48), norm=NormKind.LAYER, pre_norm=False)
+    whole = architecture()
+    whole = replace(whole, blocks=(plain,), embedding=replace(whole.embedding, position_rows=0))  # type: ignore[type-var]
+    block: Any = build_layer(whole, "block", width=1).double()
+    x = torch.randn(2, 6, HIDDEN, dtype=torch.float64)
+    both = block.attention.query_key(x).unflatten(-1, (6, 8))
+    q, k = (turned(norm_of(part, torch.finfo(torch.float64).eps)) for part in both.split((4, 2), 2))
+    v = block.attention.value(x).unflatten(-1, (2, 8))
+    k, v = (part.repeat_interleave(2, 2) for part in (k, v))
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / 8**0.5
+    scores = scores.masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf).softmax(-1)
+    mixed = block.attention.out(torch.einsum("bhqk,bkhd->bqhd", scores, v).flatten(2))
+    middle = nn.functional.layer_norm(x + mixed, (HIDDEN,))
+    wanted = nn.functional.layer_norm(middle + block.feed_forward(middle), (HIDDEN,))
+    torch.testing.assert_close(block(x), wanted)
+
+
+def test_a_head_that_transforms_is_its_mathematics() -> None:
+    torch.manual_seed(0)
+    whole = architecture()
+    whole = replace(whole, head=replace(whole.head, transform=NormKind.LAYER))
+    head: Any = build_layer(whole, "head", width=1).double()
+    x = torch.randn(2, 5, HIDDEN, dtype=torch.float64)
+    hidden = nn.functional.gelu(nn.functional.layer_norm(x, (HIDDEN,)) @ head.transform.weight.T + head.transform.bias)
+    logits = head.logits(nn.functional.layer_norm(hidden, (HIDDEN,)))
+    torch.testing.assert_close(head(x), (logits.logsumexp(-1) - logits[..., 0]).mean().float())
+
+
 def stack(*, width: int) -> Stack:
     return Stack(
         architecture=architecture(), kind="block", samples=1, tokens=32, width=width, dtype=torch.float32,
@@ -137,4 +182,8 @@ def test_what_cannot_be_built_is_refused_by_name() -> None:
     text = str(caught.value)
     for part in ("mixture of experts", "64 of 128 tokens", "4 heads of keys over 3", "128 tokens over 3"):
         assert part in text
+    with pytest.raises(InputError, match=r"an encoder beside a decoder[\s\S]*learned relative positions"):
+        check_sliceable(read_preset("t5-base").config.architecture, tokens=512, width=1, name="t5-base")
+    with pytest.raises(InputError, match="patches of images, expected a table of tokens"):
+        check_sliceable(read_preset("vit-base").config.architecture, tokens=197, width=1, name="vit-base")
     check_sliceable(read_preset("llama-3-8b").config.architecture, tokens=8192, width=8, name="llama-3-8b")

@@ -27,6 +27,12 @@ def test_hugging_face_models_train_as_in_one_process(ranks: RankPool, model: str
     assert not differences(case, ranks(case.num_ranks, train_in_parallel, case))
 
 
+def test_stages_that_follow_one_another_on_one_worker_need_no_message(ranks: RankPool) -> None:
+    case = Case(kind=ScheduleKind.INTERLEAVED, shares=((2,), (2,)), num_micro_batches=2)
+    assert case.num_ranks == 1
+    assert not differences(case, ranks(1, train_in_parallel, case))
+
+
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_replicas_may_have_gradients_of_other_weights(ranks: RankPool, zero: int) -> None:
     """Each replica uses a layer that the other does not, and nobody uses the third kind of expert."""

@@ -123,7 +123,7 @@ def _told(folder: Path, step: int) -> Iterator[None]:
         reason = str(error)
     except CheckpointException as error:  # torch's is no Exception, so nothing else would catch it
         met, (cause, _) = min(error.failures.items())
-        reason = str(cause).splitlines()[0]
+        reason = (str(cause).splitlines() or [type(cause).__name__])[0]
     kind = RunError if met == dist.get_rank() else ElsewhereError
     raise kind(f"the checkpoint of step {step} could not be written into {folder}: {reason}")
 

@@ -203,8 +203,8 @@ class Executor:
         if stage.output_form is None:
             stage.output_form = form
             self._tell_form(stage, form)
-        elif form.leaves != stage.output_form.leaves:
-            found = "a hand-over whose shapes or dtypes differ from those of the first micro-batch"
+        elif form != stage.output_form:
+            found = "a hand-over whose names, shapes, dtypes or constants differ from those of the first micro-batch"
             raise InputError([Problem(path=f"stage {number}", found=found, expected="the same for every micro-batch")])
         stage.handed[False, index] = tensors
         return [tensor for tensor in tensors if tensor.requires_grad]

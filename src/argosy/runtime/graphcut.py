@@ -169,5 +169,6 @@ def aligned(forward: Forward, stages: Sequence[int], plain: Forward | None = Non
             result.append(max(before, default=0))
         else:
             found = f"{node.op} ({node.source})"
-            raise InputError([Problem(path="cut", found=found, expected=str(expected[at : at + 1]))])
+            wanted = expected[at] if at < len(expected) else "no further operation"
+            raise InputError([Problem(path="cut", found=found, expected=wanted)])
     return tuple(result)

@@ -59,7 +59,7 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """The last norm and the projection."""
+    """The last norm and the projection; called by ``finish`` alone, with what the model is called with."""
 
     def __init__(self, norm: nn.Module, project: nn.Module, model: nn.Module, *, pools: bool = False) -> None:
         super().__init__()
@@ -68,9 +68,6 @@ class Head(nn.Module):
         self.pools = pools
         self.settings: Any = model.config
         self.loss: Any = model.loss_function
-
-    def forward(self, hidden: Tensor) -> Any:
-        return self.finish(hidden)
 
     def finish(self, hidden: Tensor, *_: Any, labels: Tensor | None = None, **__: Any) -> Any:
         from transformers.modeling_outputs import CausalLMOutput, ImageClassifierOutput

@@ -8,7 +8,7 @@ before handed on. Where more stages follow, the call of ``loss_fn`` ends there; 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -141,15 +141,6 @@ class LayerStage:
         if self.autocast is None:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.autocast)
-
-    def modules(self) -> Iterator[nn.Module]:
-        """Every module of the stage's layers, each once."""
-        seen: set[int] = set()
-        for layer in self.layers:
-            for module in layer.modules():
-                if id(module) not in seen:
-                    seen.add(id(module))
-                    yield module
 
 
 def deferring(deferral: Deferral | None, layer: Callable[..., Any]) -> Callable[..., Any]:

@@ -40,7 +40,7 @@ def join(plan: Plan | None, roster: Sequence[str] | None = None, *, patience: da
             meet(_backend(roster), patience=patience)
         except (OSError, RuntimeError, ValueError) as error:
             place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-            reason = str(error).splitlines()[0]
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise RunError(f"rank {os.environ['RANK']} could not join the others at {place}: {reason}") from None
     check_world_size(roster, dist.get_world_size())
 

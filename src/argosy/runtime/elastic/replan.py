@@ -81,10 +81,13 @@ def regrouped(plan: Plan, devices: Collection[str]) -> Plan | None:
 
 
 def _one_stage_per_worker(plan: Plan) -> Plan:
-    """The chunks of an interleaved pipeline as one stage each, layers cut evenly."""
-    count, layers = len(plan.stages) // plan.schedule.chunks, plan.stages[-1].end
+    """The chunks of an interleaved pipeline as one stage each, layers cut evenly, operations by as many chunks."""
+    chunks, layers = plan.schedule.chunks, plan.stages[-1].end
+    count = len(plan.stages) // chunks
     ends = [layers * at // count for at in range(count + 1)]
-    stages = tuple(replace(plan.stages[at], first=ends[at], end=ends[at + 1]) for at in range(count))
+    groups = [plan.stages[at * chunks : (at + 1) * chunks] for at in range(count)]
+    ops = [tuple(sorted(op for stage in group for op in stage.ops)) for group in groups]
+    stages = tuple(replace(plan.stages[at], first=ends[at], end=ends[at + 1], ops=ops[at]) for at in range(count))
     return replace(plan, stages=stages, schedule=ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B))
 
 

@@ -74,7 +74,8 @@ class _Worker:
             self._take_up()
             self.saver = Saver()
         except (RuntimeError, OSError) as error:  # contact lost while everything is made ready
-            raise ElsewhereError(f"the generation did not come about: {str(error).splitlines()[0]}") from error
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ElsewhereError(f"the generation did not come about: {reason}") from error
         self.copier = self._copier()
         self.adapter = self._adapter() if self.job.adapt != Reach.OFF else None
         pipe.send({"kind": "ready"})

@@ -161,6 +161,8 @@ def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Ten
     """(5)."""
     if train is False or p == 0:
         return x, torch.ones_like(x, dtype=torch.bool)
+    if p == 1:
+        return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
     mask = torch.ops.argosy.bernoulli(x, 1 - p, _next_place())
     return x * mask / (1 - p), mask.to(torch.bool)
 

@@ -1,0 +1,205 @@
+"""What cannot be run is refused before it is, with where it is, what was found and what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from training_cases import Case, plan_of
+
+from argosy.errors import InputError, RunError
+from argosy.plan.plan import Recompute
+from argosy.runtime import world
+from argosy.runtime.batch import check_batch
+from argosy.runtime.executor import Executor
+from argosy.runtime.failure import clear_notes, leave_note, verdict
+from argosy.runtime.holding import _real
+from argosy.runtime.huggingface import Inputs, check_attention
+from argosy.runtime.layers import find_layers
+from argosy.runtime.metrics import Metrics, serve
+from argosy.runtime.migrate import _checked
+from argosy.runtime.mixing import check_mixing
+from argosy.runtime.moment import Moment
+from argosy.runtime.program import load_program
+from argosy.runtime.stage import LayerStage
+from argosy.runtime.trainer import Trainer, _check_layers
+from argosy.runtime.worker import prepare
+from argosy.schedule import ScheduleKind, ScheduleSpec
+
+INTERLEAVED = ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=2)
+
+
+def trainer(**case: Any) -> Any:
+    """One that has a plan and nothing else."""
+    found: Any = Trainer.__new__(Trainer)
+    found.plan, found.making = plan_of(Case(**case)), None
+    return found
+
+
+def movable() -> Any:
+    found = trainer()
+    found.making = SimpleNamespace(recipe=SimpleNamespace(roster=("n0.0", "n0.1"), layers=(None,) * 6))
+    return found
+
+
+def moved() -> Any:
+    """To a plan with a layer more on a device that is not of the run."""
+    plan = plan_of(Case(shares=((2,), (2,), (2,))))
+    last = replace(plan.stages[-1], end=7)
+    return replace(plan, stages=(*plan.stages[:-1], last))
+
+
+def stage_with(loss: Callable[..., Any]) -> Any:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    place: Any = {"recompute": Recompute.NONE, "autocast": None, "device": torch.device("cpu"), "seed": 0}
+    return LayerStage(model, tuple(model), loss, first=0, end=2, **place)(None, torch.ones(1, 2), Moment(0, 0, 1))
+
+
+class Listed(nn.Module):
+    def argosy_layers(self) -> list[Any]:
+        return [nn.Identity(), F.relu]
+
+
+GPT2LMHeadModel = type("GPT2LMHeadModel", (nn.Module,), {"config": SimpleNamespace(_attn_implementation="eager")})
+ALONE: Any = SimpleNamespace(seat=SimpleNamespace(stage=1, samples=2, member=0))
+
+CASES: list[tuple[Callable[[], Any], str]] = [
+    (
+        lambda: trainer().set_schedule(INTERLEAVED),
+        "schedule: found interleaved (2 chunks), expected a schedule with the same stages per worker",
+    ),
+    (
+        lambda: trainer(shares=((3, 1), (4,))).set_shares(0, (4, 0)),
+        r"stages[0].samples: found (4, 0), expected 2 counts above 0 that sum to 4",
+    ),
+    (
+        lambda: _check_layers([nn.Identity()] * 5, plan_of(Case())),
+        "model: found 5 layers, expected 6 layers, as in the plan for gpt",
+    ),
+    (lambda: _checked(trainer(), moved()), "trainer: found stages of operations, expected stages of layers"),
+    (lambda: _checked(movable(), moved()), "plan: found n0.2, expected devices of the run: n0.0, n0.1"),
+    (lambda: _checked(movable(), moved()), "plan.stages: found 7 layers, expected 6, the model's layers"),
+    (
+        lambda: check_mixing(
+            [nn.Identity(), nn.BatchNorm1d(3), *[nn.Identity()] * 4], plan_of(Case(shares=((1, 1), (2,))))
+        ),
+        "layer 1: found BatchNorm1d, expected no statistics over a batch, which stage 0 divides over 2 replicas",
+    ),
+    (lambda: check_batch({"x": 3}, plan_of(Case())), "batch: found dict, expected a pytree with tensors"),
+    (
+        lambda: find_layers(nn.Linear(2, 2)),
+        "model: found Linear, expected an nn.Sequential, a model with argosy_layers()",
+    ),
+    (lambda: find_layers(Listed()), "Listed.argosy_layers()[1]: found function, expected an nn.Module"),
+    (lambda: check_attention(GPT2LMHeadModel()), "model: found attention eager, expected sdpa"),
+    (
+        lambda: Inputs(nn.Identity(), "input_ids")(torch.ones(1, 2), attention_mask=torch.ones(1, 2)),
+        "model: found attention_mask, expected only input_ids and labels",
+    ),
+    (Inputs(nn.Identity(), "input_ids"), "model: found no input_ids, expected only input_ids and labels"),
+    (
+        lambda: Executor._weighted(Executor.__new__(Executor), ALONE, 0, torch.ones(3)),
+        "loss_fn: found a tensor of shape (3,), expected a scalar tensor, the mean over samples",
+    ),
+    (lambda: Executor._weighted(Executor.__new__(Executor), ALONE, 0, 1.5), "loss_fn: found float, expected a scalar"),
+    (
+        lambda: stage_with(lambda model, batch: model(batch).sum() + model(batch).sum()),
+        "loss_fn: found a second call of the model, expected one call of the model",
+    ),
+    (
+        lambda: stage_with(lambda model, batch: model(batch).sum() + next(model.parameters()).sum()),
+        "loss_fn: found model.parameters, expected nothing of the model but calls of it",
+    ),
+    (
+        lambda: _real(torch.empty(2, device="meta"), "head.weight", None),
+        "head.weight: found a weight on the meta device, expected values",
+    ),
+    (
+        lambda: prepare(SimpleNamespace(build=lambda: (1, 2)), plan_of(Case()), SimpleNamespace(seed=0)),  # type: ignore[arg-type]
+        "build(): found 2 values, expected (model, loss_fn, batch)",
+    ),
+    (
+        lambda: world.check_supported(
+            replace(plan_of(Case()), stages=(replace(plan_of(Case()).stages[0], context=2),))
+        ),
+        "plan: found ",
+    ),
+    (
+        lambda: world.check_world_size(("a", "b"), 1),
+        "plan: found 1 process, expected 2, one for each device of the plan",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "says"), CASES, ids=[says for _, says in CASES])
+def test_what_cannot_be_run_is_refused_by_name(call: Callable[[], Any], says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        call()
+    assert says in str(caught.value)
+
+
+def test_what_does_not_train_may_have_statistics_of_a_batch() -> None:
+    frozen = nn.BatchNorm1d(3).eval()
+    check_mixing([nn.Identity(), frozen, *[nn.Identity()] * 4], plan_of(Case(shares=((1, 1), (2,)))))
+
+
+def test_a_plain_setting_of_the_model_can_be_read_by_a_loss() -> None:
+    result = stage_with(lambda model, batch: model(batch).sum() * model.training)
+    assert result.shape == ()
+
+
+def test_a_function_that_a_program_does_not_have_is_named_with_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("def build():\n    return 1\n")
+    with pytest.raises(InputError, match=r'train.py: found no function "biuld", expected build\(\)') as caught:
+        load_program(f"{tmp_path / 'train.py'}:biuld")
+    assert "build" in str(caught.value).partition("expected build()")[2], "it is suggested"
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    server = serve(Metrics(), 0)
+    try:
+        with pytest.raises(InputError, match=r"--metrics-port: found \d+ \(Address already in use\), expected a free"):
+            serve(Metrics(), server.server_port)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(RuntimeError("no route\nmore"), "no route"), (TimeoutError(), "TimeoutError")]
+)
+def test_who_cannot_join_the_others_says_where_they_are(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    def meet(*_: Any, **__: Any) -> None:
+        raise error
+
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(InputError, match=r"found no RANK in the environment, expected a process started by torchrun"):
+        world.join(plan_of(Case()))
+    monkeypatch.setattr(world, "meet", meet)
+    for name, value in zip(NAMES, ("1", "2", "far", "29500"), strict=True):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RunError) as caught:
+        world.join(plan_of(Case()))
+    assert str(caught.value) == f"rank 1 could not join the others at far:29500: {reason}"
+
+
+def test_where_no_rank_speaks_torchrun_s_last_words_count(tmp_path: Path) -> None:
+    assert verdict(tmp_path, "one\nno such option\n\n", []) == ("torchrun failed: no such option", RunError.exit_code)
+    assert verdict(tmp_path, "", [])[0] == "torchrun failed and said nothing"
+    leave_note(tmp_path, rank=1, device="n0.1", message="no", exit_code=2, first_hand=True)
+    assert verdict(tmp_path, "", ["n0.0", "n0.1"]) == ("rank 1 (n0.1): no", 2)
+    clear_notes(tmp_path)
+    assert list(tmp_path.iterdir()) == []
