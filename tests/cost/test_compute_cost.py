@@ -9,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import KIND
 
+from argosy.cluster.catalogue import device_kind
 from argosy.cluster.device import Device
+from argosy.cluster.file import load_cluster
+from argosy.cost.calibration import Calibration
 from argosy.cost.compute import ComputeModel, Portion, layer_seconds, stage_seconds, update_seconds
 from argosy.dtype import Dtype
 from argosy.errors import InputError
@@ -276,3 +279,15 @@ def test_whole_outputs_and_seconds_beside_the_work_are_added_where_they_are_stat
     alone = seconds(BLOCK, model=more, samples=4)
     assert alone == pytest.approx(tuple(a + b for a, b in zip(seconds(BLOCK, samples=4), (1e-5, 2e-5), strict=True)))
     assert seconds(EMBEDDING, model=more, samples=4) == seconds(EMBEDDING, samples=4)
+
+
+def test_a_kind_without_tf32_multiplies_it_at_its_fp32_rate() -> None:
+    old = device_kind("V100-32GB")
+    assert Dtype.TF32 not in dict(old.flops)
+    assert old.peak(Dtype.TF32) == old.peak(Dtype.FP32) > 0
+
+
+def test_a_process_that_leaves_no_memory_is_refused() -> None:
+    cluster = load_cluster("two-cards")
+    with pytest.raises(InputError, match=r"process_bytes: found .*, expected a process that takes less than the "):
+        Calibration(process_bytes=1e12).cluster(cluster)

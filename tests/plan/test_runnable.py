@@ -8,7 +8,7 @@ import pytest
 
 from argosy.errors import InputError
 from argosy.plan.file import load_plan
-from argosy.plan.plan import Plan, Recompute, Replica
+from argosy.plan.plan import Plan, PolicyRule, Recompute, Replica
 from argosy.plan.runnable import check_movable, unsupported
 from argosy.schedule import ScheduleKind, ScheduleSpec
 
@@ -58,3 +58,13 @@ def test_groups_run_and_are_not_moved(plain: Plan) -> None:
 def test_a_sentence_names_stage_and_feature(plain: Plan, asks: dict[str, object], sentence: str) -> None:
     stages = (plain.stages[0], replace(plain.stages[1], **asks), *plain.stages[2:])  # type: ignore[arg-type]
     assert unsupported(replace(plain, stages=stages)) == (sentence,)
+
+
+def test_policies_keep_to_schedules_of_as_many_stages_per_worker(plain: Plan) -> None:
+    woven, other = ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=2), ScheduleSpec(kind=ScheduleKind.KFKB, k=2)
+    rule = PolicyRule(edge="v0.nic", below=1e9, schedule=woven)
+    plan = replace(plain, schedule=other, policy=(replace(rule, schedule=ScheduleSpec()), rule))
+    assert unsupported(plan) == (
+        "Rule 1 of the policy switches from kfkb to interleaved below 1 GB/s on v0.nic, and the runtime switches "
+        "between others only.",
+    )

@@ -240,3 +240,10 @@ def test_what_waits_for_a_lost_device_never_ends_at_real_bandwidths_either(bandw
     graph = TaskGraph(devices=("n0.0", "n1.0"), tasks=tasks)
     assert simulate_batch(graph, [cluster]).item() == math.inf
     assert simulate_exact(graph, cluster).stalled is not None
+
+
+def test_amounts_of_another_graph_are_refused() -> None:
+    mesh = full_mesh(2)
+    graph = TaskGraph(devices=("d0", "d1"), tasks=(Task(kind=SpanKind.FORWARD, device=0, seconds=1.0),))
+    with pytest.raises(InputError, match="amounts: found 2, expected a row for each of the 1 tasks"):
+        simulate_batch(graph, [mesh], Amounts([0, 0], np.ones((1, 1))))

@@ -172,7 +172,7 @@ CASES: dict[str, Case] = {
 """Arguments of one call per operation; the letters of a shape are sizes that are drawn."""
 
 
-def called(op: str, arguments: tuple[Any, ...]) -> tuple[Graph, dict[int, Tensor], list[Tensor]]:
+def called(op: str, arguments: tuple[Any, ...], **named_ones: Any) -> tuple[Graph, dict[int, Tensor], list[Tensor]]:
     """A graph of one operation, what it reads, and what it makes."""
     values: list[Value] = []
     held: dict[int, Tensor] = {}
@@ -192,8 +192,8 @@ def called(op: str, arguments: tuple[Any, ...]) -> tuple[Graph, dict[int, Tensor
         return tuple(named(inner) for inner in part) if isinstance(part, tuple) else part
 
     written = tuple(named(part) for part in arguments)
-    keywords: tuple[tuple[str, Argument], ...] = ()
-    made = function(op)(*(list(part) if isinstance(part, tuple) else part for part in arguments))
+    keywords = tuple((name, named(part)) for name, part in named_ones.items())
+    made = function(op)(*(list(part) if isinstance(part, tuple) else part for part in arguments), **named_ones)
     expected = list(made) if isinstance(made, (tuple, list)) else [made]
     outputs = tuple(value(tensor, Role.RESULT) for tensor in expected)
     node = Node(name="node", op=op, arguments=written, keywords=keywords, outputs=outputs)
@@ -205,7 +205,10 @@ def called(op: str, arguments: tuple[Any, ...]) -> tuple[Graph, dict[int, Tensor
 @pytest.mark.parametrize("op", CASES)
 def test_every_row_of_an_operation(op: str, seed: int) -> None:
     torch.manual_seed(seed)
-    graph, held, expected = called(op, CASES[op](Draw(seed)))
+    check_every_row(*called(op, CASES[op](Draw(seed))))
+
+
+def check_every_row(graph: Graph, held: dict[int, Tensor], expected: list[Tensor]) -> None:
     for ratios in RATIOS:
         choices = Choices(graph, len(ratios))
         choices.consider(
@@ -219,6 +222,45 @@ def test_every_row_of_an_operation(op: str, seed: int) -> None:
         assert rows
         for row in rows:
             check_row(graph, graph.nodes[0], row, held, expected, ratios)
+
+
+def places(draw: Draw, count: int) -> Tensor:
+    """Different ones: which of two equal places is written last is not said."""
+    return torch.randperm(draw.size("b"), generator=draw.rng)[:count]
+
+
+OTHERS: dict[str, tuple[str, Case]] = {
+    "overwriting": (
+        "aten.index_put.default",
+        lambda draw: (draw.floats("abc"), (None, places(draw, 2)), draw.floats("abc")[:, :2], False),
+    ),
+    "one value for all places": (
+        "aten.index_put.default",
+        lambda draw: (draw.floats("abc"), (None, places(draw, 2)), draw.floats("c"), True),
+    ),
+    "unequal parts": ("aten.split_with_sizes.default", lambda draw: (draw.floats("ab"), (1, draw.size("b") - 1), 1)),
+    "a last part that is smaller": ("aten.split.Tensor", lambda draw: (draw.floats("ab"), draw.size("b") - 1, 1)),
+    "nothing and something": (
+        "aten.cat.default",
+        lambda draw: ((torch.zeros(0, dtype=torch.float64), draw.floats("ab")), 0),
+    ),
+}
+"""Calls that the rules of an operation tell apart."""
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_row_of_another_call(name: str, seed: int) -> None:
+    op, case = OTHERS[name]
+    check_every_row(*called(op, case(Draw(seed))))
+
+
+def test_every_row_of_attention_under_a_mask_of_positions() -> None:
+    draw = Draw(0)
+    heads = tuple(draw.floats("nhtd") for _ in range(3))
+    mask = draw.floats("tt")
+    op = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+    check_every_row(*called(op, (*heads, 0.0, False), attn_mask=mask))
 
 
 SPLITTABLE = sorted(op for op in CASES if table()[op].get("family") != "whole")

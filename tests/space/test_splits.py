@@ -12,12 +12,17 @@ from argosy.cost.compute import ComputeModel
 from argosy.dtype import Dtype
 from argosy.plan.plan import Recompute
 from argosy.planner import Settings, find_plan
+from argosy.schedule import ScheduleSpec
+from argosy.sim.simulate import simulate
+from argosy.solve.pipeline import Choice
+from argosy.solve.shape import Shape
 from argosy.space.enumerate import LONG_SEQUENCE, Scope, only_runnable, stage_options, with_splits
 from argosy.space.option import Option, Part
 from argosy.space.place import place_stages
 from argosy.space.pool import find_pools
 from argosy.space.price import Prices
 from argosy.space.prune import Counters
+from argosy.workload.chain import Chain, Layer
 from argosy.workload.load import load_model
 from argosy.workload.profile import Profile, ProfileRow
 
@@ -148,3 +153,60 @@ def test_a_part_of_a_sequence_is_looked_up_as_a_part_of_the_samples() -> None:
     assert forward(4, 2) == pytest.approx(2)
     assert forward(4, 4) == pytest.approx(1)
     assert forward(1, 4) == pytest.approx(1 / 4)
+
+
+DENSE = Layer(
+    name="block",
+    kind="block",
+    forward_flop=1e9,
+    backward_flop=2e9,
+    parameters=10**6,
+    activation_bytes=0.0,
+    output_bytes=1e6,
+    key_value_bytes=4e8,
+    max_tensor_width=8,
+    max_context=32,
+)
+SPARSE = replace(
+    DENSE,
+    key_value_bytes=0.0,
+    parameters=9 * 10**6,
+    expert_parameters=8 * 10**6,
+    active_parameters=3 * 10**6,
+    num_experts=8,
+    routed_bytes=3e8,
+)
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["switched", "bus"])
+@pytest.mark.parametrize(
+    ("layer", "nodes", "part"),
+    [
+        (DENSE, (1, 4), Part(pool=0, width=4, replicas=1, samples=4, context=4)),
+        (DENSE, (1, 4), Part(pool=0, width=4, replicas=1, samples=4, context=2)),
+        (DENSE, (2, 4), Part(pool=0, width=8, replicas=1, samples=4, context=4)),
+        (SPARSE, (1, 4), Part(pool=0, width=1, replicas=4, samples=4, expert=4)),
+        (SPARSE, (1, 4), Part(pool=0, width=1, replicas=4, samples=4, expert=2)),
+        (SPARSE, (1, 4), Part(pool=0, width=2, replicas=2, samples=4, expert=2)),
+    ],
+    ids=["parts of a sequence", "of two each", "over two nodes", "all experts", "two groups", "wide groups"],
+)
+def test_what_splits_send_takes_what_the_exact_engine_says(
+    layer: Layer, nodes: tuple[int, int], part: Part, is_shared: bool
+) -> None:
+    """Alone on the links; on a bus all devices of a node share one capacity."""
+    count, each = nodes
+    node = node_fields("a", count=count, per_node=each, intra=1.0)
+    node["intra"][0]["shared"] = is_shared
+    kinds = [kind_fields("a", flops=1, memory=1e15, memory_bandwidth=1e9)]
+    chain = Chain(name="drawn", layers=(layer,), sequence_length=64, dtype=Dtype.BF16)
+    batch = part.samples * part.replicas
+    cluster = cluster_of({"name": "bus", "kinds": kinds, "nodes": [node]})
+    case = Case(chain=chain, cluster=cluster, global_batch=batch)
+    assert case.pools[0].intra_is_shared == is_shared
+    vector = (part.width * part.replicas,)
+    option = Option(prices=case.prices, vector=vector, parts=(part,), recompute=Recompute.NONE, zero=0)
+    shape = Shape(num_micro_batches=1, micro_batch_size=batch, schedules=(ScheduleSpec(),))
+    plan = case.placed(shape, (Choice(option, 0, 1),))
+    (end,) = simulate(plan, chain, cluster, model=case.model).iteration_ends
+    assert sum(option.seconds(0, 1)) + option.tail(0, 1) == pytest.approx(end, rel=1e-9 if count == 1 else 1e-3)

@@ -101,6 +101,10 @@ memory["a0.0"] = [[0], [1, 2, 3], [1, "8 GiB"]]
 > timeline.json:40: memory.a0.0[1]: found 3 items, expected at most 2
 > timeline.json:47: memory.a0.0[2][1]: found "8 GiB", expected a valid number
 
+## contact that ends before it starts
+contacts = [{"where": "a0.0", "kind": "waiting", "stage": 0, "micro_batch": 0, "start": 2, "end": 1}]
+> timeline.json:54: contacts[0].end: found 1.0, expected at least the start 2
+
 ## spans of unknown devices
 spans[0].where = "a0.1"
 spans[1].where = "a0.0->a0.10"

@@ -87,8 +87,6 @@ def routed_seconds(pool: Pool, layer: Layer, split: Split, samples: int) -> floa
 def routed_crowding(pool: Pool, split: Split, replicas: int) -> float:
     """Seconds per routed byte of a sample that (3) leaves out, where the holders of a stage fill nodes."""
     expert = split.expert
-    if expert < 2:
-        return 0.0
     most = pool.per_node // split.tensor_width
     holders = min(most, replicas * split.context)
     if expert <= most or not pool.nic_bandwidth:
