@@ -14,7 +14,7 @@ from argosy.dtype import Dtype
 from argosy.explain import explain_plan
 from argosy.explain.leftout import Cause, LeftOutTest
 from argosy.plan.plan import ClusterRef, LeftOut, ModelRef, Plan, Replica, Stage
-from argosy.schedule import ScheduleSpec
+from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.simulate import simulate
 from argosy.workload.chain import Chain, Layer
 
@@ -91,3 +91,16 @@ def test_the_gain_is_that_of_a_plan_that_anybody_can_simulate() -> None:
     wider = replace(plan, stages=(plan.stages[0], replace(plan.stages[1], replicas=halves)), left_out=())
     before, after = (simulate(one, CHAIN, cluster, model=NO_FLOORS).iteration_ends[0] for one in (plan, wider))
     assert test.gain == pytest.approx(before / after - 1, rel=1e-9)
+
+
+def test_an_interleaved_plan_is_not_said_to_lack_a_route() -> None:
+    cluster = cluster_with()
+    plan = plan_without(cluster)
+    halves = tuple(
+        replace(plan.stages[at % 2], first=ends[0], end=ends[1])
+        for at, ends in enumerate(((0, 2), (2, 3), (3, 5), (5, 6)))
+    )
+    woven = replace(plan, schedule=ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=2), stages=halves)
+    (test,) = explain_plan(woven, CHAIN, cluster, model=NO_FLOORS).left_out
+    assert test.cause is Cause.UNUSABLE
+    assert test.sentence == "no stage can take it: the chunks of an interleaved plan go round its workers"

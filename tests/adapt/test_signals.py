@@ -6,10 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from argosy.adapt.signals import Message, bandwidths_seen
+from argosy.adapt.recorded import seen_in
+from argosy.adapt.signals import Message, bandwidths_seen, speeds_seen
+from argosy.cli.inputs import load_scenario
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
 from argosy.document import parse_toml
+from argosy.errors import InputError
+from argosy.plan.file import read_plan
+from argosy.sim.simulate import simulate
 
 MEGABYTE = 1e6
 
@@ -79,3 +84,17 @@ def test_a_link_that_is_busy_for_one_route_does_not_explain_another() -> None:
     assert {name: round(rate / MEGABYTE) for name, rate in seen.items()} == {
         "a0.nic.in": 100, "a0.nic.out": 100, "b0.nic.in": 100, "b0.nic.out": 100, "c0.nic.in": 10, "c0.nic.out": 10
     }  # fmt: skip
+
+
+def test_a_timeline_that_nobody_measured_says_nothing_of_links() -> None:
+    scenario = load_scenario(read_plan("gpt2-xl-on-two-cards"))
+    timeline = simulate(scenario.plan, scenario.chain, scenario.cluster)
+    with pytest.raises(InputError, match=r'found "?simulated"?, expected a timeline that a run has measured'):
+        seen_in(timeline, scenario.plan, scenario.chain, scenario.cluster, scenario.model)
+
+
+def test_a_device_that_told_nothing_is_not_judged() -> None:
+    scenario = load_scenario(read_plan("gpt2-xl-on-two-cards"))
+    first, second = scenario.plan.devices[:2]
+    found = speeds_seen({(0, first): 1.0}, scenario.plan, scenario.chain, scenario.cluster, scenario.model)
+    assert found.keys() == {first} and second not in found

@@ -18,6 +18,7 @@ from argosy.cost.group import DeviceGroup, device_group
 from argosy.dtype import Dtype
 from argosy.errors import InfeasibleError, NothingFitsError
 from argosy.graph_planner import GraphPlan, find_graph_plan, ordered_runs
+from argosy.report.graph_plan import pipeline_title
 from argosy.runtime.calls import run_node, run_whole, tensor_constants, whole_tensors
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.solve.placement import Pricing
@@ -306,3 +307,17 @@ def test_weights_that_stages_share_are_summed_over_the_narrowest_network_between
         play(stages, parts, cluster, micro_batches=2, schedule=ONE_F_ONE_B).end for cluster in (pair, later)
     )
     assert changing == pytest.approx(calm, rel=1e-6)
+
+
+def test_a_title_names_what_is_passed_on_and_what_is_shared(pair: Cluster) -> None:
+    graph = captured("unet")
+    groups = [device_group(pair, (name,), Dtype.FP32) for name in ("a0.0", "a0.1", "b0.0")]
+    parts, stages = priced(graph, cut_graph(graph, (0.34, 0.33, 0.33)).stages, groups, 2)
+    pipeline = Pipeline(graph=graph, parts=parts, stages=stages, micro_batches=2, schedule=ONE_F_ONE_B, seconds=0.125)
+    plan = GraphPlan(program=None, pipeline=pipeline, attempts=())
+    skips, held = pipeline_title(pipeline, pair, plan).splitlines()[2], replace(parts, shared=((0, (0, 2)),))
+    names = ", ".join(graph.values[value].name for value in parts.forwarded)
+    assert skips == f"passed on by stages that do not read them: {names}"
+    last = pipeline_title(replace(pipeline, parts=held), pair, plan).splitlines()[-1]
+    assert last == f"held by several stages, gradients summed: {graph.values[0].name}"
+    assert plan.unknown == () and plan.is_pipeline

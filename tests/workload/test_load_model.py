@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from argosy.dtype import Dtype
-from argosy.workload.load import load_model
+from argosy.errors import InputError
+from argosy.workload.load import load_architecture, load_model
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -76,3 +77,10 @@ def test_loading_a_model_imports_neither_torch_nor_transformers() -> None:
     program += "; print({'torch', 'transformers'} & {*sys.modules})"
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert shown.stdout == "set()\n"
+
+
+def test_a_model_whose_shape_nobody_knows_has_no_architecture(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text("{}")
+    with pytest.raises(InputError, match=r"expected a model whose shape is known: a preset or a config.json"):
+        load_architecture(path)

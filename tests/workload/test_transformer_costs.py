@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from argosy.dtype import Dtype
@@ -9,6 +11,7 @@ from argosy.workload.architecture import (
     Architecture,
     Attention,
     Block,
+    Experts,
     FeedForward,
     Head,
     NormKind,
@@ -140,3 +143,25 @@ def test_twice_the_bytes_in_fp32() -> None:
     half, full = load_model("llama-2-7b"), load_model("llama-2-7b", dtype="fp32")
     assert full.layers[1].activation_bytes == 2 * half.layers[1].activation_bytes
     assert full.forward_flop == half.forward_flop
+
+
+def test_a_shared_expert_keeps_what_a_feed_forward_of_its_width_keeps() -> None:
+    """Beside the routed ones: its own activations, and its result, which a gate scales."""
+
+    def kept(part: FeedForward | Experts) -> float:
+        attention = Attention(heads=4, kv_heads=4, head_dim=16)
+        block = Block(attention=attention, feed_forward=part, norm=NormKind.RMS)
+        shape = Architecture(
+            hidden=64,
+            embedding=TokenEmbedding(vocabulary=100, width=64),
+            blocks=(block,),
+            head=Head(outputs=100, width=64, norm=NormKind.RMS, tied=True),
+            context=128,
+        )
+        return build_chain(shape, name="one", sequence_length=128, dtype=Dtype.BF16).layers[1].activation_bytes
+
+    routed = Experts(expert=FeedForward(inner=24, gated=True), count=8, active=2)
+    narrow, wide = (FeedForward(inner=inner, gated=True) for inner in (40, 72))
+    alone, beside = kept(routed), kept(replace(routed, shared=narrow))
+    assert beside - alone == 2 * 128 * (3 * 40 + 64)
+    assert kept(replace(routed, shared=wide)) - beside == kept(wide) - kept(narrow)

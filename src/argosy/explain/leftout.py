@@ -35,6 +35,7 @@ from argosy.workload.chain import Chain
 _MORE = 100.0
 _PAYS = 5e-4
 """A gain below this is none."""
+_OUT_OF_REACH = "there is no route to it, or no sample for it"
 
 
 class Cause(StrEnum):
@@ -46,7 +47,7 @@ class Cause(StrEnum):
     NONE = "none"
     """It would pay: the search did not look there."""
     UNUSABLE = "unusable"
-    """No way to use it passes the checker: no route, or no sample for it."""
+    """No way to use it passes the checker: no route, or no sample for it; or none is tried, of an interleaved plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +104,9 @@ class LeftOutQuestions:
         fitting = [way for way in ways if not way.missing]
         best = fitting[0] if fitting else ways[0] if ways else None
         if best is None:
-            sentence = "no stage can take it: there is no route to it, or no sample for it"
+            woven = self.plan.schedule.kind is ScheduleKind.INTERLEAVED
+            why = "the chunks of an interleaved plan go round its workers" if woven else _OUT_OF_REACH
+            sentence = f"no stage can take it: {why}"
             return LeftOutTest(
                 devices=names, tried=None, gain=0.0, missing=0.0, cause=Cause.UNUSABLE, sentence=sentence
             )
