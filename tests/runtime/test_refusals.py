@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,24 +15,29 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from training_cases import Case, plan_of
 
+from argosy.dtype import Dtype
 from argosy.errors import InputError, RunError
 from argosy.plan.plan import Recompute
-from argosy.runtime import world
+from argosy.runtime import profile_shape, world
 from argosy.runtime.batch import check_batch
 from argosy.runtime.executor import Executor
 from argosy.runtime.failure import clear_notes, leave_note, verdict
+from argosy.runtime.folder import held
 from argosy.runtime.holding import _real
 from argosy.runtime.huggingface import Inputs, check_attention
+from argosy.runtime.launch import Launch, worker_arguments
 from argosy.runtime.layers import find_layers
 from argosy.runtime.metrics import Metrics, serve
 from argosy.runtime.migrate import _checked
 from argosy.runtime.mixing import check_mixing
 from argosy.runtime.moment import Moment
+from argosy.runtime.profile import _check_samples
 from argosy.runtime.program import load_program
 from argosy.runtime.stage import LayerStage
 from argosy.runtime.trainer import Trainer, _check_layers
-from argosy.runtime.worker import prepare
+from argosy.runtime.worker import arguments, prepare
 from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.workload.preset import read_preset
 
 INTERLEAVED = ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=2)
 
@@ -203,3 +209,44 @@ def test_where_no_rank_speaks_torchrun_s_last_words_count(tmp_path: Path) -> Non
     assert verdict(tmp_path, "", ["n0.0", "n0.1"]) == ("rank 1 (n0.1): no", 2)
     clear_notes(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_every_process_is_told_the_very_numbers(tmp_path: Path) -> None:
+    launch = Launch(
+        plan=plan_of(Case()), plan_file="plan.json", program="train.py:build", folder=tmp_path, steps=7, save_every=3,
+        resume=True, init="weights.pt", clip=0.123456789, seed=4, patience=12.5, any_device=True, adapt="k", horizon=9,
+        min_gain=0.0123456789, profiles=("one.json", "two.json"), metrics_port=8000,
+    )  # fmt: skip
+    told = vars(arguments(list(worker_arguments(launch))))
+    assert told["out"] == tmp_path
+    assert told["init"] == Path("weights.pt")
+    assert told["profile"] == ["one.json", "two.json"]
+    names = ("program", "steps", "save_every", "resume", "clip", "seed", "patience", "any_device", "adapt", "horizon")
+    for name in (*names, "min_gain", "metrics_port"):
+        assert told[name] == getattr(launch, name), name
+
+
+def test_a_shape_of_which_nothing_fits_into_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(profile_shape, "measure_stack", full)
+    shapes = profile_shape.Shapes(samples=(1,), widths=(1,), dtypes=(Dtype.FP32,), tokens=8)
+    heard: list[str] = []
+    small = read_preset("gpt2-xl").config.architecture
+    with pytest.raises(InputError, match="--samples: expected at least one size that fits into memory"):
+        profile_shape.profile_shape("gpt2-xl", small, shapes, kind="x", report=heard.append)
+    assert "block with 1 x 8 tokens, width 1, fp32: does not fit into memory, left out" in heard
+
+
+@pytest.mark.parametrize("samples", [(), (0, 2), (1, 5)])
+def test_numbers_of_samples_that_a_batch_does_not_have_are_told(samples: tuple[int, ...]) -> None:
+    says = rf"samples: found \"{re.escape(str(list(samples)))}\", expected numbers of samples from 1 to 4"
+    with pytest.raises(InputError, match=says):
+        _check_samples(samples, {"x": torch.zeros(4, 2), "y": torch.zeros(6)})
+
+
+def test_a_folder_that_is_not_there_cannot_be_held(tmp_path: Path) -> None:
+    says = r"none: found no such file or directory, expected a folder that can be written into"
+    with pytest.raises(InputError, match=says), held(tmp_path / "none", "n0"):
+        pass

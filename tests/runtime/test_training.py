@@ -33,7 +33,7 @@ def test_stages_that_follow_one_another_on_one_worker_need_no_message(ranks: Ran
     assert not differences(case, ranks(1, train_in_parallel, case))
 
 
-@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_replicas_may_have_gradients_of_other_weights(ranks: RankPool, zero: int) -> None:
     """Each replica uses a layer that the other does not, and nobody uses the third kind of expert."""
     case = Case(model="routed", shares=((1, 1), (2,)), zero=zero, clip=True, num_micro_batches=2)

@@ -101,6 +101,24 @@ def test_entries_stay_in_the_folder_and_no_larger_than_it(tmp_path: Path) -> Non
         read_state_dict(changed(tmp_path / "endless", endless))
 
 
+def test_what_is_no_checkpoint_or_names_no_weight_is_told(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"empty: found no \.metadata, expected a checkpoint's folder"):
+        read_state_dict(tmp_path / "empty")
+    nameless = changed(tmp_path / "nameless", lambda metadata: metadata.state_dict_metadata.update({3: None}))  # type: ignore[dict-item]
+    with pytest.raises(InputError, match=r"nameless: found an entry without a name, expected a table of tensors"):
+        read_state_dict(nameless)
+    other = written(tmp_path / "other")
+    (other / ".metadata").write_bytes(pickle.dumps({"model.weight": 3}))
+    with pytest.raises(InputError, match=r"other: found another table, expected a table of tensors"):
+        read_state_dict(other)
+    about = {"version": 1, "steps": 3, "scale": 1.0, "aliases": {"head": ["table"]}}
+    tied = written(tmp_path / "tied")
+    (tied / "argosy.json").write_text(json.dumps(about))
+    with pytest.raises(InputError, match=r'tied/argosy\.json: aliases: found "head", expected a weight'):
+        read_state_dict(tied)
+
+
 def test_weights_cannot_run_code(tmp_path: Path) -> None:
     victim = tmp_path / "made"
     torch.save({"weight": Touch(victim)}, tmp_path / "weights.pt")

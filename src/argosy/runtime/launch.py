@@ -67,11 +67,11 @@ def worker_arguments(launch: Launch) -> Iterator[str]:
     if launch.init is not None:
         yield from ("--init", launch.init)
     if launch.clip is not None:
-        yield from ("--clip", f"{launch.clip:g}")
+        yield from ("--clip", str(launch.clip))
     if launch.any_device:
         yield "--any-device"
     if launch.adapt != "off":
-        yield from ("--adapt", launch.adapt, "--horizon", str(launch.horizon), "--min-gain", f"{launch.min_gain:g}")
+        yield from ("--adapt", launch.adapt, "--horizon", str(launch.horizon), "--min-gain", str(launch.min_gain))
         for profile in launch.profiles:
             yield from ("--profile", profile)
     if launch.metrics_port is not None:
