@@ -255,6 +255,8 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "latin.toml").write_bytes(b'a = "\xe9"')
     with pytest.raises(InputError, match="expected UTF-8 text"):
         read_toml(tmp_path / "latin.toml")
+    with pytest.raises(InputError, match="found file name too long, expected a readable file"):
+        read_toml(tmp_path / (300 * "a" + ".toml"))
     (tmp_path / "fine.json").write_text('{"a": 1}', encoding="utf-8")
     assert read_json(str(tmp_path / "fine.json")).data == {"a": 1}
 

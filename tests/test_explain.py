@@ -16,6 +16,7 @@ from argosy.cost.memory import activation_bytes, state_bytes
 from argosy.document import parse_toml
 from argosy.errors import InfeasibleError
 from argosy.explain import explain_plan, with_prediction
+from argosy.explain.contest import contest
 from argosy.explain.load import bottleneck, edge_loads, stage_loads
 from argosy.explain.memory import memory_stack, planned_memory
 from argosy.explain.whatif import cheaper_settings, with_faster_devices, with_replica, with_wider_edges
@@ -292,3 +293,13 @@ def test_a_plan_that_does_not_fit_is_told_so_first() -> None:
     )
     told = memory_in_a_sentence(explain_plan(replace(large, stages=stages), case.chain, case.cluster))
     assert told.startswith("This plan cannot run: box0.")
+
+
+def test_a_contest_of_folded_plans_is_that_of_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = scenario()
+    (whole,) = contest([("argosy", case.plan)], case.chain, [case.cluster])
+    monkeypatch.setattr("argosy.explain.contest._MOST_TASKS", 0)
+    (folded,) = contest([("argosy", case.plan)], case.chain, [case.cluster])
+    assert folded.seconds == pytest.approx(whole.seconds, rel=0.01)
+    for (loss, one), (_, other) in zip(folded.losses, whole.losses, strict=True):
+        assert one == pytest.approx(other, abs=0.02), loss

@@ -359,3 +359,15 @@ def test_an_impossible_batch_is_refused(batch: int) -> None:
     case = random_case(3, SMALL)
     with pytest.raises(InputError, match=r"global_batch: found -?\d+, expected a global batch of 1 to "):
         plan_of(replace(case, global_batch=batch), Settings())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_schedules_whose_backwards_are_cut_are_searched_beside_those_whose_are_not(seed: int) -> None:
+    """Zero-bubble lets the stage before go on after half a backward, which bounds of both together must allow."""
+    both = (ScheduleSpec(), ScheduleSpec(kind=ScheduleKind.ZERO_BUBBLE))
+    case = replace(
+        random_case(seed, Recipe(max_devices=4, max_layers=4, batches=(2, 4), per_node=(1, 2))), schedules=both
+    )
+    everything = best_of_all(case, case.scope(prune=False), MOST_PLANS)
+    assert everything is not None
+    assert judged_best(case, exact_settings(case))[1] == pytest.approx(everything[0], rel=1e-8)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from argosy.adapt.advisor import Brief, Mind, Observation
 from argosy.adapt.controller import Controller, Decision, Limits, Reach
 from argosy.adapt.play import Course, Stage, play, play_oracle
 from argosy.adapt.predictor import Predictor
@@ -232,3 +233,17 @@ def test_many_micro_batches_are_predicted_by_folding(chain: Chain) -> None:
     plan = replace(plan_on(cluster, chain), global_batch=8 * 501, num_micro_batches=501)
     exact = simulate_exact(compile_plan(plan, chain, cluster, ComputeModel()), cluster, record=0).iteration_ends[0]
     assert Predictor(chain, cluster, ComputeModel()).on(plan, cluster) == pytest.approx(exact, rel=0.01)
+
+
+def test_a_mind_that_is_told_of_a_move_expects_the_next_to_be_like_it(chain: Chain) -> None:
+    """An observation after a migration, as the process of a run hears it."""
+    cluster = cluster_with(CALM)
+    plan = plan_on(cluster, chain)
+    names = tuple(device.name for device in cluster.devices)
+    mind = Mind(Brief(plan=plan, chain=chain, cluster=cluster, model=ComputeModel(), limits=Limits(), roster=names))
+    move = Decision(step=3, what=Reach.FULL, plan=plan, before=2.0, after=1.0, moving=4.0)
+    mind.controller.log.append(move)
+    seen = Observation(step=5, plan=plan, seconds=1.0, bandwidths={}, speeds={}, steps_left=7, moved=6.0)
+    advice = mind.observe(seen)
+    assert mind.controller.moving_ratio == pytest.approx(1.5) and mind.controller.limits.horizon == 7
+    assert advice.step == 5 and advice.predicted > 0

@@ -87,3 +87,13 @@ def test_a_machine_alone_needs_no_links(tmp_path: Path) -> None:
     cluster = read(tmp_path, cluster_toml("probed", [device(0, "x", 1e12)], []))
     assert len(cluster.devices) == 1
     assert cluster.links == ()
+
+
+def test_hosts_of_other_devices_or_without_a_measured_link_have_entries_of_their_own(tmp_path: Path) -> None:
+    devices = [device(0, "x", 1e12), device(1, "y", 1e12, kind="other"), device(2, "z", 1e12)]
+    known = links({frozenset((0, 1)): 1e9, frozenset((0, 2)): 1e9, frozenset((1, 2)): 1e8}, 3)
+    apart = [link for link in known if {link.source, link.target} != {1, 2}]
+    cluster = read(tmp_path, cluster_toml("probed", devices, apart))
+    assert len({node.name[0] for node in cluster.nodes if cluster.device(node.devices[0]).kind.name == "other"}) == 1
+    assert not cluster.wires, "nothing is known of that pair beside its NICs"
+    assert [wire.name for wire in read(tmp_path, cluster_toml("probed", devices, known)).wires]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from planning_cases import Case, Recipe, random_case
+from planning_cases import Case, Recipe, cluster_of, kind_fields, node_fields, random_case
 
 from argosy.plan.plan import Recompute, Replica
 from argosy.space.option import Option, Part, tensor_widths
-from argosy.space.place import place_stages
+from argosy.space.place import can_place, place_stages
 
 
 def some_stages(random: Random, case: Case) -> list[Option]:
@@ -98,3 +98,15 @@ def test_samples_of_replicas_are_those_of_the_option() -> None:
     part = Part(pool=0, width=1, replicas=3, samples=2, extra=1)
     option = Option(prices=case.prices, vector=(3,), parts=(part,), recompute=Recompute.NONE, zero=1)
     assert [replica.samples for replica in place_stages(case.pools, [option])[0]] == [3, 2, 2]
+
+
+def test_groups_that_no_nodes_hold_are_placed_all_the_same() -> None:
+    """For the plan that comes closest where nothing fits: three pairs of two nodes of three."""
+    kinds, nodes = [kind_fields("a", flops=1, memory=1e9)], [node_fields("a", count=2, per_node=3)]
+    chain = random_case(0).chain
+    case = Case(chain=chain, cluster=cluster_of({"name": "three", "kinds": kinds, "nodes": nodes}), global_batch=3)
+    part = Part(pool=0, width=2, replicas=3, samples=1)
+    option = Option(prices=case.prices, vector=(6,), parts=(part,), recompute=Recompute.NONE, zero=0)
+    assert not can_place(case.pools, [option])
+    (replicas,) = place_stages(case.pools, [option])
+    assert len({name for replica in replicas for name in replica.devices}) == 6

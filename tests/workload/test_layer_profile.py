@@ -154,3 +154,9 @@ def test_a_profile_with_layers_is_a_model(tmp_path: Path) -> None:
 
 def test_repr_is_for_people() -> None:
     assert repr(MEASURED) == "toy on A100-80GB: 5 rows, 2 layers"
+
+
+def test_a_profile_without_rows_is_none() -> None:
+    text = dump_profile(replace(MEASURED, rows=()))
+    with pytest.raises(InputError, match=r"p.json:\d+: rows: .*expected at least one row"):
+        parse_profile(text, file="p.json")

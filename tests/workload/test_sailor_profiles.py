@@ -541,6 +541,12 @@ REPLICA = "[[[GPU kind, count, zone], ...], tensor width]"
             "one per stage",
         ),
         (
+            "pipeline_list/0/tmp_per_stage",
+            [[GROUP, GROUP]],
+            "run.json:14: pipeline_list[0].tmp_per_stage: found a list of 1, expected replicas for each of 2 stages\n"
+            "run.json:38: pipeline_list[0].dp: found [2, 2], expected [2], the replicas of each stage",
+        ),
+        (
             "pipeline_list/0/tmp_per_stage/0/1",
             ["GH-96", 2],
             f"run.json:26: pipeline_list[0].tmp_per_stage[0][1]: found a list of 2, expected {REPLICA}",
