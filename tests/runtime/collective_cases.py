@@ -7,8 +7,13 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from argosy.cost.group import Collective, Way
 from argosy.errors import InputError
 from argosy.runtime.collectives import GatherBy, gather_uneven, offsets, scatter_sum_uneven, sum_uneven
+from argosy.runtime.differentiable import converted
+from argosy.runtime.exchange import Exchange
+from argosy.space.delivery import Conversion
+from argosy.space.sharding import PARTIAL, REPLICATED, Segments, State
 
 
 def vector(seed: int, size: int) -> torch.Tensor:
@@ -33,6 +38,32 @@ def scatters(sizes: Sequence[int]) -> bool:
     return torch.equal(part, total[begin : begin + sizes[rank]]) and torch.equal(
         sum_uneven(vectors[rank], sizes), total
     )
+
+
+def converts(ratios: tuple[float, ...], before: State, after: State, kind: Collective) -> list[str]:
+    """What differs from one process: a tensor in another state, and the gradient of what it was made of."""
+    exchange, shape = Exchange(Segments((ratios,))), (6, 10)
+    whole, gradient = (vector(seed, 60).view(shape) for seed in (1, 2))
+    rank, found, step = dist.get_rank(), [], Conversion(kind, before, after)
+
+    def part(state: State, tensor: torch.Tensor) -> torch.Tensor:
+        """Of a partial sum, every rank has a part of each element."""
+        return tensor * ratios[rank] if state == PARTIAL else exchange.take(tensor, state)
+
+    own = part(before, whole).requires_grad_()
+    result = converted(exchange, own, shape, step, Way.PADDED)
+    wanted = part(after, whole)
+    if not torch.allclose(result, wanted):
+        found.append("forward")
+    dual = {PARTIAL: REPLICATED, REPLICATED: PARTIAL}
+    result.backward(part(dual.get(after, after), gradient))
+    if own.grad is None or not torch.allclose(own.grad, part(dual.get(before, before), gradient)):
+        found.append("backward")
+    if before != PARTIAL:
+        ids = (whole * 100).long()
+        if not torch.equal(converted(exchange, part(before, ids), shape, step, Way.PADDED), part(after, ids)):
+            found.append("whole numbers")
+    return found
 
 
 def refuses(sizes: Sequence[int], found: int) -> str:

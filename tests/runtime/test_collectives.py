@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from collective_cases import gathers, refuses, scatters
+from collective_cases import converts, gathers, refuses, scatters
 from hypothesis import given
 from hypothesis import strategies as st
 from rank_pool import RankPool
 
+from argosy.cost.group import Collective
 from argosy.runtime.collectives import GatherBy, offsets, split_by
+from argosy.space.sharding import PARTIAL, REPLICATED, State, sharded
 
 SIZES = [(1,), (7, 3), (5, 0), (0, 4, 6), (4, 3, 2, 1)]
 
@@ -22,6 +24,26 @@ def test_a_gather_concatenates_the_parts(ranks: RankPool, sizes: tuple[int, ...]
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_a_scatter_gives_each_member_its_part_of_the_sum(ranks: RankPool, sizes: tuple[int, ...]) -> None:
     assert all(ranks(len(sizes), scatters, sizes))
+
+
+ROWS, COLUMNS, HALVES = sharded(0, 6), sharded(1, 10), sharded(1, 5, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after"),
+    [
+        (Collective.ALL_TO_ALL, ROWS, COLUMNS),
+        (Collective.ALL_TO_ALL, HALVES, ROWS),
+        (Collective.ALL_GATHER, COLUMNS, REPLICATED),
+        (Collective.ALL_REDUCE, PARTIAL, REPLICATED),
+        (Collective.REDUCE_SCATTER, PARTIAL, HALVES),
+    ],
+    ids=str,
+)
+def test_a_conversion_and_its_gradient_are_those_of_the_whole(
+    ranks: RankPool, kind: Collective, before: State, after: State
+) -> None:
+    assert ranks(2, converts, (0.7, 0.3), before, after, kind) == [[], []]
 
 
 def test_sizes_that_do_not_fit_are_refused_before_anything_is_sent(ranks: RankPool) -> None:

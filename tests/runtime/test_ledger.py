@@ -68,6 +68,14 @@ def test_a_first_stage_holds_what_is_in_flight_and_what_it_handed_on() -> None:
     assert peak["a0.0"] == 160 + 2 * (400 + 14) + 3 * 14 + 60
 
 
+@pytest.mark.parametrize("kind", [ScheduleKind.ONE_F_ONE_B, ScheduleKind.EAGER, ScheduleKind.ZERO_BUBBLE])
+def test_what_a_micro_batch_takes_is_given_back(kind: ScheduleKind) -> None:
+    """Else longer steps would hold more."""
+    cuts = ((2, ("a0.0",)), (1, ("b0.0",)), (1, ("c0.0",)))
+    some, more = (peak_bytes(plan(*cuts, micro_batches=count, kind=kind), chain()) for count in (12, 24))
+    assert some == more
+
+
 @pytest.mark.parametrize("kind", [ScheduleKind.ONE_F_ONE_B, ScheduleKind.EAGER, ScheduleKind.GPIPE])
 def test_a_gradient_is_answered_once_and_only_after_it_was_used(kind: ScheduleKind) -> None:
     schedule = build_schedule(ScheduleSpec(kind=kind), 3, 6)

@@ -31,9 +31,7 @@ from argosy.space.sharding import PARTIAL, State
 
 
 def converted(exchange: Exchange, part: Tensor, shape: tuple[int, ...], step: Conversion, way: Way) -> Tensor:
-    """A tensor of a whole shape, from one state to another."""
-    if step.kind is Collective.SLICE:
-        return taken(exchange, part, step.after)
+    """A tensor of a whole shape, from one state to another by a collective; ``taken`` is for slices."""
     if not part.is_floating_point():
         return exchange.convert(part, shape, step, way)
     result: Tensor = _Converted.apply(part, exchange, shape, step, way)  # type: ignore[no-untyped-call]
