@@ -34,9 +34,9 @@ def all_reduce_seconds(num_bytes: float, count: int, bandwidth: float, latency: 
 
     >>> all_reduce_seconds(8e6, 4, 1e9, 0.0)
     0.012
+    >>> all_reduce_seconds(8e6, 1, 1e9, 1e-6)
+    0.0
     """
-    if count < 2:
-        return 0.0
     tree = 2 * num_bytes / bandwidth + 2 * math.ceil(math.log2(count)) * latency
     return min(2 * ring_seconds(num_bytes, count, bandwidth, latency), tree)
 
