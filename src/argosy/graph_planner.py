@@ -189,7 +189,7 @@ class _Search:
         """Bytes/s from a stage to the next."""
         cluster = self.cluster
         ends = [(one.names[-1], other.names[0]) for one, other in itertools.pairwise(groups)]
-        return [max(DOWN, cluster.bandwidth(cluster.fastest(*end, 1e6)).at(0.0)) for end in ends]
+        return [max(DOWN, cluster.bandwidth_at(cluster.fastest(*end, 1e6))) for end in ends]
 
     def _best(self, found: Sequence[tuple[float, Parts, tuple[StageProgram, ...], int]]) -> Pipeline | None:
         """(4)."""

@@ -124,7 +124,7 @@ class Job:
         key = (source, target)
         if key not in self._routes:
             route = self.cluster.fastest(source, target, 1e6)
-            self._routes[key] = self.cluster.bandwidth(route).at(0), self.cluster.latency(route)
+            self._routes[key] = self.cluster.bandwidth_at(route), self.cluster.latency(route)
         return self._routes[key]
 
     @cached_property

@@ -189,7 +189,7 @@ class _Pricing:
 
     def _bandwidth(self, cluster: Cluster, route: Route) -> float:
         """Bytes/s that the program sees."""
-        return self.calibration.bandwidth * cluster.bandwidth(route).at(0)
+        return self.calibration.bandwidth * cluster.bandwidth_at(route)
 
     def _latency(self, cluster: Cluster, route: Route) -> float:
         """Seconds; every link of a route takes half of the constant."""

@@ -179,20 +179,32 @@ class _Journey:
 
     def oracle(self) -> Course:
         """(3)."""
-        count = len(self.plans)
         value: FloatArray = self.rates[:, 0] * self.lengths[0]
         back: list[list[int]] = []
         for segment in range(1, len(self.starts)):
-            moves = np.array([[self.moving(old, new, segment) for new in range(count)] for old in range(count)])
-            left = self.lengths[segment] - moves
-            total = value[:, None] + np.where(left > 0, left, 0.0) * self.rates[None, :, segment]
-            total[(left <= 0) & ~np.eye(count, dtype=bool)] = -np.inf
-            back.append(total.argmax(axis=0).tolist())
-            value = total.max(axis=0)
+            came_from, value = self._arrive(value, segment)
+            back.append(came_from)
         path = [int(value.argmax())]
         for step in reversed(back):
             path.append(step[path[-1]])
         return self._course("oracle", path[::-1], path[-1])
+
+    def _arrive(self, value: FloatArray, segment: int) -> tuple[list[int], FloatArray]:
+        """For each plan of a segment the best plan before it, and what is done by the segment's end.
+
+        A plan that would not be better even if it moved for nothing is not asked what moving takes.
+        """
+        length, rates = float(self.lengths[segment]), self.rates[:, segment]
+        came_from, best = list(range(len(value))), value + length * rates
+        furthest_first = np.argsort(-value, kind="stable").tolist()
+        for new, rate in enumerate(rates):
+            for old in furthest_first:
+                if value[old] + length * rate <= best[new]:
+                    break
+                left = length - self.moving(old, new, segment)
+                if left > 0 and value[old] + left * rate > best[new]:
+                    came_from[new], best[new] = old, value[old] + left * rate
+        return came_from, best
 
     def _course(self, name: str, path: Sequence[int], now: int) -> Course:
         """Count what a sequence of plans does, one for each segment, after the plan ``now``."""

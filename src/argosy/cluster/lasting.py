@@ -58,7 +58,7 @@ def within_reach(cluster: Cluster) -> Cluster:
 
 def _see_each_other(cluster: Cluster, one: Node, other: Node) -> bool:
     pairs = ((one.devices[0], other.devices[0]), (other.devices[0], one.devices[0]))
-    return all(cluster.bandwidth(cluster.fastest(*pair, 1e6)).at(0) > 0 for pair in pairs)
+    return all(cluster.bandwidth_at(cluster.fastest(*pair, 1e6)) > 0 for pair in pairs)
 
 
 def _speed(cluster: Cluster, node: Node) -> float:

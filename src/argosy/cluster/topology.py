@@ -171,6 +171,10 @@ class Cluster:
         """Bytes/s over time if nobody else uses the route."""
         return minimum(self.links[link].bandwidth for link in route.links)
 
+    def bandwidth_at(self, route: Route, time: float = 0.0) -> float:
+        """The same at a moment."""
+        return min(self.links[link].bandwidth.at(time) for link in route.links)
+
     def fastest(self, source: str, target: str, num_bytes: float, time: float = 0.0) -> Route:
         """The route over which so many bytes, alone on the network, arrive first; the earlier one on a tie."""
 

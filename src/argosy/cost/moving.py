@@ -122,7 +122,7 @@ class _Sources:
         return next(iter((*holders, *others)), None)
 
     def _reaches(self, source: str, target: str) -> bool:
-        return self.cluster.bandwidth(self.cluster.fastest(source, target, 1e6, self.time)).at(self.time) > 0
+        return self.cluster.bandwidth_at(self.cluster.fastest(source, target, 1e6, self.time), self.time) > 0
 
 
 def _held(plan: Plan) -> _Held:

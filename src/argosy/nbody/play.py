@@ -73,7 +73,7 @@ def slowest_hop(cluster: Cluster) -> float:
     """Bytes/s between neighbours along the curve, at the start."""
     names = [device.name for device in cluster.devices]
     routes = [cluster.fastest(one, other, 1e9) for one, other in itertools.pairwise(names)]
-    return min((cluster.bandwidth(route).at(0.0) for route in routes), default=math.inf)
+    return min((cluster.bandwidth_at(route) for route in routes), default=math.inf)
 
 
 def _changes(cluster: Cluster) -> bool:

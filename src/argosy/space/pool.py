@@ -106,8 +106,8 @@ def _pool(cluster: Cluster, index: int, nodes: Sequence[tuple[str, ...]]) -> Poo
     best, shared = (float("inf"), 0.0), False
     if len(home.devices) > 1:
         routes = cluster.routes(home.devices[0], home.devices[1])
-        route = max(routes, key=lambda r: (cluster.bandwidth(r).at(0), -cluster.latency(r)))
-        best, shared = (max(DOWN, cluster.bandwidth(route).at(0)), cluster.latency(route)), len(route.links) == 1
+        route = max(routes, key=lambda r: (cluster.bandwidth_at(r), -cluster.latency(r)))
+        best, shared = (max(DOWN, cluster.bandwidth_at(route)), cluster.latency(route)), len(route.links) == 1
     bandwidth, latency = _outward(cluster, home)
     return Pool(
         index=index,
