@@ -18,16 +18,16 @@ demo: $(VENV)/.torch   ## a plan for a mixed 16-GPU cluster; then a small GPT tr
 	$(BIN)/argosy demo
 
 test: $(VENV)/.test   ## the test suite
-	$(BIN)/python -m pytest -n $(JOBS) -m "not exhaustive"
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not exhaustive"
 
 test-all: $(VENV)/.test   ## the test suite with the exhaustive matrices
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test-torch-free: .venv-$(notdir $(PYTHON))/.torch-free   ## planning, simulating and reporting without torch: make test-torch-free PYTHON=python3.13
-	.venv-$(notdir $(PYTHON))/bin/python -m pytest -n $(JOBS) --torch-free -m "not exhaustive" -p no:cacheprovider
+	.venv-$(notdir $(PYTHON))/bin/python -m pytest -n $(JOBS) --dist worksteal --torch-free -m "not exhaustive" -p no:cacheprovider
 
 test-oldest: .venv-oldest/.torch-free   ## the same with the oldest versions that pyproject.toml allows: make test-oldest TESTS=tests/cluster
-	.venv-oldest/bin/python -m pytest -n $(JOBS) --torch-free -m "not exhaustive" -p no:cacheprovider $(TESTS)
+	.venv-oldest/bin/python -m pytest -n $(JOBS) --dist worksteal --torch-free -m "not exhaustive" -p no:cacheprovider $(TESTS)
 
 audit: $(VENV)/.audit   ## known holes in what is installed; asks a service on the network
 	$(BIN)/pip-audit --strict --skip-editable
@@ -38,7 +38,7 @@ fuzz: $(VENV)/.test   ## changed inputs for every reader and command: make fuzz 
 
 coverage: $(VENV)/.coverage   ## the test suite, and which lines no test reaches (build/coverage/index.html)
 	@mkdir -p build/coverage && $(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n $(JOBS) -m "not exhaustive"
+	$(BIN)/coverage run -m pytest -n $(JOBS) --dist worksteal -m "not exhaustive"
 	@$(BIN)/coverage combine -q && $(BIN)/coverage html -q -d build/coverage
 	$(BIN)/coverage report --skip-covered --sort=cover
 

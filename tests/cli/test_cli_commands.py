@@ -122,15 +122,3 @@ def test_trace_of_a_timeline_is_that_of_its_plan(run: Run, tmp_path: Path) -> No
     run("trace", "timeline.json", "-o", "one.json")
     run("trace", PLAN, "-o", "two.json", "-q")
     assert (tmp_path / "one.json").read_bytes() == (tmp_path / "two.json").read_bytes()
-
-
-def test_demo_writes_its_trace_and_says_what_it_means(run: Run, tmp_path: Path) -> None:
-    result = run("demo", "--no-train", "--out", "shown")
-    assert result.code == 0
-    assert (tmp_path / "shown" / "demo-trace.json.gz").is_file()
-    assert "predicted, " in (tmp_path / "shown" / "demo.html").read_text()
-    assert "The preempted network makes iterations" in result.out
-    assert "simulating 40 s with k=1" in result.err.splitlines()
-    rows = json.loads(run("demo", "--no-train", "--json", "-q").out)["cases"]
-    assert [row["schedule"] for row in rows] == ["k=1", "k=2", "k=4", "eager"]
-    assert all(row["first_stage_peak_memory_bytes"] <= row["first_stage_memory_bytes"] for row in rows)

@@ -108,7 +108,7 @@ def test_help_has_its_example(run: Run) -> None:
 
 def test_demo_plans_explains_and_simulates(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("argosy.cli.demo.SECONDS", 40.0)
-    result = run("demo", "--no-train", "-q")
+    result = run("demo", "--no-train", "--out", "out")
     assert result.code == 0
     assert "By hand, with a stage per node, an iteration takes 7.5" in result.out
     for text in ("1. Which plan?", "2. Why is it no faster?", "3. And when the network changes?", "Most would help"):
@@ -116,7 +116,13 @@ def test_demo_plans_explains_and_simulates(run: Run, tmp_path: Path, monkeypatch
     plan = load_plan(tmp_path / "out" / "demo-plan.json")
     assert plan.predicted is not None
     assert (tmp_path / "out" / "demo-trace.json.gz").is_file()
+    assert "predicted, " in (tmp_path / "out" / "demo.html").read_text()
+    assert "The preempted network makes iterations" in result.out
+    assert "simulating 40 s with k=1" in result.err.splitlines()
     document = json.loads(run("demo", "--no-train", "-q", "--json").out)
+    rows = document["cases"]
+    assert [row["schedule"] for row in rows] == ["k=1", "k=2", "k=4", "eager"]
+    assert all(row["first_stage_peak_memory_bytes"] <= row["first_stage_memory_bytes"] for row in rows)
     assert document["explanation"]["iteration_seconds"] < document["by_hand"]["iteration_seconds"]
     assert document["explanation"]["iteration_seconds"] == pytest.approx(plan.predicted.iteration_seconds)
     assert document["plan"] == "out/demo-plan.json"
