@@ -82,8 +82,9 @@ def test_a_run_that_cannot_begin_says_why(
         Path(name).touch()
     with pytest.raises(SystemExit) as stop:
         main(["run", PLAN, "train.py", *arguments])
-    assert stop.value.code == 2
-    assert says in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert stop.value.code == 2, said
+    assert says in said
     assert not Path("run").exists()
 
 

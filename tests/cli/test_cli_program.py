@@ -97,9 +97,10 @@ def test_a_pipeline_is_printed_with_what_lost_to_it(run: Run) -> None:
     Path("train.py").write_text(PROGRAM + DEEP, encoding="utf-8")
     Path("pair.toml").write_text(PAIR, encoding="utf-8")
     text = run("plan", "--program", "train.py:deep", "-c", "pair.toml", "--quiet", "-o", "plan.json")
+    assert text.code == 0, text.err
     check_written_pipeline(run)
     assert "run it: argosy run plan.json train.py:deep" in text.out
-    assert text.code == 0 and "in 2 stages on 4 devices" in text.out and "one program for all devices" in text.out
+    assert "in 2 stages on 4 devices" in text.out and "one program for all devices" in text.out
     found = json.loads(run("plan", "--program", "train.py:deep", "-c", "pair.toml", "--json", "--quiet").out)
     assert found["chosen"] == "pipeline" and found["step_seconds"] == found["pipeline"]["step_seconds"]
     assert len(found["pipeline"]["stages"]) == 2 and found["tried"]

@@ -178,13 +178,15 @@ def test_nothing_is_left_when_its_owner_ends(tmp_path: Path, number: signal.Sign
 
 
 @needs_shares
-def test_probing_a_lab_finds_its_links_and_speeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probing_a_lab_finds_its_links_and_speeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(labs.__file__).parents[2]))
     slow = host("b", "40 Mbit/s", efficiency=0.25)
     measured = tmp_path / "probed.toml"
     with Lab(cluster_of(tmp_path, host("a", "80 Mbit/s"), slow), name="test-probe"), pytest.raises(SystemExit) as stop:
         main(["probe", "--lab", "test-probe", "--seconds", "0.2", "-o", str(measured), "-q"])
-    assert stop.value.code == 0
+    assert stop.value.code == 0, capsys.readouterr().err
     probed = load_cluster(str(measured))
     assert len(probed.devices) == 2
     route = probed.fastest(probed.devices[0].name, probed.devices[-1].name, 1e9)
