@@ -234,8 +234,10 @@ _MOST_NAMED = 6
 
 def _is_of_another_sort(document: Document, schema: type[BaseModel]) -> bool:
     """Whether a whole file has several fields, none of those that make it what it should be, and most not misspelt."""
+    if document.prefix or not isinstance(document.data, dict):  # a part of a file may be anything
+        return False
     telling, known = document.data.keys() - _OF_ANY_SORT, _fields_at(schema, ())
-    if document.prefix or len(telling) <= 2 or not telling.isdisjoint(known):
+    if len(telling) <= 2 or not telling.isdisjoint(known):
         return False
     return 2 * sum(closest(name, known) is not None for name in telling) < len(telling)
 
