@@ -180,6 +180,85 @@ def test_models_of_other_shapes_are_refused() -> None:
         export_megatron(plan([7, 14, 20, 27], model="t5-base"), chain, load_architecture("t5-base"), lossy=True)
 
 
+def preset(name: str, *, lossy: bool = False, length: int = 512) -> Export:
+    chain, shape = load_model(name, sequence_length=None if "vit" in name else length), load_architecture(name)
+    count = len(chain.layers)
+    made = plan([count // 4, count // 2, 3 * count // 4, count], model=name)
+    made = replace(made, model=replace(made.model, sequence_length=chain.sequence_length))
+    return export_megatron(made, chain, shape, lossy=lossy)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("bert-base", "layers between its last block and the logits"),
+        ("vit-base", "images"),
+        ("gpt-neox-20b", "attention and feed-forward side by side"),
+        ("opt-350m", "norms behind the residual sums"),
+    ],
+)
+def test_models_that_are_no_gpt_are_refused(name: str, what: str) -> None:
+    with pytest.raises(InputError, match=f"{name} with {what}, expected a model in the shape of Megatron-LM's GPT"):
+        preset(name, lossy=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "says"),
+    [
+        ("mistral-7b", 8192, "attention to 4096 tokens"),
+        ("gpt-neo-2.7b", 512, "attention to 256 tokens"),
+        ("gpt-neo-2.7b", 512, "biases of the attention's output and the feed-forward"),
+        ("olmoe-1b-7b", 512, "one norm of the queries of all heads"),
+    ],
+)
+def test_shapes_that_come_close_are_lost_by_name(name: str, length: int, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        preset(name, length=length)
+    assert any(says in str(problem) for problem in preset(name, length=length, lossy=True).lost)
+
+
+SAID = [
+    "gpt2",
+    "gpt3-175b",
+    "llama-2-70b",
+    "llama-3-8b",
+    "mistral-7b",
+    "mixtral-8x7b",
+    "opt-30b",
+    "qwen2.5-7b",
+    "qwen3-8b",
+]
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_a_block_made_from_the_flags_has_the_weights_of_the_model(name: str) -> None:
+    """Counted as Megatron-LM's layers are built from its flags."""
+    ((_, script),) = preset(name).files
+    found = options_of(run_script(script)[0])
+    hidden, heads = int(found["hidden-size"]), int(found["num-attention-heads"])
+    kept = heads * int(found.get("kv-channels", hidden // heads))
+    shared = kept * int(found.get("num-query-groups", heads)) // heads
+    bias = "disable-bias-linear" not in found
+    attention = (
+        hidden * (2 * kept + 2 * shared) + bias * hidden + (bias or "add-qkv-bias" in found) * (kept + 2 * shared)
+    )
+    attention += 2 * (kept // heads) * ("qk-layernorm" in found)
+    experts, inner = int(found.get("num-experts", 0)), int(found.get("moe-ffn-hidden-size", found["ffn-hidden-size"]))
+    up = 2 if "swiglu" in found else 1
+    feed_forward = (up + 1) * hidden * inner + bias * (up * inner + hidden)
+    norms = 2 * hidden * (1 if found.get("normalization") == "RMSNorm" else 2)
+    shape = load_architecture(name)
+    weights = attention + max(1, experts) * feed_forward + experts * hidden + norms
+    assert weights == shape.blocks[0].parameters(shape.hidden)
+
+
+def test_positions_reach_as_far_as_the_sequence() -> None:
+    """Megatron-LM asserts it, of positions that are computed too."""
+    ((_, script),) = preset("llama-2-7b", length=8192).files
+    found = options_of(run_script(script)[0])
+    assert int(found["max-position-embeddings"]) >= int(found["seq-length"]) == 8192
+
+
 MIXTURE = {
     "model_type": "qwen2_moe",
     "hidden_size": 64,

@@ -61,6 +61,18 @@ def test_deepspeed_cuts_that_it_would_not_make_are_lost_by_name() -> None:
         deepspeed(replace(plan([34], hosts=("a0",)), stages=(replace(plan([34], hosts=("a0",)).stages[0], context=2),)))
 
 
+@pytest.mark.parametrize(("optimizer", "state"), [("momentum", {"momentum": 0.9}), ("sgd", {}), ("adamw", {})])
+def test_deepspeed_is_told_what_the_optimizer_keeps(optimizer: str, state: dict[str, float]) -> None:
+    """It refuses to shard the state of an optimizer that it has not tested, SGD among them, unless it is told to."""
+    made = plan([9, 18, 26, 34])
+    for index in range(4):
+        made = with_stage(made, index, zero=1)
+    made = replace(made, model=replace(made.model, optimizer=optimizer))
+    config: Any = read_json(deepspeed(made)["ds_config.json"])
+    assert {name: value for name, value in config["optimizer"]["params"].items() if name != "lr"} == state
+    assert config.get("zero_allow_untested_optimizer", False) == (optimizer != "adamw")
+
+
 def flagscale(plan: Plan, *, lossy: bool = False) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
     found = dict(export_flagscale(plan, CHAIN, SHAPE, cluster(), lossy=lossy).files)
     return yaml.safe_load(found["train_hetero.yaml"]), read_hostfile(found["hostfile"])

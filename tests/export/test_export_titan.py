@@ -135,3 +135,36 @@ def test_commands_name_the_file() -> None:
 def test_one_stage_needs_no_schedule() -> None:
     made = export_torchtitan(plan([34], hosts=("a0",)), CHAIN)
     assert [name for name, _ in made.files] == ["torchtitan.toml", "run.sh"]
+
+
+def accumulated(found: dict[str, dict[str, object]]) -> int:
+    """Micro-batches whose gradients torchtitan adds up, as its trainer counts them."""
+    training, parallel = found["training"], found["parallelism"]
+    groups = int(str(parallel["data_parallel_replicate_degree"])) * int(str(parallel["data_parallel_shard_degree"]))
+    return int(str(training["global_batch_size"])) // (int(str(training["local_batch_size"])) * groups)
+
+
+def test_one_stage_takes_its_micro_batches_one_by_one() -> None:
+    """A pipeline cuts the local batch itself; without one all of it would be in memory at once."""
+    assert accumulated(job(plan([34], hosts=("a0",), samples=2))) == 8
+    assert accumulated(job(plan([13, 26, 30, 34], samples=2))) == 1
+
+
+def with_experts(made: Plan, level: int, context: int = 1) -> Plan:
+    for index in range(len(made.stages)):
+        made = with_stage(made, index, expert=2, zero=level, context=context)
+    return made
+
+
+def test_experts_are_taken_from_the_ranks_that_shard() -> None:
+    """Its rule: the holders of experts divide the ranks that shard weights, times the parts of a sequence."""
+    made = plan([13, 26, 30, 34])
+    for level in (0, 2, 3):
+        found = job(with_experts(made, level), lossy=level == 0)["parallelism"]
+        assert int(str(found["data_parallel_shard_degree"])) % int(str(found["expert_parallel_degree"])) == 0
+        assert found["expert_tensor_parallel_degree"] == found["tensor_parallel_degree"] == 2
+    with pytest.raises(InputError, match=r"stages\.zero: found 0, expected 2 or 3 where experts"):
+        job(with_experts(made, 0))
+    wide = with_experts(plan([34], hosts=("a0",), data=1, width=4), 2, context=4)
+    with pytest.raises(InputError, match="a multiple of the 4 parts of a sequence"):
+        job(wide, lossy=True)

@@ -16,7 +16,7 @@ from argosy.cluster.file import load_cluster
 from argosy.errors import InputError
 from argosy.export.sailor import dumps_sailor, to_sailor
 from argosy.plan.file import dumps_plan
-from argosy.plan.plan import Plan, Recompute
+from argosy.plan.plan import Plan, PolicyRule, Recompute
 from argosy.planner import Settings, find_plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.load import load_model
@@ -100,6 +100,11 @@ def with_stage(plan: Plan, **changes: object) -> Plan:
         (lambda plan: with_stage(plan, recompute=Recompute.FULL), r"stages\[0\].recompute"),
         (lambda plan: with_stage(plan, context=2), r"stages\[0\].context"),
         (lambda plan: replace(plan, schedule=ScheduleSpec(kind=ScheduleKind.KFKB, k=2)), "its runs are 1F1B"),
+        (lambda plan: replace(plan, schedule=ScheduleSpec(depth=(9,) * len(plan.stages))), "its runs are 1F1B"),
+        (
+            lambda plan: replace(plan, policy=(PolicyRule(edge="e", below=1e9, schedule=ScheduleSpec()),)),
+            "policy: found 1 rules",
+        ),
     ],
 )
 def test_what_the_form_cannot_say_is_refused(plan: Plan, change, says: str) -> None:  # type: ignore[no-untyped-def]

@@ -38,6 +38,7 @@ from argosy.schedule import ScheduleKind
 
 NAME = "DeepSpeed"
 _OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "lion": "Lion", "sgd": "SGD", "momentum": "SGD"}
+_MOMENTUM = 0.9
 
 
 def export_deepspeed(plan: Plan, *, lossy: bool = False) -> Export:
@@ -84,14 +85,17 @@ def _levels(plan: Plan) -> tuple[int, ...]:
 
 
 def _config(plan: Plan, grid: Grid) -> dict[str, object]:
-    dtype = plan.model.dtype
+    dtype, optimizer, level = plan.model.dtype, plan.model.optimizer, zero_level(plan, _levels(plan))
+    rates = {"lr": 1e-4} | ({"momentum": _MOMENTUM} if optimizer == "momentum" else {})
     found: dict[str, object] = {
         "train_batch_size": plan.global_batch,
         "train_micro_batch_size_per_gpu": grid.samples,
         "gradient_accumulation_steps": plan.num_micro_batches,
-        "optimizer": {"type": _OPTIMIZERS.get(plan.model.optimizer, "AdamW"), "params": {"lr": 1e-4}},
-        "zero_optimization": {"stage": zero_level(plan, _levels(plan))},
+        "optimizer": {"type": _OPTIMIZERS[optimizer], "params": rates},
+        "zero_optimization": {"stage": level},
     }
+    if level and _OPTIMIZERS[optimizer] == "SGD":  # it would refuse to shard the state of one that it did not test
+        found["zero_allow_untested_optimizer"] = True
     return found | ({str(dtype): {"enabled": True}} if dtype in (Dtype.BF16, Dtype.FP16) else {})
 
 

@@ -6,8 +6,9 @@ may differ in all but context, so many plans for unequal devices can be said. A 
 micro_batch_size x data of mesh 0 / data of mesh m samples.
 
 What FlagScale cannot express: kinds of device mixed in a stage, context parallelism that differs, stages without
-blocks, blocks of two kinds, fp8 without a recipe (final); uneven shares and ratios; ZeRO beyond the optimizer's state;
-selective recomputation beside full; schedules other than 1F1B; a policy; hosts whose ranks are apart.
+blocks, blocks of two kinds, models in another shape than a GPT (``architecture``), fp8 without a recipe (final);
+windows of attention; uneven shares and ratios; ZeRO beyond the optimizer's state; selective recomputation beside full;
+schedules other than 1F1B; a policy; hosts whose ranks are apart.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 
 from argosy.cluster.topology import Cluster
 from argosy.dtype import Dtype
-from argosy.export.architecture import Value, model_arguments, precision_arguments
+from argosy.export.architecture import Value, model_arguments, precision_arguments, shape_has_words
 from argosy.export.form import (
     Export,
     Limit,
@@ -64,7 +65,7 @@ def export_flagscale(
     plan: Plan, chain: Chain, architecture: Architecture, cluster: Cluster, *, lossy: bool = False
 ) -> Export:
     """``train_hetero.yaml`` and ``hostfile``."""
-    lost = settle(limits(plan, chain, cluster), lossy=lossy)
+    lost = settle(limits(plan, chain, architecture, cluster), lossy=lossy)
     content = {
         "experiment": {"exp_name": chain.name, "runner": {"hostfile": "hostfile", "nnodes": len(hosts_of(plan))}},
         "system": _system(plan, chain, cluster),
@@ -82,8 +83,9 @@ def export_flagscale(
     return Export(files=(("train_hetero.yaml", text), ("hostfile", hosts)), lost=lost)
 
 
-def limits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Limit]:
+def limits(plan: Plan, chain: Chain, architecture: Architecture, cluster: Cluster) -> Iterator[Limit]:
     yield from layers_have_letters(chain, NAME)
+    yield from shape_has_words(architecture, plan, NAME)
     for index, stage in enumerate(plan.stages):
         kinds = _kinds(stage, cluster)
         if len(kinds) > 1:

@@ -3,10 +3,10 @@
 The layers go into ``--pipeline-model-parallel-layout``: E is the embedding, t a block, L the head with its loss, ``|``
 ends a stage, ``t*8`` is eight of them. Under an interleaved schedule the stages of the layout go round the ranks.
 
-What Megatron-LM cannot express: stages that differ in replicas, widths, context or expert parallelism, blocks of two
-kinds, fp8 without a recipe (final); uneven shares and ratios; ZeRO beyond the optimizer's state; recomputation per
-stage; schedules other than 1F1B and its interleaved form; a policy; hosts whose ranks are apart. Which algorithm a
-collective uses is left to NCCL.
+What Megatron-LM cannot express: stages that differ in replicas, widths, context or expert parallelism, models in
+another shape than its GPT (``architecture``), blocks of two kinds, fp8 without a recipe (final); windows of attention;
+uneven shares and ratios; ZeRO beyond the optimizer's state; recomputation per stage; schedules other than 1F1B and its
+interleaved form; a policy; hosts whose ranks are apart. Which algorithm a collective uses is left to NCCL.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from argosy.dtype import Dtype
-from argosy.export.architecture import Value, model_arguments, precision_arguments
+from argosy.export.architecture import Value, model_arguments, precision_arguments, shape_has_words
 from argosy.export.form import (
     Export,
     Limit,
@@ -53,7 +53,7 @@ _RECOMPUTE: dict[Recompute, dict[str, Value]] = {
 
 def export_megatron(plan: Plan, chain: Chain, architecture: Architecture, *, lossy: bool = False) -> Export:
     """``megatron.sh``: the flags once, and one command per host."""
-    lost = settle(limits(plan, chain), lossy=lossy)
+    lost = settle(limits(plan, chain, architecture), lossy=lossy)
     grid = grid_of(plan)
     flags = [_flag(name, value) for name, value in arguments(plan, chain, architecture, grid).items()]
     lines = [
@@ -67,8 +67,9 @@ def export_megatron(plan: Plan, chain: Chain, architecture: Architecture, *, los
     return Export(files=(("megatron.sh", "\n".join(lines) + "\n"),), lost=lost)
 
 
-def limits(plan: Plan, chain: Chain) -> Iterator[Limit]:
+def limits(plan: Plan, chain: Chain, architecture: Architecture) -> Iterator[Limit]:
     yield from layers_have_letters(chain)
+    yield from shape_has_words(architecture, plan, NAME)
     yield from stages_are_alike(plan, NAME)
     yield from samples_are_even(plan, NAME)
     yield from tensors_are_even(plan, NAME)

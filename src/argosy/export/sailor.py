@@ -7,7 +7,7 @@ samples of a replica. ``real``, ``red_grads`` and ``max_mem`` hold measurements 
 the last are what was predicted, and ``predicted`` says so.
 
 What the form cannot say, and is refused: shares that differ, ratios inside a replica, recomputation, ZeRO, context and
-expert parallelism, any schedule but 1F1B, GPU kinds that Sailor has no name for.
+expert parallelism, any schedule but 1F1B at its usual depth, a policy, GPU kinds that Sailor has no name for.
 """
 
 from __future__ import annotations
@@ -108,10 +108,18 @@ def _extras(stage: Stage) -> Iterator[tuple[str, str, str]]:
 
 
 def schedule_is_1f1b(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
-    if plan.schedule.kind is not ScheduleKind.ONE_F_ONE_B and len(plan.stages) > 1:
+    kind, depth = plan.schedule.kind, plan.schedule.depth
+    if (kind is not ScheduleKind.ONE_F_ONE_B or depth is not None) and len(plan.stages) > 1:
         expected = "1f1b: Sailor's form names no schedule, and its runs are 1F1B"
         suggestion = "argosy plan --schedule 1f1b"
-        yield Problem(path="schedule.kind", found=str(plan.schedule.kind), expected=expected, suggestion=suggestion)
+        found = str(kind) if depth is None else repr(plan.schedule)
+        yield Problem(path="schedule.kind", found=found, expected=expected, suggestion=suggestion)
+
+
+def schedule_stays(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
+    if plan.policy:
+        expected = "none: Sailor's form has no word for another schedule"
+        yield Problem(path="policy", found=f"{len(plan.policy)} rules", expected=expected)
 
 
 def kinds_have_names(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
@@ -126,6 +134,7 @@ RULES: tuple[Rule, ...] = (
     tensors_are_split_evenly,
     stages_are_plain,
     schedule_is_1f1b,
+    schedule_stays,
     kinds_have_names,
 )
 """What the form cannot say, one function each."""

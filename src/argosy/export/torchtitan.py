@@ -4,9 +4,10 @@ Layers are named as torchtitan's models name them: ``tok_embeddings``, ``layers.
 schedule is written out action by action (``2F0``), one row per worker, so every schedule of ours can be said;
 torchtitan inserts the communication. Newer versions keep the same fields in Python classes instead of a TOML file.
 
-What torchtitan cannot express: stages that differ in replicas, widths, context or expert parallelism (final); uneven
-shares and ratios; ZeRO 1, or levels that differ; recomputation per stage; fp16; a policy; hosts whose ranks are apart;
-models that it does not have.
+What torchtitan cannot express: stages that differ in replicas, widths, context or expert parallelism, experts over
+fewer holders than the parts of a sequence (final); uneven shares and ratios; ZeRO 1, or levels that differ; experts
+over several holders under ZeRO 0, because it takes these from the ranks that shard weights; recomputation per stage;
+fp16; a policy; hosts whose ranks are apart; models that it does not have.
 """
 
 from __future__ import annotations
@@ -70,12 +71,23 @@ def limits(plan: Plan, chain: Chain) -> Iterator[Limit]:
     yield from zero_is_one_of(plan, NAME, ZERO)
     yield from policy_is_absent(plan, NAME)
     yield from hosts_are_whole(plan, NAME)
+    yield from _experts_are_sharded(plan)
     if plan.model.dtype not in (Dtype.BF16, Dtype.FP32):
         expected = f"bf16 or fp32, which {NAME} trains in; bf16 is written"
         yield limit("model.dtype", plan.model.dtype, expected)
     if chain.name not in MODELS:
         expected = f"a model that {NAME} has ({', '.join(MODELS)}); its name and flavor are left to you"
         yield limit("model.name", chain.name, expected)
+
+
+def _experts_are_sharded(plan: Plan) -> Iterator[Limit]:
+    expert, context = plan.stages[0].expert, plan.stages[0].context
+    if expert > 1 and expert % context:
+        expected = f"a multiple of the {context} parts of a sequence, which {NAME}'s experts are spread over first"
+        yield limit("stages[0].expert", expert, expected, final=True)
+    if expert > 1 and not zero_level(plan, ZERO):
+        expected = f"2 or 3 where experts have several holders, which {NAME} takes from those that shard; 2 is written"
+        yield limit("stages.zero", 0, expected)
 
 
 def modules(plan: Plan, chain: Chain) -> list[list[str]]:
@@ -99,7 +111,7 @@ def schedule_csv(plan: Plan) -> str:
 
 def _job(plan: Plan, chain: Chain, grid: Grid) -> str:
     """All values are JSON, which TOML reads as it is."""
-    level = zero_level(plan, ZERO)
+    level = zero_level(plan, ZERO) or (2 if grid.expert > 1 else 0)
     name, flavor = MODELS.get(chain.name, ("", ""))
     parallelism: dict[str, object] = {
         "data_parallel_replicate_degree": 1 if level else grid.data,
@@ -110,7 +122,11 @@ def _job(plan: Plan, chain: Chain, grid: Grid) -> str:
         "expert_parallel_degree": grid.expert,
         "pipeline_parallel_degree": grid.pipeline,
     }
+    if grid.expert > 1 and grid.tensor > 1:  # as the plan has it: groups split the tensors of experts too
+        parallelism["expert_tensor_parallel_degree"] = grid.tensor
+    batch = grid.samples  # one stage takes a micro-batch at a time and adds their gradients up
     if len(plan.stages) > 1:
+        batch *= plan.num_micro_batches  # a pipeline cuts it into micro-batches itself
         parallelism |= {
             "module_fqns_per_model_part": modules(plan, chain),
             "pipeline_parallel_schedule": "PipelineScheduleMulti" if grid.chunks > 1 else "PipelineScheduleSingle",
@@ -120,7 +136,7 @@ def _job(plan: Plan, chain: Chain, grid: Grid) -> str:
     tables: dict[str, dict[str, object]] = {
         "model": {"name": name, "flavor": flavor},
         "training": {
-            "local_batch_size": grid.samples * plan.num_micro_batches,
+            "local_batch_size": batch,
             "global_batch_size": plan.global_batch,
             "seq_len": plan.model.sequence_length,
             "mixed_precision_param": "float32" if plan.model.dtype is Dtype.FP32 else "bfloat16",

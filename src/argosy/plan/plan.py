@@ -20,7 +20,7 @@ class Recompute(StrEnum):
 
     NONE = "none"
     SELECTIVE = "selective"
-    """The cheap, large part of each layer: attention."""
+    """What comes back without a projection: norms, activation functions, unfused attention's scores."""
     FULL = "full"
     """Everything but each layer's input."""
 
