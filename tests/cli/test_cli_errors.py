@@ -85,14 +85,6 @@ def test_plan_on_a_foreign_cluster_names_the_file(run: Run) -> None:
     )
 
 
-@pytest.mark.parametrize("arguments", [("simulate",), ("sail",), ("simulate", PLAN, "--k", "x")])
-def test_usage_errors(run: Run, arguments: tuple[str, ...]) -> None:
-    result = run(*arguments)
-    assert result.code == 2
-    assert "Error:" in result.err
-    assert "Traceback" not in result.err
-
-
 @pytest.mark.parametrize(
     ("error", "code"), [(InfeasibleError("nothing fits"), 3), (RunError("rank 3 died"), 4), (KeyboardInterrupt(), 130)]
 )

@@ -37,16 +37,23 @@ def _open_what_is_closed() -> None:
 
 def _run(arguments: Sequence[str] | None) -> int:
     from argosy.cli.app import app
+    from argosy.cli.usage import UsageError, as_input_error, is_help
 
+    given = list(sys.argv[1:] if arguments is None else arguments)
     if COMPLETING in os.environ:
         from argosy.cli.completion import listen
 
         listen()
     try:
         try:
-            app(args=None if arguments is None else list(arguments), prog_name="argosy")
+            code = app(args=given, prog_name="argosy", standalone_mode=False)
         finally:
             sys.stdout.flush()
+    except UsageError as error:
+        if is_help(error):
+            sys.stderr.write(f"{error}\n")
+            return InputError.exit_code
+        return _tell(as_input_error(error, given))
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except ArgosyError as error:
@@ -68,7 +75,7 @@ def _run(arguments: Sequence[str] | None) -> int:
             raise
         name = str(error.filename)
         return _tell(bad_input("a name that a file can have", f"{len(name)} characters that begin with {name[:40]}"))
-    return 0
+    return code if isinstance(code, int) else 0
 
 
 def _drop_output() -> None:
