@@ -22,6 +22,7 @@ STEPS = (
 
 
 def draw(folder: Path) -> int:
+    folder.mkdir(parents=True, exist_ok=True)
     for step in STEPS:
         try:
             main(["nbody", *(part.format(folder=folder) for part in step)])

@@ -73,13 +73,6 @@ def test_message(run: Run, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     assert result.out == ""
 
 
-@pytest.mark.parametrize("arguments", [("plan",), (*SMALL, "--level", "3"), (*SMALL, "--gap", "x")])
-def test_usage_errors(run: Run, arguments: tuple[str, ...]) -> None:
-    result = run(*arguments)
-    assert result.code == 2
-    assert "Error:" in result.err
-
-
 def test_what_would_make_it_fit_is_in_the_json(run: Run) -> None:
     result = run("plan", "-m", "llama-3-8b", "-c", "two-cards", "-b", "2", "--dtype", "fp32", "-q", "--json")
     assert result.code == 3

@@ -36,7 +36,7 @@ def calibrate(
     ] = 0.5,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Which runs are fitted on.")] = 0,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the constants here, for --calibration.")
+        Path | None, typer.Option("--output", "-o", help="Write the constants here, for --calibration; - is stdout.")
     ] = None,
     width: Width = None,
     json: Json = False,
@@ -56,12 +56,12 @@ def calibrate(
     """
     from argosy.calibrate.file import read_measured
     from argosy.calibrate.study import study
-    from argosy.cli.terminal import check_output, print_json, progress, stdout_console, write_file
+    from argosy.cli.terminal import STDOUT, check_output, print_json, progress, stdout_console, write_file
     from argosy.cost.calibration_file import calibration_to_dict, dumps_calibration
     from argosy.report.calibration import constant_table, error_table, worst_table
 
     if output is not None:
-        check_output(output, runs)
+        check_output(output, runs, json=json)
     measured = read_measured(runs)
     with progress(f"calibrating on {measured!r}", quiet=quiet):
         found = study(measured, _names(fit), share=share, seed=seed)
@@ -73,12 +73,12 @@ def calibrate(
         content = {"source": measured.source, "runs": len(measured.runs), "constants": constants}
         print_json("calibrate", {**content, "fitted": list(found.names), "errors": found.to_dict()})
         return
-    console = stdout_console(width)
+    console = stdout_console(width, beside=output)
     console.print(f"{measured!r}; {found.method}\n")
     for table in (error_table(found), worst_table(found), constant_table(found)):
         console.print(table)
         console.print()
-    if output is not None:
+    if output is not None and output != STDOUT:
         console.print(f"wrote {output}; next: argosy plan --calibration {output} ...", soft_wrap=True)
 
 

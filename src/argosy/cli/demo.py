@@ -59,11 +59,12 @@ def demo(
         argosy demo
     """
     from argosy.cli.inputs import load_scenario
-    from argosy.cli.terminal import print_json, progress, silent_console, stdout_console, write_file
+    from argosy.cli.terminal import no_stdout, print_json, progress, silent_console, stdout_console, write_file
     from argosy.cli.trace import trace_files
     from argosy.document import make_folder
     from argosy.plan.file import dumps_plan, read_plan
 
+    no_stdout(out, "a folder", option="--out")
     make_folder(out)  # better said before the demonstration than after it
     console = silent_console() if json else stdout_console(width)
     by_hand = load_scenario(read_plan(PLAN))

@@ -42,7 +42,7 @@ def export(
     steps: Annotated[int, typer.Option("--steps", min=1, help="torchrun: steps to train.")] = 100,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="A file, or a folder where there are several, instead of stdout."),
+        typer.Option("--output", "-o", help="A file, or a folder where there are several, instead of stdout (-)."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -62,11 +62,14 @@ def export(
     from dataclasses import replace
 
     from argosy.cli.inputs import model_of, plan_of_layers, refuse_options
-    from argosy.cli.terminal import check_output, print_json, write_file
+    from argosy.cli.terminal import STDOUT, check_output, print_json, write_file
     from argosy.cluster.file import cluster_from_content, load_cluster
     from argosy.plan.check import check_devices
     from argosy.plan.file import plan_from_document, read_plan
 
+    if output == STDOUT:
+        check_output(output, json=json)
+        output = None
     if to is not Target.SAILOR:
         refuse_options({"--zone": zone}, f"for {to}")
     document = read_plan(plan)

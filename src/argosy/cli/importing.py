@@ -26,7 +26,9 @@ class Source(StrEnum):
 def import_cluster(
     file: Annotated[Path, typer.Argument(help="The file to read.", show_default=False)],
     source: Annotated[Source, typer.Option("--from", help="What the file is.", show_default=False)],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The cluster file to write.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The cluster file to write, instead of stdout (-).")
+    ] = None,
     name: Annotated[str, typer.Option("--name", help="What the cluster, or the node, is called.")] = "imported",
     kind: Annotated[str | None, typer.Option("--kind", help="Kind of all devices (argosy devices).")] = None,
     per_host: Annotated[int, typer.Option("--per-host", min=1, help="Devices of a host that does not say.")] = 8,
@@ -44,12 +46,13 @@ def import_cluster(
         argosy import topo.xml --from nccl-xml -o cluster.toml
     """
     from argosy.cli.inputs import parse_rate
-    from argosy.cli.terminal import check_output, print_json, write_file
+    from argosy.cli.terminal import STDOUT, check_output, print_json, write_file
     from argosy.cluster.file import build_cluster
     from argosy.document import parse_toml, read_text
 
     if output is not None:
-        check_output(output, file)
+        check_output(output, file, json=json)
+        output = None if output == STDOUT else output
     given = (("--intra", intra), ("--nic", nic), ("--uplink", uplink))
     rates = [None if text is None else parse_rate(option, text) for option, text in given]
     text = _imported(source, read_text(file), str(file), name, kind, per_host, *rates)

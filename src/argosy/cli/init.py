@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from argosy.cluster.device import DeviceKind
 
 _Answer = TypeVar("_Answer")
+_FILE = Path("cluster.toml")
 _NODE = re.compile(r"\s*(?:(\d+)\s*[xX]\s*)?(\d+)\s+(\S+?)\s*((?:,[^,]+)*)")
 _FORM = "such as '2 x 4 A100-80GB, intra 300 GB/s, nic 100 Gbit/s': nodes x devices of a kind, and their links"
 
@@ -32,7 +33,7 @@ class NodeAnswer:
 
 
 def init(
-    output: Annotated[Path, typer.Option("--output", "-o", help="The cluster file to write.")] = Path("cluster.toml"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="The cluster file to write; - is stdout.")] = _FILE,
     name: Annotated[str | None, typer.Option("--name", help="What the cluster is called.")] = None,
     node: Annotated[list[str] | None, typer.Option("--node", metavar="NODES", help=f"{_FORM}. Repeatable.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
@@ -48,12 +49,14 @@ def init(
         argosy init --node "2 x 4 A100-80GB, intra 300 GB/s, nic 100 Gbit/s" \\
             --node "1 x 2 V100-32GB" --name lab
     """
-    from argosy.cli.terminal import check_output, print_json, write_file
+    from argosy.cli.terminal import STDOUT, check_output, print_json, say_written, write_file
     from argosy.cluster.file import build_cluster
     from argosy.document import parse_toml
     from argosy.errors import InputError, Problem
 
-    if output.exists() and not force:
+    if output == STDOUT:
+        check_output(output, json=json)
+    elif output.exists() and not force:
         expected = "a file that is not there yet, or --force"
         check_output(output)
         raise InputError([Problem(file=str(output), found="a file", expected=expected)])
@@ -63,14 +66,14 @@ def init(
     else:
         title = name or _asked("What is the cluster called?", "mine", _name)
         answers = _conversation()
-    text = cluster_text(title, answers, output)
+    text = cluster_text(title, answers, _FILE if output == STDOUT else output)
     cluster = build_cluster(parse_toml(text, file=str(output)), folder=Path())
     write_file(output, text.encode())
     if json:
         counts = {"devices": len(cluster.devices), "nodes": len(cluster.nodes)}
         print_json("init", {"file": str(output), "name": cluster.name, **counts})
     else:
-        typer.echo(f"wrote {output}: {cluster!r}\nsee it:  argosy cluster show {output}")
+        say_written(f"wrote {output}: {cluster!r}\nsee it:  argosy cluster show {output}", output)
 
 
 def parse_node(text: str) -> NodeAnswer:

@@ -58,6 +58,7 @@ def ic(
     """
     from argosy.cli.terminal import print_json, progress, stdout_console
 
+    _check_new(output, "an HDF5 file")
     with needs_extra():
         from argosy.nbody.cosmology import Cosmology
         from argosy.nbody.initial import Order, initial_conditions
@@ -168,10 +169,8 @@ def picture(
         argosy nbody picture run/snapshot_000.hdf5 -o web.png
     """
     from argosy.cli.terminal import print_json, progress, stdout_console, write_file
-    from argosy.errors import InputError, Problem
 
-    if output.exists():
-        raise InputError([Problem(file=str(output), expected="no file of this name", found="one that exists")])
+    _check_new(output, "a PNG file")
     box = _read(snapshot)
     from argosy.nbody.picture import Slice, density_picture, png
 
@@ -183,6 +182,17 @@ def picture(
         print_json("nbody picture", {"file": str(output), "pixels": pixels, "redshift": box.redshift})
         return
     stdout_console().print(f"{output}: {pixels} x {pixels} pixels, z = {box.redshift:.3g}")
+
+
+def _check_new(output: Path, what: str) -> None:
+    """A file that can be written and takes no other's place, known before anything is computed."""
+    from argosy.cli.terminal import check_output, no_stdout
+    from argosy.errors import InputError, Problem
+
+    no_stdout(output, what)
+    if output.exists():
+        raise InputError([Problem(file=str(output), expected="no file of this name", found="one that exists")])
+    check_output(output)
 
 
 def _read(path: Path) -> Box:

@@ -25,7 +25,7 @@ def plan(
     steps: Annotated[int, typer.Option("--steps", min=1, help="How many to play under the cluster's changes.")] = 20,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the clustering that is assumed.")] = 1,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the plan here, for argosy simulate.")
+        Path | None, typer.Option("--output", "-o", help="Write the plan here, for argosy simulate; - is stdout.")
     ] = None,
     json: Json = False,
     width: Width = None,
@@ -49,7 +49,7 @@ def plan(
     from argosy.nbody.pricing import typical_box
 
     if output is not None:
-        check_output(output, cluster)
+        check_output(output, cluster, json=json)
     where = load_cluster(cluster)
     where = with_traces(where, trace) if trace else where
     box = typical_box(parse_count(particles), mesh_cells=mesh, seed=seed)
@@ -63,7 +63,7 @@ def plan(
     if json:
         print_json("nbody plan", _content(found, played))
         return
-    _show(stdout_console(width), found, played, steps)
+    _show(stdout_console(width, beside=output), found, played, steps)
 
 
 def parse_count(text: str, where: str = "--particles") -> int:

@@ -66,8 +66,10 @@ def run(
         argosy nbody run ic.hdf5 -o run --steps 128 --snapshot 2 --snapshot 1
         argosy nbody run ic.hdf5 -o run --cluster two-cards
     """
+    from argosy.cli.terminal import no_stdout
     from argosy.errors import InputError, Problem
 
+    no_stdout(output, "a folder")
     if (output / "run.json").exists() and not resume:
         suggestion = "--resume goes on with it"
         problem = Problem(file=str(output), found="a run", expected="a folder without one", suggestion=suggestion)

@@ -99,7 +99,9 @@ def plan(
     max_cost_per_step: MaxCost = None,
     workers: Workers = 1,
     executor: ExecutorName = "process",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan here, as JSON.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the plan here, as JSON; - is stdout.")
+    ] = None,
     width: Width = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -120,7 +122,7 @@ def plan(
     from argosy.cli.choose import Task, check_what_counts, courses_over
     from argosy.cli.inputs import check_at_least, compute_model, load_calibration, parse_size, parse_time
     from argosy.cli.program import plan_program
-    from argosy.cli.terminal import check_output, print_json, progress, stdout_console, write_file
+    from argosy.cli.terminal import STDOUT, check_output, print_json, progress, stdout_console, write_file
     from argosy.cluster.file import load_cluster
     from argosy.errors import NothingFitsError, bad_input
     from argosy.plan.file import dumps_plan
@@ -144,7 +146,7 @@ def plan(
         scenario, robust, for_trace, objective, (max_price_per_hour, max_cost_per_step), has_output=output is not None
     )
     if output is not None:
-        check_output(output, cluster, model, calibration, *(profile or ()))
+        check_output(output, cluster, model, calibration, *(profile or ()), json=json)
     budget = parse_time("--time-budget", time_budget)
     settings = Settings(level=level, gap=gap, time_budget=budget, prune=not no_prune, runnable=runnable)
     most = parse_size("--memory-budget", memory_budget)
@@ -175,7 +177,7 @@ def plan(
 
         with progress("nothing fits; looking for what would", quiet=quiet):
             why = diagnose(chain, where, global_batch=global_batch, settings=settings, model=costs, reload=reload)
-        show_infeasibility(why, json=json, width=width)
+        show_infeasibility(why, json=json, width=width, output=output)
         raise NothingFitsError(why.reason) from None
     found = outcome.plan
     found = replace(found, model=replace(found.model, name=model))  # what ``load_model`` takes, also for a file
@@ -184,13 +186,13 @@ def plan(
     if json:
         print_json("plan", {**_to_dict(found), **outcome.beside})
         return
-    console = stdout_console(width)
+    console = stdout_console(width, beside=output)
     show_plan(console, found, where)
     for part in outcome.shown:
         console.print()
         console.print(part)
     _show_alternatives(console, found, where)
-    if output is not None:
+    if output is not None and output != STDOUT:
         console.print(f"\nwrote {output}; next: argosy explain {output}, argosy simulate {output}", soft_wrap=True)
 
 
@@ -350,7 +352,7 @@ def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:
     console.print(figure_table(plan, cluster))
 
 
-def show_infeasibility(why: Infeasibility, *, json: bool, width: int | None) -> None:
+def show_infeasibility(why: Infeasibility, *, json: bool, width: int | None, output: Path | None = None) -> None:
     """The plan that comes closest, and what would make one fit; the reason itself is the error's message."""
     from argosy.cli.terminal import print_json, stdout_console
     from argosy.report.infeasible import change_lines, infeasibility_to_dict, need_table
@@ -359,7 +361,7 @@ def show_infeasibility(why: Infeasibility, *, json: bool, width: int | None) -> 
     if json:
         print_json("plan", {"infeasible": infeasibility_to_dict(why)})
         return
-    console = stdout_console(width)
+    console = stdout_console(width, beside=output)
     if why.plan is not None:
         console.print(f"closest: {plan_title(why.plan)}; GiB per device\n")
         console.print(need_table(why))

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def probe(
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The cluster file to write.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The cluster file to write, instead of stdout (-).")
+    ] = None,
     name: Annotated[str, typer.Option("--name", help="What the cluster is called in the file.")] = "probed",
     lab: Annotated[str | None, typer.Option("--lab", help="Measure the devices and links of a lab that is up.")] = None,
     run: Annotated[
@@ -44,7 +46,7 @@ def probe(
         argosy probe --run run --plan plan.json
     """
     from argosy.cli.inputs import refuse_options
-    from argosy.cli.terminal import check_output, print_json, progress, write_file
+    from argosy.cli.terminal import STDOUT, check_output, print_json, progress, write_file
     from argosy.cluster.probe_notes import ProbeNotes, read_notes
     from argosy.document import read_text
     from argosy.errors import bad_input
@@ -58,6 +60,9 @@ def probe(
         _of_run(run, plan, profile or [], json=json, quiet=quiet)
         return
     refuse_options({"--profile": profile}, "without --run")
+    if output == STDOUT:
+        check_output(output, json=json)
+        output = None
     if resume and (output is None or lab is not None):
         raise bad_input("-o with the file of the probe that was cut, and no --lab", where="--resume")
     if output is not None:

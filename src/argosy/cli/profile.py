@@ -20,7 +20,9 @@ def profile(
         typer.Argument(metavar="FILE.py:build", help="A Python file and its function.", show_default=False),
     ] = None,
     model: OptionalModel = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The profile to write.")] = Path("profile.json"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="The profile to write; - is stdout.")] = Path(
+        "profile.json"
+    ),
     kind: Annotated[
         str | None, typer.Option("--kind", help="What the cluster file calls this device; by default its own name.")
     ] = None,
@@ -55,7 +57,7 @@ def profile(
         argosy profile --model llama-2-7b --widths 1,2,4 \\
             --dtype bf16 --kind H200 -o llama.json
     """
-    from argosy.cli.terminal import check_output, needs, print_json, tell, write_file
+    from argosy.cli.terminal import STDOUT, check_output, needs, no_stdout, print_json, say_written, tell, write_file
     from argosy.errors import bad_input
     from argosy.workload.profile_file import dump_profile, read_profile
 
@@ -64,7 +66,9 @@ def profile(
         raise bad_input("FILE.py:build, or --model with a preset or config", where="argosy profile")
     if program is not None and len(dtypes) > 1:
         raise bad_input("one of fp32, bf16 and fp16 for a program", dtype, where="--dtype")
-    check_output(output, model, (program or "").partition(":")[0])
+    check_output(output, model, (program or "").partition(":")[0], json=json)
+    if resume:
+        no_stdout(output, "a file to go on from")
     earlier = read_profile(output) if resume and output.exists() else None
     with needs("measuring needs torch", "torch"):
         from argosy.runtime.profile import own_kind, profile_program
@@ -73,8 +77,9 @@ def profile(
     def report(what: str) -> None:
         tell(f"measuring {what}", quiet=quiet)
 
-    def save(measured: Profile) -> None:
-        write_file(output, dump_profile(measured).encode())
+    def save(measured: Profile, *, is_all: bool = False) -> None:
+        if is_all or output != STDOUT:
+            write_file(output, dump_profile(measured).encode())
 
     def known(name: str, tokens: int) -> tuple[ProfileRow, ...]:
         return () if earlier is None else _same(earlier, output, name, kind or own_kind(), tokens).rows
@@ -100,13 +105,13 @@ def profile(
             chain.name, load_architecture(model), shapes, kind=kind, seconds=seconds, report=report, save=save,
             known=known(chain.name, chain.sequence_length),
         )  # fmt: skip
-    save(measured)
+    save(measured, is_all=True)
     if json:
         content = {"file": str(output), "layers": len(measured.layers), "rows": len(measured.rows)}
         print_json("profile", {**content, "device": measured.device, "measured": measured.measured})
     else:
         of = f"{len(measured.layers)} layers" if measured.layers else measured.model
-        typer.echo(f"wrote {output}: {of} on {measured.device}, {len(measured.rows)} rows")
+        say_written(f"wrote {output}: {of} on {measured.device}, {len(measured.rows)} rows", output)
 
 
 def _same(earlier: Profile, output: Path, model: str, device: str, tokens: int) -> Profile:

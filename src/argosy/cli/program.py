@@ -94,12 +94,12 @@ def plan_program(
     output: Path | None,
 ) -> None:
     """Print the program or the pipeline of programs that was found, and write it as a plan where asked to."""
-    from argosy.cli.terminal import check_output, print_json, stdout_console
+    from argosy.cli.terminal import STDOUT, check_output, print_json, stdout_console
     from argosy.report.graph_plan import graph_plan_title, graph_plan_to_dict, pipeline_table
     from argosy.report.program import collective_table, parameter_table, segment_lines, share_table
 
     if output is not None:
-        check_output(output, cluster, text.partition(":")[0])
+        check_output(output, cluster, text.partition(":")[0], json=json)
     shared = share_program(text, cluster, dtype=dtype, level=level, quiet=quiet)
     found, where = shared.found, shared.cluster
     if output is not None:
@@ -107,7 +107,7 @@ def plan_program(
     if json:
         print_json("plan", graph_plan_to_dict(found))
         return
-    console = stdout_console(width)
+    console = stdout_console(width, beside=output)
     console.print(f"{graph_plan_title(found, where)}\n")
     if found.is_pipeline:
         assert found.pipeline is not None
@@ -126,7 +126,7 @@ def plan_program(
             if table.rows:
                 console.print()
                 console.print(table)
-    if output is not None:
+    if output is not None and output != STDOUT:
         console.print(f"\nrun it: argosy run {output} {text}", soft_wrap=True)
     as_asked = f" --dtype {dtype}" if dtype is not None else ""
     console.print(f"\nwhy: argosy explain {text} --cluster {cluster}{as_asked}", soft_wrap=True)

@@ -24,7 +24,9 @@ def report(
     timeline: Annotated[
         list[Path] | None, typer.Argument(help="Timelines to show beside the predicted one.", show_default=False)
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write; - is stdout.")] = Path(
+        "report.html"
+    ),
     cluster: ClusterSource = None,
     trace: Traces = None,
     profile: Profiles = None,
@@ -54,12 +56,12 @@ def report(
     """
     from argosy.cli.inputs import load_scenario
     from argosy.cli.scenarios import load_scenarios
-    from argosy.cli.terminal import check_output, print_json
+    from argosy.cli.terminal import check_output, print_json, say_written
     from argosy.plan.file import read_plan
     from argosy.report.decisions import read_decisions, tell_decisions
     from argosy.timeline.file import load_timeline
 
-    check_output(output, plan, cluster, compare, decisions, *(timeline or ()), *(profile or ()))
+    check_output(output, plan, cluster, compare, decisions, *(timeline or ()), *(profile or ()), json=json)
     measured = {name: load_timeline(path) for name, path in _names(timeline or ()).items()}
     scenario = load_scenario(read_plan(plan), cluster=cluster, traces=trace or (), profiles=profile or (), quiet=quiet)
     _check_timelines(measured, scenario.cluster)
@@ -70,7 +72,7 @@ def report(
     if json:
         print_json("report", {"file": str(output), "bytes": size})
     else:
-        typer.echo(f"wrote {output} ({size / 1e3:.0f} kB)")
+        say_written(f"wrote {output} ({size / 1e3:.0f} kB)", output)
 
 
 def _names(paths: Sequence[Path]) -> dict[str, Path]:

@@ -13,8 +13,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from argosy.cli.adapting import check_adapting
 from argosy.cli.options import Clip, Json, LostAfter, Patience, PlanSource, Profiles, Quiet, Width, no_nan
+from argosy.cli.run_checks import check_folder_is_new, check_init, check_launch, check_torch
 
 if TYPE_CHECKING:
     from argosy.plan.plan import Plan
@@ -75,7 +75,9 @@ def run(
     ] = 1,
     lost_after: LostAfter = 10.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command of every node, and stop.")] = False,
-    slurm: Annotated[Path | None, typer.Option("--slurm", help="Write a batch script for SLURM, and stop.")] = None,
+    slurm: Annotated[
+        Path | None, typer.Option("--slurm", help="Write a batch script for SLURM (- is stdout), and stop.")
+    ] = None,
     width: Width = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -95,13 +97,14 @@ def run(
         argosy run plan.json train.py --elastic --node v1 \\
             --out /shared/run --adapt k
     """
-    from argosy.cli.terminal import check_output, print_json, stdout_console, write_file
+    from argosy.cli.terminal import check_output, no_stdout, print_json, say_written, stdout_console, write_file
     from argosy.errors import bad_input
     from argosy.plan.file import load_plan
     from argosy.runtime.launch import Launch, commands, slurm_script
     from argosy.runtime.launch import dry_run as dry_run_text
     from argosy.runtime.program import split_name
 
+    no_stdout(out, "a folder", option="--out")
     split_name(program)
     launch = Launch(
         plan=load_plan(plan),
@@ -126,18 +129,18 @@ def run(
         profiles=tuple(profile or ()),
         metrics_port=metrics_port,
     )
-    _check(launch, node_rank, model, quiet=quiet)
+    check_launch(launch, node_rank, model, quiet=quiet)
     if slurm is not None and dry_run:
         raise bad_input("--dry-run or --slurm, not both", where="argosy run")
     if elastic and (lab is not None or slurm is not None or dry_run or metrics_port is not None):
         raise bad_input("no --metrics-port, --lab, --slurm or --dry-run with --elastic", "--elastic", where="run")
     if slurm is not None:
-        check_output(slurm, plan, program.partition(":")[0])
+        check_output(slurm, plan, program.partition(":")[0], json=json, option="--slurm")
         write_file(slurm, slurm_script(launch).encode())
         if json:
             print_json("run", {"file": str(slurm)})
         else:
-            typer.echo(f"wrote {slurm}; submit it with: sbatch {slurm}")
+            say_written(f"wrote {slurm}; submit it with: sbatch {slurm}", slurm)
     elif dry_run:
         if json:
             told = [
@@ -147,8 +150,8 @@ def run(
         else:
             typer.echo(dry_run_text(launch))
     else:
-        _check_init(launch)
-        _check_torch()
+        check_init(launch)
+        check_torch()
         if elastic:
             from argosy.cli.elastic import elastic_jobs, follow_elastic
 
@@ -165,64 +168,8 @@ def run(
 
 def start_here(launch: Launch, *, quiet: bool, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Run a plan with all its processes on this machine, or in a lab on it; what it came to."""
-    _check(launch, 0, quiet=quiet)
+    check_launch(launch, 0, quiet=quiet)
     return _figures(launch.plan, _follow(launch, 0, quiet=quiet, environment=environment), launch.folder)
-
-
-def _check(launch: Launch, node_rank: int, model: str | None = None, *, quiet: bool) -> None:
-    """Everything that can be known before a process is started."""
-    from argosy.cluster.file import cluster_from_content
-    from argosy.errors import InputError, Problem, bad_input
-    from argosy.lab.lab import open_lab
-    from argosy.plan.check import check_devices
-    from argosy.plan.runnable import unsupported
-    from argosy.runtime.launch import check_port
-
-    check_devices(launch.plan, cluster_from_content(launch.plan.cluster.content))
-    sentences = unsupported(launch.plan)
-    if sentences:
-        hint = "argosy plan --runnable keeps to what runs"
-        raise InputError(
-            [
-                Problem(path="plan", found=text, expected="what the runtime executes", suggestion=hint)
-                for text in sentences
-            ]
-        )
-    check_adapting(launch.plan, launch.adapt, model, profiles=launch.profiles, quiet=quiet)
-    if node_rank >= len(launch.nodes()):
-        raise bad_input(f"at most {len(launch.nodes()) - 1}, the plan's last node", node_rank, where="--node-rank")
-    check_port(launch, node_rank)
-    if launch.lab is not None:
-        open_lab(launch.lab)
-
-
-def _check_init(launch: Launch) -> None:
-    """Weights to begin with, on the node that is to read them."""
-    from argosy.errors import InputError, Problem
-
-    if launch.init is not None and not Path(launch.init).exists():
-        expected = "an existing file of weights, or the folder of a checkpoint"
-        raise InputError([Problem(file=launch.init, path="--init", expected=expected)])
-
-
-def _check_torch() -> None:
-    from importlib.util import find_spec
-
-    from argosy.errors import RunError
-
-    if find_spec("torch") is None:
-        raise RunError("training needs torch; pip install 'argosy[torch]'")
-
-
-def _check_folder_is_new(launch: Launch) -> None:
-    """A folder's newest two checkpoints stay: those of an earlier run would outlive this run's, or end with them."""
-    from argosy.errors import InputError, Problem
-    from argosy.runtime.folder import CHECKPOINTS, checkpoints
-
-    saved = checkpoints(launch.folder / CHECKPOINTS)
-    if saved:
-        expected = "--resume to go on from there, or another --out"
-        raise InputError([Problem(file=str(saved[-1]), found="a checkpoint of an earlier run", expected=expected)])
 
 
 def _follow(
@@ -244,7 +191,7 @@ def _follow(
     log = launch.folder / _log_name(node_rank)
     with held(launch.folder, str(node_rank)) as lock:
         if is_new:
-            _check_folder_is_new(launch)
+            check_folder_is_new(launch)
         if node_rank == 0:  # the folder is common to all nodes
             _clear(launch)
         with log.open("a" if launch.resume else "w") as file:

@@ -48,7 +48,9 @@ def simulate(
     transfers: Annotated[bool, typer.Option("--transfers", help="Chart what crosses the network, too.")] = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write the timeline here, as JSON (its first 100 iterations)."),
+        typer.Option(
+            "--output", "-o", help="Write the timeline here, as JSON (its first 100 iterations); - is stdout."
+        ),
     ] = None,
     adapt: Annotated[
         str | None,
@@ -84,7 +86,7 @@ def simulate(
     from argosy.timeline.file import dumps_timeline
 
     if output is not None:
-        check_output(output, plan, cluster, calibration, *(profile or ()))
+        check_output(output, plan, cluster, calibration, *(profile or ()), json=json)
     document = read_plan(plan)
     if document.data.get("kind") == "gravity":
         from argosy.cli.gravity import simulate_gravity
@@ -140,7 +142,7 @@ def simulate(
         }
         print_json("simulate", {**names, **summary_to_dict(summary)})
         return
-    _show(stdout_console(width), scenario, timeline, summary, iteration=iteration, transfers=transfers)
+    _show(stdout_console(width, beside=output), scenario, timeline, summary, iteration=iteration, transfers=transfers)
 
 
 def play(

@@ -10,23 +10,30 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from argosy.errors import InputError, Problem, RunError
+import typer
+
+from argosy.errors import InputError, Problem, RunError, bad_input
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+STDOUT = Path("-")
+"""Where ``-o`` names it, the result goes to stdout and what else a command has to say to stderr."""
 _LEAST_COLUMNS = 80
 """That the tables are made for."""
 
 
-def stdout_console(width: int | None = None) -> Console:
-    """For results. Without colour where NO_COLOR is set or stdout is no terminal. Square brackets in a user's names are
-    no markup. Where a terminal is too narrow for the tables, it breaks their lines: no figure is left out."""
+def stdout_console(width: int | None = None, *, beside: Path | None = None) -> Console:
+    """For results; on stderr where stdout is for the file ``beside`` them. Without colour where NO_COLOR is set or
+    there is no terminal. Square brackets in a user's names are no markup. Where a terminal is too narrow for the
+    tables, it breaks their lines: no figure is left out."""
     from rich.console import Console
 
     plain = bool(os.environ.get("NO_COLOR"))
     colours: Literal["auto"] | None = None if plain else "auto"
-    console = Console(width=width, highlight=False, emoji=False, markup=False, color_system=colours)
+    console = Console(
+        width=width, highlight=False, emoji=False, markup=False, color_system=colours, stderr=beside == STDOUT
+    )
     if width is None:
         console.width = max(console.width, _LEAST_COLUMNS)
     return console
@@ -92,11 +99,27 @@ def spinner(message: str) -> Iterator[Callable[[str], None]]:
         yield lambda text: shown.update(task, description=text)
 
 
-def check_output(path: Path, *sources: str | Path | None) -> None:
+def say_written(text: str, output: Path) -> None:
+    """What has become of an output; nothing where it is on stdout, to be seen."""
+    if output != STDOUT:
+        sys.stdout.write(f"{text}\n")
+
+
+def no_stdout(path: Path, what: str, *, option: str = "--output") -> None:
+    """An ``InputError`` where something that stdout cannot take, such as a folder, is to be written there."""
+    if path == STDOUT:
+        raise bad_input(f"the name of {what}, which cannot go to stdout", "-", where=option)
+
+
+def check_output(path: Path, *sources: str | Path | None, json: bool = False, option: str = "--output") -> None:
     """An ``InputError`` where an output cannot be written for want of a folder, or would take the place of one of the
-    ``sources`` that the command reads: worth knowing before a long search."""
+    ``sources`` that the command reads, or of the ``json`` that it prints: worth knowing before a long search."""
     from argosy.document import is_there
 
+    if path == STDOUT:
+        if json:
+            raise bad_input("the name of a file: --json has stdout to itself", "-", where=option)
+        return
     if path.is_dir():
         raise InputError([Problem(file=str(path), expected="the name of a file to write", found="a folder")])
     if path.is_file() and any(source and is_there(source) and path.samefile(source) for source in sources):
@@ -107,6 +130,9 @@ def check_output(path: Path, *sources: str | Path | None) -> None:
 
 def write_file(path: Path, content: bytes, *, make_folder: bool = False) -> None:
     """Write a result; an ``InputError`` where that cannot be done. Only an option that asks for a folder makes it."""
+    if path == STDOUT:
+        typer.echo(content, nl=False)  # its bytes, whatever the encoding of a terminal
+        return
     if not make_folder:
         check_output(path)
     try:

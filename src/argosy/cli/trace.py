@@ -23,7 +23,8 @@ def trace(
         ),
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="One file for Perfetto; plain JSON unless it ends in .gz.")
+        Path,
+        typer.Option("--output", "-o", help="One file for Perfetto; plain JSON unless it ends in .gz; - is stdout."),
     ] = Path("trace.json.gz"),
     per_rank: Annotated[
         Path | None,
@@ -49,12 +50,14 @@ def trace(
     """
     from argosy.cli.inputs import load_scenario, refuse_options
     from argosy.cli.simulate import play
-    from argosy.cli.terminal import check_output, print_json, write_file
+    from argosy.cli.terminal import check_output, no_stdout, print_json, say_written, write_file
     from argosy.plan.file import read_plan
     from argosy.timeline.file import timeline_from_document
 
     if per_rank is None:
-        check_output(output, source, cluster)
+        check_output(output, source, cluster, json=json)
+    else:
+        no_stdout(per_rank, "a folder", option="--per-rank")
     document = read_plan(source)
     if "spans" in document.data:
         given = {"--cluster": cluster, "--trace": trace, "--iterations": iterations, "--until": until}
@@ -71,7 +74,7 @@ def trace(
     elif per_rank is not None:
         typer.echo(f"wrote {len(files)} files to {per_rank}; open them with HolisticTraceAnalysis")
     else:
-        typer.echo(f"wrote {output}; open it at https://ui.perfetto.dev")
+        say_written(f"wrote {output}; open it at https://ui.perfetto.dev", output)
 
 
 def trace_files(timeline: Timeline, *, output: Path, per_rank: Path | None = None) -> dict[Path, bytes]:

@@ -1,0 +1,67 @@
+"""What can be known of a run before a process is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from argosy.cli.adapting import check_adapting
+
+if TYPE_CHECKING:
+    from argosy.runtime.launch import Launch
+
+
+def check_launch(launch: Launch, node_rank: int, model: str | None = None, *, quiet: bool) -> None:
+    """Everything that can be known before a process is started."""
+    from argosy.cluster.file import cluster_from_content
+    from argosy.errors import InputError, Problem, bad_input
+    from argosy.lab.lab import open_lab
+    from argosy.plan.check import check_devices
+    from argosy.plan.runnable import unsupported
+    from argosy.runtime.launch import check_port
+
+    check_devices(launch.plan, cluster_from_content(launch.plan.cluster.content))
+    sentences = unsupported(launch.plan)
+    if sentences:
+        hint = "argosy plan --runnable keeps to what runs"
+        raise InputError(
+            [
+                Problem(path="plan", found=text, expected="what the runtime executes", suggestion=hint)
+                for text in sentences
+            ]
+        )
+    check_adapting(launch.plan, launch.adapt, model, profiles=launch.profiles, quiet=quiet)
+    if node_rank >= len(launch.nodes()):
+        raise bad_input(f"at most {len(launch.nodes()) - 1}, the plan's last node", node_rank, where="--node-rank")
+    check_port(launch, node_rank)
+    if launch.lab is not None:
+        open_lab(launch.lab)
+
+
+def check_init(launch: Launch) -> None:
+    """Weights to begin with, on the node that is to read them."""
+    from argosy.errors import InputError, Problem
+
+    if launch.init is not None and not Path(launch.init).exists():
+        expected = "an existing file of weights, or the folder of a checkpoint"
+        raise InputError([Problem(file=launch.init, path="--init", expected=expected)])
+
+
+def check_torch() -> None:
+    from importlib.util import find_spec
+
+    from argosy.errors import RunError
+
+    if find_spec("torch") is None:
+        raise RunError("training needs torch; pip install 'argosy[torch]'")
+
+
+def check_folder_is_new(launch: Launch) -> None:
+    """A folder's newest two checkpoints stay: those of an earlier run would outlive this run's, or end with them."""
+    from argosy.errors import InputError, Problem
+    from argosy.runtime.folder import CHECKPOINTS, checkpoints
+
+    saved = checkpoints(launch.folder / CHECKPOINTS)
+    if saved:
+        expected = "--resume to go on from there, or another --out"
+        raise InputError([Problem(file=str(saved[-1]), found="a checkpoint of an earlier run", expected=expected)])
