@@ -12,7 +12,7 @@ from argosy.cluster.file import build_cluster, load_cluster, with_changes
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel
-from argosy.cost.memory import activation_bytes, state_bytes
+from argosy.cost.memory import USABLE, activation_bytes, state_bytes
 from argosy.document import parse_toml
 from argosy.errors import InfeasibleError
 from argosy.explain import explain_plan, with_prediction
@@ -22,9 +22,11 @@ from argosy.explain.memory import memory_stack, planned_memory
 from argosy.explain.whatif import cheaper_settings, with_faster_devices, with_replica, with_wider_edges
 from argosy.plan.file import read_plan
 from argosy.plan.plan import Certificate, LeftOut, Plan, Recompute, Replica, Stage
+from argosy.planner import find_plan
 from argosy.report.explain import memory_in_a_sentence
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.simulate import simulate
+from argosy.workload.load import load_model
 
 BUNDLED = ("gpt2-xl-on-two-cards", "llama-3-8b-on-mixed-16")
 SCHEDULES = (
@@ -195,8 +197,18 @@ def test_more_memory_is_offered_for_less_recomputation() -> None:
     (scarce,) = explain_plan(case.plan, case.chain, tight("18 GiB")).settings
     without = with_stages(case.plan, recompute=Recompute.NONE)
     held = simulate(without, case.chain, tight("18 GiB")).peak_memory()["box0.0"]
-    assert scarce.missing == pytest.approx(held - 18 * 2**30)
+    assert scarce.missing == pytest.approx(held - USABLE * 18 * 2**30)
     assert scarce.missing > 0
+
+
+def test_no_setting_is_said_to_fit_that_the_search_was_not_allowed() -> None:
+    """The certificate says that nothing is faster: less recomputation would be, in memory that is kept free."""
+    chain, cluster = load_model("bert-large", dtype="fp16"), load_cluster("two-cards")
+    plan = find_plan(chain, cluster, global_batch=256)
+    assert plan.certificate is not None
+    faster = [one for one in explain_plan(plan, chain, cluster).settings if one.gain > plan.certificate.gap]
+    assert faster
+    assert all(one.missing > 0 for one in faster)
 
 
 def test_settings_of_other_stages_are_changed_together() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,18 @@ from argosy.cost.compute import ComputeModel
 from argosy.dtype import Dtype
 from argosy.explain import explain_plan
 from argosy.explain.leftout import Cause, LeftOutTest
-from argosy.plan.plan import ClusterRef, LeftOut, ModelRef, Plan, Replica, Stage
+from argosy.plan.check import check_plan
+from argosy.plan.plan import (
+    Algorithm,
+    ClusterRef,
+    Collective,
+    CollectiveChoice,
+    LeftOut,
+    ModelRef,
+    Plan,
+    Replica,
+    Stage,
+)
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.simulate import simulate
 from argosy.workload.chain import Chain, Layer
@@ -91,6 +103,38 @@ def test_the_gain_is_that_of_a_plan_that_anybody_can_simulate() -> None:
     wider = replace(plan, stages=(plan.stages[0], replace(plan.stages[1], replicas=halves)), left_out=())
     before, after = (simulate(one, CHAIN, cluster, model=NO_FLOORS).iteration_ends[0] for one in (plan, wider))
     assert test.gain == pytest.approx(before / after - 1, rel=1e-9)
+
+
+def test_stages_keep_their_collectives_where_another_is_put_between_them() -> None:
+    """A tree for three replicas far apart, which a ring in its place would make seconds slower."""
+    cluster = cluster_of(
+        {
+            "name": "drawn",
+            "kinds": [kind_fields(name, flops=1.0, memory=64e9) for name in "ab"],
+            "nodes": [node_fields("a", count=6, nic=10.0, latency=4000), node_fields("b", nic=10.0)],
+        }
+    )
+    plan = plan_without(cluster, samples=3)
+    groups = [tuple(Replica(devices=(f"a{3 * at + i}.0",), samples=1) for i in range(3)) for at in range(2)]
+    stages = (Stage(first=0, end=5, replicas=groups[0]), Stage(first=5, end=6, replicas=groups[1]))
+    tree = CollectiveChoice(collective=Collective.WEIGHTS, stage=0, algorithm=Algorithm.TREE)
+    trees = (tree, replace(tree, stage=1))
+    plan = replace(plan, stages=stages, collectives=trees)
+    (test,) = explain_plan(plan, CHAIN, cluster, model=NO_FLOORS).left_out
+
+    def seconds(cut: int, place: int) -> float:
+        """With the stage of the device that was left out at this place, before or behind the cut."""
+        all_groups = [*groups[:place], (Replica(devices=("b0.0",), samples=3),), *groups[place:]]
+        ranges = itertools.pairwise((0, cut, 5, 6))
+        between = [Stage(first=a, end=b, replicas=group) for (a, b), group in zip(ranges, all_groups, strict=True)]
+        moved = tuple(replace(tree, stage=at) for at in range(3) if at != place)
+        tried = replace(plan, stages=tuple(between), collectives=moved, left_out=())
+        check_plan(tried, CHAIN, cluster)
+        return simulate(tried, CHAIN, cluster, model=NO_FLOORS).iteration_ends[0]
+
+    best = min(seconds(cut, place) for cut in (1, 2, 3, 4) for place in (0, 1))
+    before = simulate(plan, CHAIN, cluster, model=NO_FLOORS).iteration_ends[0]
+    assert test.gain == pytest.approx(before / best - 1, abs=1e-3)  # played folded there
 
 
 def test_an_interleaved_plan_is_not_said_to_lack_a_route() -> None:

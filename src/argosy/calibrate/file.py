@@ -7,13 +7,12 @@
 
 A run names the plan that ran, or the degrees of an even plan as Megatron-LM counts them, with ``micro_batch`` per
 replica. In place of ``seconds`` it may name the timeline that ``argosy run`` ended with: the median of its steps
-counts, without the first, which also prepares everything, where there are others. Files are looked for beside the file
-itself.
+counts, without the first, which also prepares everything, where there are others (``Timeline.usual_seconds``). Files
+are looked for beside the file itself.
 """
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -110,13 +109,13 @@ def _run(document: Document, index: int, run: _Run, folder: Path) -> MeasuredRun
 def _measured(path: Path) -> tuple[float, float | None]:
     """Seconds of a step, and the highest memory in use where the timeline knows, from a run's own timeline."""
     timeline = load_timeline(path)
-    if timeline.clock != "measured" or not timeline.iteration_seconds:
+    seconds = timeline.usual_seconds
+    if timeline.clock != "measured" or seconds is None:
         found = f"{timeline.clock}, {len(timeline.iteration_seconds)} iterations"
         expected = "a measured timeline with a finished iteration, as argosy run ends with"
         raise InputError([Problem(file=str(path), found=found, expected=expected)])
     peaks = timeline.peak_memory().values()
-    steps = timeline.iteration_seconds
-    return statistics.median(steps[1:] or steps), max(peaks, default=0.0) or None
+    return seconds, max(peaks, default=0.0) or None
 
 
 def _what_ran(document: Document, index: int, run: _Run, folder: Path) -> tuple[Plan, Chain, Cluster, str]:

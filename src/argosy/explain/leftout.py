@@ -184,8 +184,12 @@ class LeftOutQuestions:
         rest = replace(stage, first=cut) if is_before else replace(stage, end=cut)
         pair = (own, rest) if is_before else (rest, own)
         stages = (*self.plan.stages[:index], *pair, *self.plan.stages[index + 1 :])
+        collectives = tuple(
+            replace(choice, stage=choice.stage + (choice.stage >= index + (not is_before)))
+            for choice in self.plan.collectives
+        )
         schedule = replace(self.plan.schedule, depth=None)
-        return replace(self.plan, stages=stages, schedule=schedule, policy=(), left_out=())
+        return replace(self.plan, stages=stages, collectives=collectives, schedule=schedule, policy=(), left_out=())
 
     def _play(self, plan: Plan, cluster: Cluster) -> float:
         graph, folded = fold_plan(plan, self.chain, cluster, self.model)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from argosy.cluster.topology import Cluster, Link
 from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel, Portion, stage_seconds
+from argosy.cost.memory import USABLE
 from argosy.errors import ArgosyError, InfeasibleError
 from argosy.explain.load import EdgeLoad
 from argosy.plan.plan import Plan, Recompute, Replica, Stage
@@ -40,7 +41,7 @@ class WhatIf:
     gain: float
     """(1); negative where it would be slower."""
     missing: float = 0.0
-    """Bytes that some device lacks for it; 0 where it fits."""
+    """Bytes that some device lacks for it, of what a plan may fill; 0 where it fits."""
 
 
 def with_wider_edges(cluster: Cluster, edges: Iterable[str], more: float) -> Cluster:
@@ -123,9 +124,10 @@ class Question:
         where = cluster or self.cluster
         timeline = first_iteration(plan or self.plan, self.chain, where, self.model)
         seconds = timeline.iteration_ends[0]
-        lacks = [held - where.device(name).kind.memory for name, held in timeline.peak_memory().items()]
         gain = self.timeline.iteration_ends[0] / seconds - 1
-        return WhatIf(change=change, seconds=seconds, gain=gain, missing=max(0.0, *lacks))
+        peaks = timeline.peak_memory().items() if plan is not None else ()  # a faster cluster needs no more of it
+        lacks = [held - USABLE * where.device(name).kind.memory for name, held in peaks]
+        return WhatIf(change=change, seconds=seconds, gain=gain, missing=max(0.0, *lacks, 0.0))
 
     def faster_stages(self, stages: Iterable[int]) -> Iterator[WhatIf]:
         for stage in sorted(stages):

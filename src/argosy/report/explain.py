@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from argosy.cluster.topology import Cluster
+from argosy.cost.memory import USABLE
 from argosy.explain import DeviceMemory, Explanation, WhatIf
 from argosy.report.marks import percent
 from argosy.report.plan import collectives_in_short, devices_in_short, throughput
@@ -106,7 +107,7 @@ def memory_in_a_sentence(explanation: Explanation) -> str:
         return "More memory buys this plan nothing: no stage recomputes, or exchanges weights to save memory."
     if not helpful:
         return "More memory buys this plan nothing: settings that need more are no faster."
-    within = [one for one in helpful if one.missing <= _MORE_MEMORY]
+    within = [one for one in helpful if one.missing <= USABLE * _MORE_MEMORY]
     if not within:
         nearest = helpful[0]
         need = SIZE.format(nearest.missing, digits=3)

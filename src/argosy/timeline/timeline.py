@@ -11,6 +11,7 @@ the first start to the last end and D the devices in use:
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -137,6 +138,14 @@ class Timeline:
         """How long each iteration took, from the end of the one before."""
         starts = (0.0, *self.iteration_ends)
         return tuple(end - start for start, end in zip(starts, self.iteration_ends, strict=False))
+
+    @property
+    def usual_seconds(self) -> float | None:
+        """Of an iteration, the median; of measured ones without the first, which also prepares everything, where there
+        are others. None where none was finished."""
+        times = self.iteration_seconds
+        settled = times[1:] or times if self.clock == "measured" else times
+        return statistics.median(settled) if settled else None
 
     def utilisation(self) -> dict[str, float]:
         """(1) for every device."""

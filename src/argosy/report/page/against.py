@@ -25,7 +25,7 @@ def predicted_and_measured(
         return []
     predicted, measured = by_clock["simulated"], by_clock["measured"]
     rows = []
-    whole = _cells(TIME, median_seconds(predicted), median_seconds(measured))
+    whole = _cells(TIME, predicted.usual_seconds, measured.usual_seconds)
     if whole != _NOTHING:
         rows.append(("whole iteration", whole, _NOTHING))
     times = _by_device(_busy(predicted), _busy(measured), plan.devices, TIME)
@@ -35,12 +35,6 @@ def predicted_and_measured(
         if name in times or name in peaks:
             alike.setdefault((times.get(name, _NOTHING), peaks.get(name, _NOTHING)), []).append(name)
     return rows + [(devices_in_short(names, cluster), *cells) for cells, names in alike.items()]
-
-
-def median_seconds(timeline: Timeline) -> float | None:
-    """Of an iteration; None where none was recorded."""
-    times = timeline.iteration_seconds
-    return sorted(times)[len(times) // 2] if times else None
 
 
 def _by_device(

@@ -21,7 +21,7 @@ from argosy.explain import DeviceMemory, Explanation
 from argosy.plan.plan import Plan, Recompute, Stage
 from argosy.report.decisions import Told
 from argosy.report.explain import MEMORY_PARTS, gain_in_percent, help_in_a_sentence, memory_in_a_sentence
-from argosy.report.page.against import median_seconds, predicted_and_measured
+from argosy.report.page.against import predicted_and_measured
 from argosy.report.page.curve import search_curve, spark_line
 from argosy.report.page.tracks import KINDS, TICKS, timeline_tracks
 from argosy.report.plan import (
@@ -114,12 +114,12 @@ def _json(data: dict[str, Any]) -> str:
 def _facts(plan: Plan, cluster: Cluster, pictures: Sequence[Picture]) -> list[tuple[str, str, str]]:
     """(figure, unit or context, what it is): what a person asks first."""
     facts = []
-    seconds = plan.predicted.iteration_seconds if plan.predicted else median_seconds(pictures[0].timeline)
+    seconds = plan.predicted.iteration_seconds if plan.predicted else pictures[0].timeline.usual_seconds
     if seconds:
         facts.append((TIME.format(seconds), "predicted", "iteration"))
         facts.append((throughput(plan.global_batch / seconds, 1), f"batch {plan.global_batch}", "throughput"))
     for one in pictures:
-        if one.timeline.clock == "measured" and (real := median_seconds(one.timeline)):
+        if one.timeline.clock == "measured" and (real := one.timeline.usual_seconds):
             difference = f"{100 * (seconds / real - 1):+.1f} % predicted" if seconds else ""
             facts.append((TIME.format(real), difference, one.label))
     if plan.certificate:
