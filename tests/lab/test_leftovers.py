@@ -55,6 +55,34 @@ def test_a_job_that_cannot_be_started_is_told_and_leaves_nothing(tmp_path: Path)
     assert [process.poll() is not None for process in job.processes] == [True]
 
 
+def test_a_job_whose_start_is_interrupted_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes are out of the terminal's reach."""
+    sleeper = Worker(label="a0.0", command=(sys.executable, "-c", "import time; time.sleep(60)"), environment={})
+    job, start = Job([sleeper, sleeper]), Job._start
+
+    def start_one(self: Job, worker: Worker) -> None:
+        if self.processes:
+            raise KeyboardInterrupt
+        start(self, worker)
+
+    monkeypatch.setattr(Job, "_start", start_one)
+    with pytest.raises(KeyboardInterrupt), job:
+        pass
+    assert [process.poll() is not None for process in job.processes] == [True]
+
+
+def test_a_lab_that_cannot_follow_its_changes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def set_time(now: float) -> float:
+        raise RunError("tc: no such device")
+
+    lab = Lab(load_cluster("mixed-8"), name="astray")
+    monkeypatch.setattr("argosy.lab.lab.FOLDER", tmp_path)
+    monkeypatch.setattr(lab, "_set_time", set_time)
+    monkeypatch.setattr(lab, "start", lambda *_, **__: Job([Worker(label="a", command=("true",), environment={})]))
+    with pytest.raises(RunError, match="the lab stopped following the cluster's changes: tc: no such device"):
+        lab.run(["true"])
+
+
 def test_control_groups_of_a_killed_benchmark_are_removed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

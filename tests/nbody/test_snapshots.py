@@ -171,6 +171,13 @@ def test_a_picture_is_a_png_with_the_mass_where_it_is() -> None:
     assert np.array_equal(rows[:, 1:].reshape(64, 64, 3), image)
 
 
+def test_a_picture_of_next_to_nothing_is_one_all_the_same() -> None:
+    alone = np.full((1, 3), 5.0)
+    shown, empty = (density_picture(alone, 10.0, pixels=16, part=Slice(begin=begin)) for begin in (0.4, 0.6))
+    assert shown.max() > empty.max()
+    assert len(np.unique(empty.reshape(-1, 3), axis=0)) == 1
+
+
 YT = """
 import json, sys, warnings
 warnings.simplefilter("ignore")

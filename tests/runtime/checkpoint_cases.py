@@ -72,6 +72,18 @@ def load_and_go_on(case: Case, path: str) -> tuple[Parts, list[float]]:
     return parts(trainer), [trainer.step(batch) for _ in range(2)]
 
 
+def go_back(case: Case, folder: str) -> tuple[list[float], list[float], int]:
+    """Save before the first step, train, load, train again: the losses of both, and the steps of calm after loading."""
+    trainer, batch = trainer_for(case)
+    trainer.scale.calm = 7
+    path = trainer.save(folder)
+    losses = [trainer.step(batch) for _ in range(3)]
+    trainer.scale.calm = 0
+    trainer.load(path)
+    calm = trainer.scale.calm
+    return losses, [trainer.step(batch) for _ in range(3)], calm
+
+
 def begin_with(case: Case, source: str) -> tuple[Parts, list[float]]:
     trainer, batch = trainer_for(case)
     checkpoint.load_weights(trainer, Path(source))

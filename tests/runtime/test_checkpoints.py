@@ -13,6 +13,7 @@ from checkpoint_cases import (
     begin_with,
     begin_with_others,
     die_while_saving,
+    go_back,
     load_and_go_on,
     save_after,
     save_while_training,
@@ -68,6 +69,13 @@ def test_another_plan_goes_on_from_the_same_bits(ranks: RankPool, written: Writt
     assert loaded.keys() == saved.keys()
     assert all(np.array_equal(loaded[name], saved[name]) for name in saved)
     assert results[0][1] == pytest.approx(losses, rel=1e-9)
+
+
+def test_going_back_leaves_nothing_of_what_came_after(ranks: RankPool, tmp_path: Path) -> None:
+    """Not even the state of an optimizer that had none yet."""
+    for before, after, calm in ranks(2, go_back, Case(zero=1, shares=((1, 1),)), str(tmp_path)):
+        assert after == pytest.approx(before, rel=1e-12)
+        assert calm == 7
 
 
 def test_what_a_group_shares_is_saved_as_anything_else(ranks: RankPool, written: Written, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from argosy.plan.plan import Recompute
 from argosy.runtime.dropout import Masks, drops
 from argosy.runtime.mixing import check_mixing
 from argosy.runtime.moment import Moment
+from argosy.runtime.stage import LayerStage
 from argosy.schedule import ScheduleKind
 
 GPT2 = Case(model="hf-gpt2-dropping", single=True, num_micro_batches=3, shares=((3, 1), (2, 2)))
@@ -119,6 +120,48 @@ def test_layers_that_may_drop_are_known_by_modules_and_numbers() -> None:
     assert drops(nn.Sequential(nn.Dropout(0.1)))
     assert not drops(nn.Sequential(nn.Dropout(0.0), nn.Linear(2, 2)))
     assert not drops(nn.Sequential(attention, nn.Dropout(0.1)).eval())
+
+
+class Written(nn.Module):
+    """Drops, or adds noise, without a word in its modules or numbers."""
+
+    def __init__(self, *, noise: bool) -> None:
+        super().__init__()
+        self.linear, self.noise = nn.Linear(8, 8), noise
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        return x + (y * torch.rand_like(y) if self.noise else F.dropout(y, 0.5, self.training))
+
+
+def gradients_of(layer: nn.Module, recompute: Recompute, x: torch.Tensor, *, parts: int = 1) -> list[torch.Tensor]:
+    stage = LayerStage(nn.Identity(), [nn.Identity(), layer, nn.Identity()], None, first=1, end=2, recompute=recompute)  # type: ignore[arg-type]
+    torch.manual_seed(3)
+    found = []
+    for _ in range(2):  # what the first run has told holds for the second
+        layer.zero_grad()
+        size = len(x) // parts
+        for at in reversed(range(0, len(x), size)):
+            stage(x[at : at + size], None, Moment(0, at, size)).square().sum().backward()
+        found += [p.grad.clone() for p in layer.parameters() if p.grad is not None]
+    return found
+
+
+@pytest.mark.parametrize("noise", [False, True])
+def test_a_layer_that_is_computed_again_draws_the_same(noise: bool) -> None:
+    torch.manual_seed(0)
+    layer, x = Written(noise=noise).double(), torch.randn(4, 8, dtype=torch.float64)
+    kept, again = (gradients_of(layer, recompute, x) for recompute in (Recompute.NONE, Recompute.FULL))
+    for one, other in zip(kept, again, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_masks_of_a_layer_that_says_nothing_of_them_are_the_same_in_every_portion() -> None:
+    torch.manual_seed(0)
+    layer, x = Written(noise=False).double(), torch.randn(4, 8, dtype=torch.float64)
+    whole, divided = (gradients_of(layer, Recompute.NONE, x, parts=parts) for parts in (1, 4))
+    for one, other in zip(whole, divided, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("module", [nn.Dropout2d(0.2), nn.AlphaDropout(0.2), nn.MultiheadAttention(4, 2, dropout=0.1)])

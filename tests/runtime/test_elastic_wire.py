@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
+import socket
+import threading
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +17,7 @@ import pytest
 import torch
 
 from argosy.runtime.elastic.agent import Agent
+from argosy.runtime.elastic.claims import Claims, Host
 from argosy.runtime.elastic.copies import Header, Piece, Source, Store
 from argosy.runtime.elastic.snapshot import Copier, Place, Reading
 from argosy.runtime.elastic.wire import Line, LostError, Message, asking, hear
@@ -128,6 +133,60 @@ def test_what_is_no_message_or_ends_early_is_a_loss() -> None:
     asyncio.run(talk())
     with pytest.raises(ConnectionError, match="the agent closed the connection"):
         hear(io.BytesIO())  # type: ignore[arg-type]
+
+
+def test_whoever_comes_later_finds_a_leader_that_has_claimed_nothing_yet(tmp_path: Path) -> None:
+    """Whichever of them is first in the cluster's order."""
+
+    async def main() -> list[bool]:
+        agents: list[Any] = []
+        async with contextlib.AsyncExitStack() as stack:
+            for name in ("a", "b", "c"):
+                agent: Any = Agent.__new__(Agent)
+                agent.job = SimpleNamespace(node=name, address="127.0.0.1", lost_after=PATIENCE)
+                agent.token, agent.leader, agent.is_leaving, agent.devices = TOKEN, None, False, ()
+                agent.claims, agent.replanner = Claims(tmp_path), SimpleNamespace(order=["a", "b", "c"])
+                server = await stack.enter_async_context(await agent.listen())
+                agent.here = Host(name=name, address="127.0.0.1", port=server.sockets[0].getsockname()[1])
+                agent.claims.register(agent.here)
+                agents.append(agent)
+            before = await agents[0]._find_leader()
+            admitted = asyncio.Event()
+
+            async def admit(line: Line, hello: Message) -> None:
+                assert hello["host"]["name"] == "a"
+                admitted.set()
+
+            agents[1].leader = SimpleNamespace(admit=admit)
+            line = await agents[0]._find_leader()
+            await admitted.wait()
+            line.close()
+            return [before is None, line is not None]
+
+    assert asyncio.run(main()) == [True, True]
+
+
+@pytest.mark.parametrize("answer", [b"", b'{"kind": "ke'])
+def test_a_copy_whose_receipt_breaks_off_has_failed(answer: bytes) -> None:
+    piece = Piece(entry="model.w", first=0, rows=4, whole=(4,), dtype="uint8", begin=0, end=4)
+    header = Header(generation=1, step=2, rank=3, scale=1.0, entries=1, elements=4, pieces=(piece,))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer_once() -> None:
+            connection, _ = server.accept()
+            with connection, connection.makefile("rwb") as file:
+                file.readline()
+                size = json.loads(file.readline())["size"]
+                file.read(size)
+                file.write(answer)
+
+        agent = threading.Thread(target=answer_once)
+        agent.start()
+        copies: Any = Copier.__new__(Copier)
+        copies.token, copies.patience, copies.failed = TOKEN, PATIENCE, False
+        copies._send([(Place(*server.getsockname()), header, torch.zeros(4, dtype=torch.uint8))], (1, 2))
+        agent.join()
+    assert copies.failed
 
 
 def test_a_copy_that_breaks_off_is_told_and_one_that_cannot_be_sent_is_known() -> None:

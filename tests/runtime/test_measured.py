@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 from rank_pool import RankPool
-from training_cases import Case, measured_run, offsets_of_skewed_clocks
+from training_cases import Case, measured_run, offsets_of_skewed_clocks, plan_of
 
+from argosy.runtime.measure import STEP, Mark
+from argosy.runtime.measured import assemble
 from argosy.schedule import ScheduleKind
 from argosy.timeline import ContactKind, SpanKind
 from argosy.timeline.file import loads_timeline
@@ -71,3 +73,21 @@ def test_waiting_sending_and_receiving_are_told_apart(ranks: RankPool) -> None:
         assert all(received[wait[4:]].start <= wait.start <= wait.end <= received[wait[4:]].end for wait in waits)
         assert timeline.waiting()[device] == pytest.approx(sum(wait.end - wait.start for wait in waits))
         assert timeline.waiting()[device] + sum(s.seconds for s in computed) <= timeline.end
+
+
+def test_a_forward_waits_for_no_gradient_where_two_workers_take_turns() -> None:
+    """Interleaved on two workers, both messages of a stage go to the same one."""
+    plan = plan_of(Case(kind=ScheduleKind.INTERLEAVED, shares=((2,),) * 4, num_micro_batches=2))
+    workers: list[list[Mark]] = [[], []]
+    order = [(0, False), (1, False), (2, False), (3, False), (3, True), (2, True), (1, True), (0, True)]
+    for at, (stage, gradient) in enumerate(order):
+        kind = SpanKind.BACKWARD if gradient else SpanKind.FORWARD
+        own = workers[stage % 2]
+        if 0 < at != 4:
+            own.append(Mark(ContactKind.WAITING, stage, 0, gradient, 0, 2.0 * at - 1, 2.0 * at))
+        own.append(Mark(kind, stage, 0, False, 0, 2.0 * at, 2.0 * at + 1))
+        own.append(Mark(ContactKind.SENDING, stage, 0, gradient, 0, 2.0 * at + 1, 2.0 * at + 1))
+    timeline = assemble([[*own, Mark(STEP, None, None, False, 0, 0.0, 16.0)] for own in workers], plan, {0: 8.0})
+    for span in timeline.spans:
+        assert span.waited_for is None or timeline.spans[span.waited_for].end <= span.start
+    assert len(timeline.critical_path()) == 8 + 6

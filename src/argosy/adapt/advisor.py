@@ -24,6 +24,7 @@ from argosy.cluster.lasting import with_only
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel
+from argosy.errors import InfeasibleError
 from argosy.plan.plan import Plan
 from argosy.planner import Settings, find_plan
 from argosy.workload.chain import Chain
@@ -45,6 +46,8 @@ class Brief:
     """Devices that the run has processes on."""
     level: int = 1
     """Of re-planning."""
+    undivided: tuple[int, ...] = ()
+    """Layers that mix the samples of a micro-batch: their stage has one replica."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,13 +106,18 @@ class Mind:
         )
         settings = Settings(level=self.brief.level, runnable=True, max_width=1)
         brief = self.brief
-        return find_plan(
+        plan = find_plan(
             brief.chain,
             replace(believed, devices=devices),
             global_batch=brief.plan.global_batch,
             settings=settings,
             model=brief.model,
         )
+        for stage in plan.stages:
+            mixing = [layer for layer in brief.undivided if stage.first <= layer < stage.end]
+            if mixing and len(stage.replicas) > 1:
+                raise InfeasibleError(f"the best plan divides the samples that layer {mixing[0]} mixes")
+        return plan
 
     def observe(self, seen: Observation) -> Advice:
         controller = self.controller
@@ -135,14 +143,20 @@ class Advisor:
             stdout=subprocess.PIPE,
         )
         self._answers: queue.SimpleQueue[Advice] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        self._write(brief)
+        self._told: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._read, self._write)]
+        for thread in self._threads:
+            thread.start()
+        self._told.put(brief)
 
-    def _write(self, message: object) -> None:
+    def _write(self) -> None:
+        """All that is told, as fast as the other process reads it: a pipe holds little, and nobody waits for it here.
+        Nothing happens where the process has ended: the job goes on as it is."""
         assert self.process.stdin is not None
-        pickle.dump(message, self.process.stdin)
-        self.process.stdin.flush()
+        with contextlib.suppress(OSError):
+            while (message := self._told.get()) is not None:
+                pickle.dump(message, self.process.stdin)
+                self.process.stdin.flush()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -150,9 +164,8 @@ class Advisor:
             self._answers.put(answer)
 
     def tell(self, seen: Observation) -> None:
-        """Nothing happens where the other process has ended: the job goes on as it is."""
-        with contextlib.suppress(OSError):
-            self._write(seen)
+        """At once, whatever the other process is at."""
+        self._told.put(seen)
 
     def answers(self) -> list[Advice]:
         """What has come since the last call."""
@@ -162,20 +175,22 @@ class Advisor:
         return found
 
     def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        self._told.put(None)
         self.process.kill()
         self.process.wait()
-        self._reader.join()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        for thread in self._threads:
+            thread.join()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):  # what nobody has read
+                pipe.close()
 
 
 def _messages(stream: IO[bytes]) -> Any:
     while True:
         try:
             yield pickle.load(stream)
-        except (EOFError, OSError, ValueError):
+        except (EOFError, OSError, ValueError, pickle.UnpicklingError):  # the other side has ended, be it within one
             return
 
 

@@ -51,6 +51,9 @@ class Job:
         except OSError as error:
             self._end()
             raise RunError(f"{worker.label} cannot be started: {worker.command[0]}: {error.strerror}") from None
+        except BaseException:  # they are in sessions of their own, where no interrupt reaches them
+            self._end()
+            raise
         return self
 
     def _start(self, worker: Worker) -> None:

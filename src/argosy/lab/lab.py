@@ -239,15 +239,16 @@ class Lab:
         clock: Clock = Clock.LAUNCH,
         echo: IO[str] | None = None,
     ) -> Job:
-        """Run a command to its end on every device, under the cluster's changes; a ``RunError`` where one fails."""
+        """Run a command to its end on every device, under the cluster's changes; a ``RunError`` where one fails, or
+        where links and devices did not follow the changes."""
         mark = FOLDER / f"{self.name}.ready"
         mark.unlink(missing_ok=True)
         ready = {"ARGOSY_LAB_READY": str(mark)}
         job = self.start(command, devices=devices, environment={**(environment or {}), **ready})
         job.echo = echo
         with job:
-            done = threading.Event()
-            follower = threading.Thread(target=self._follow, args=(done, mark, clock), daemon=True)
+            done, astray = threading.Event(), list[Exception]()
+            follower = threading.Thread(target=self._follow, args=(done, mark, clock, astray), daemon=True)
             follower.start()
             try:
                 job.wait(timeout)
@@ -255,10 +256,19 @@ class Lab:
                 done.set()
                 follower.join()
                 mark.unlink(missing_ok=True)
+        if astray:
+            raise RunError(f"the lab stopped following the cluster's changes: {astray[0]}")
         return job
 
-    def _follow(self, done: threading.Event, mark: Path, clock: Clock) -> None:
-        """Play the traces, from the launch on or from when the program says that it is ready."""
+    def _follow(self, done: threading.Event, mark: Path, clock: Clock, astray: list[Exception]) -> None:
+        """Play the traces; what keeps the kernel from it goes ``astray``."""
+        try:
+            self._play(done, mark, clock)
+        except (RunError, OSError) as error:
+            astray.append(error)
+
+    def _play(self, done: threading.Event, mark: Path, clock: Clock) -> None:
+        """From the launch on, or from when the program says that it is ready."""
         following = self._set_time(0.0)
         while clock is Clock.READY and not mark.exists():
             if done.wait(_POLL):

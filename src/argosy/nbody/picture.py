@@ -56,14 +56,14 @@ def density_picture(positions: Floats, box: float, *, pixels: int = 800, part: S
     if not 0 < part.depth <= 1:
         raise bad_input("a part of the box between 0 and 1", part.depth, where="depth")
     tree = scipy.spatial.cKDTree(positions, boxsize=box)
-    radius = tree.query(positions, k=min(_NEIGHBOURS, len(positions)))[0][:, -1]
+    radius = tree.query(positions, k=[min(_NEIGHBOURS, len(positions))])[0][:, 0]
     along = np.mod(positions[:, part.axis] / box - part.begin, 1.0)
     shown = along < part.depth
     across = [axis for axis in range(3) if axis != part.axis]
     image = np.zeros((pixels, pixels))
     scale = pixels / box
     _splat(positions[shown][:, across] * scale, np.clip(radius[shown] * scale, 1.0, pixels / 4), image)
-    level = np.log10(np.maximum(image / image.mean(), 1e-3))
+    level = np.log10(np.maximum(image / max(image.mean(), 1e-300), 1e-3))  # of nothing where the slice is empty
     low, high = np.percentile(level, (1, 99.9))
     return _coloured(np.clip((level - low) / max(high - low, 1e-9), 0, 1)[::-1])
 

@@ -277,6 +277,8 @@ def described(decision: Decision, brief: Brief) -> Event:
         "predicted_after": decision.after,
         "predicted_moving": decision.moving,
         "why": decision.why,
-        "bandwidths": {name: rate for name, rate in decision.world.bandwidths if abs(rate / own[name] - 1) > 0.05},
+        "bandwidths": {
+            name: rate for name, rate in decision.world.bandwidths if abs(rate - own[name]) > 0.05 * own[name]
+        },
         "speeds": {name: speed for name, speed in decision.world.speeds if abs(speed - 1) > 0.05},
     }

@@ -101,7 +101,14 @@ def save(trainer: Trainer, folder: Path) -> Path:
 
 def facts(trainer: Trainer) -> dict[str, Any]:
     """What a checkpoint says beside its tensors."""
-    return {"version": 1, "steps": trainer.steps, "scale": trainer.scale.value, "aliases": trainer.aliases}
+    scale = trainer.scale
+    return {
+        "version": 1,
+        "steps": trainer.steps,
+        "scale": scale.value,
+        "calm": scale.calm,
+        "aliases": trainer.aliases,
+    }
 
 
 def write(
@@ -200,11 +207,13 @@ def load(trainer: Trainer, path: Path) -> None:
             states.append((held, what, value))
             wanted[f"optimizer.{held.name}.{what}"] = Rows.of(value, held.boxes, held.shape) if same else value
     load_tensors(wanted, path)
+    if trainer.optimizer is not None:
+        trainer.optimizer.state.clear()  # what it has gathered since belongs to other weights
     for held, what, value in states:
         assert trainer.optimizer is not None
         trainer.optimizer.state[held.parameter][what] = value
     trainer.gradients.after_update()
-    trainer.steps, trainer.scale.value = about.steps, about.scale
+    trainer.steps, trainer.scale.value, trainer.scale.calm = about.steps, about.scale, about.calm
 
 
 def load_weights(trainer: Trainer, source: Path) -> None:
@@ -247,6 +256,7 @@ class _About(Schema):
     version: Literal[1]
     steps: Natural
     scale: float
+    calm: Natural = 0
     aliases: dict[str, list[str]]
 
 

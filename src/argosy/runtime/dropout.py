@@ -6,12 +6,17 @@ Within a layer, the c-th mask of a portion that begins with sample s of the glob
 
 so a layer that is computed again draws the same, and so does a replica with another share. The samples must be the
 first dim of what is masked, or the outer part of it.
+
+Whether a layer drops at all its modules say, or its first run (``Randomness``). Whatever else it draws (noise, say) is
+torch's own affair and differs from plan to plan; a layer that is computed again draws the same of it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -48,6 +53,8 @@ class Masks(TorchFunctionMode):
         super().__init__()
         self.seed, self.layer, self.moment = seed, layer, moment
         self.count = 0
+        self.drew = False
+        """Whether anything was dropped."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -62,6 +69,7 @@ class Masks(TorchFunctionMode):
     def _dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: A002
         if not training or p == 0:
             return input
+        self.drew = True
         kept = input * self._mask(input, 1 - p) / (1 - p) if p < 1 else torch.zeros_like(input)
         return input.copy_(kept) if inplace else kept
 
@@ -101,11 +109,37 @@ class Masks(TorchFunctionMode):
         return self._dropout(scores.softmax(-1), dropout_p) @ value
 
 
-def masking(seed: int, index: int, moment: Moment, layer: Callable[..., Any]) -> Callable[..., Any]:
+@dataclass
+class Randomness:
+    """What a layer draws, as far as is known; None: that its first run will tell."""
+
+    masks: bool | None
+    others: bool | None = None
+    """By torch's generators."""
+
+    @contextlib.contextmanager
+    def watched(self, device: torch.device) -> Iterator[None]:
+        """A run; the first tells of ``others``."""
+        if self.others is not None:
+            yield
+            return
+        before = _states(device)
+        yield
+        self.others = any(not torch.equal(one, other) for one, other in zip(before, _states(device), strict=True))
+
+
+def _states(device: torch.device) -> list[Tensor]:
+    """Of the generators that a layer may draw from."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def masking(seed: int, index: int, moment: Moment, layer: Callable[..., Any], known: Randomness) -> Callable[..., Any]:
     """A layer whose masks are drawn by (1), the same again when it is computed again."""
 
     def run(*arguments: Any, **keywords: Any) -> Any:
-        with Masks(seed, index, moment):
-            return layer(*arguments, **keywords)
+        with Masks(seed, index, moment) as masks:
+            result = layer(*arguments, **keywords)
+        known.masks = known.masks or masks.drew
+        return result
 
     return run

@@ -45,6 +45,7 @@ class GraphStage:
         self.masked = dict(self._masked())
         """By the number of a mask, where the samples of what it masks are."""
         self.plain = {value: node.inputs[0] for value, node in self._transposed_weights()}
+        self.draws = any(_is_random(cut.graph.nodes[index].op) for index in self.part.operations)
 
     @property
     def needs_batch(self) -> bool:
@@ -80,7 +81,7 @@ class GraphStage:
             value: self.cut.places[value].back(tensor)
             for value, tensor in zip(self.part.receives, carry or (), strict=True)
         }
-        run = recomputed(self.recompute, deferring(self.deferral, _Once(self, batch, moment)))
+        run = recomputed(self.recompute, deferring(self.deferral, _Once(self, batch, moment)), draws=self.draws)
         made = self.gate.run(0, run, (received,), {}) if self.gate is not None else run(received)
         if self.is_last:
             return made[0]
@@ -162,6 +163,11 @@ class _Once:
                 held[buffer].copy_(held[after].detach())
         loss = stage.cut.graph.loss
         return [held[loss]] if stage.is_last and loss is not None else [held[value] for value in part.sends]
+
+
+def _is_random(op: str) -> bool:
+    """Whether an operation draws from torch's generators; masks do not."""
+    return op != MASK and torch.Tag.nondeterministic_seeded in getattr(function(op), "tags", ())
 
 
 def owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:

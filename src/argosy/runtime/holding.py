@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -18,16 +19,19 @@ from argosy.runtime.collectives import split_by
 from argosy.runtime.gradients import Gradients
 from argosy.runtime.initialise import Recording
 from argosy.runtime.parameters import Weight, holders, ranks_holding
-from argosy.runtime.ranks import members_of
+from argosy.runtime.ranks import members_of, seats_of
 from argosy.runtime.sharding import ShardSet, WeightGate
 from argosy.runtime.stage import StageProgram
 from argosy.runtime.summing import Groups, groups_needed, way_of
+from argosy.runtime.world import gather_texts
 from argosy.space.sharding import local_shape
 
 Proportions = Callable[[int], Sequence[float]]
 """How ZeRO divides the rows of a stage's weights among its replicas."""
 Kept = tuple[tuple[Box, ...], Callable[[Tensor], Tensor]]
 """Where the part of a weight lies that a rank keeps, and what takes it out of the whole."""
+Places = Sequence[tuple[nn.Module, str]]
+"""Modules that hold buffers, and their names in them."""
 _Holders = tuple[tuple[int, ...], tuple[int, ...]]
 """The ranks that hold some weights, and the stages that use them."""
 
@@ -71,7 +75,33 @@ def whole(weight: Weight) -> Kept | None:
     return None
 
 
-def keep_buffers(places: Iterable[tuple[nn.Module, str]], device: torch.device, recording: Recording | None) -> None:
+def share_buffers(stages: Sequence[Places], plan: Plan, roster: Sequence[str], device: torch.device) -> None:
+    """Everyone who holds a buffer starts from that of the first who does. ``stages``: where each has its own."""
+    found: dict[int, tuple[Tensor, list[tuple[nn.Module, str]], set[int]]] = {}
+    for places, seats in zip(stages, seats_of(plan, roster), strict=True):
+        for module, name in places:
+            buffer = module._buffers[name]
+            if buffer is not None and not buffer.is_meta and buffer.numel():
+                _, held_at, ranks = found.setdefault(id(buffer), (buffer, [], set()))
+                held_at.append((module, name))
+                ranks.update(seat.rank for seat in seats)
+    where = device if dist.get_backend() == "nccl" else torch.device("cpu")
+    copies = [buffer.detach().to(where, copy=True).contiguous() for buffer, _, _ in found.values()]
+    digest = hashlib.sha256(b"".join(_as_bytes(copy).cpu().numpy().tobytes() for copy in copies))
+    if len(set(gather_texts(digest.hexdigest(), device))) == 1:
+        return
+    for copy, (_, held_at, ranks) in zip(copies, found.values(), strict=True):
+        dist.broadcast(_as_bytes(copy), min(ranks))
+        for module, name in held_at:
+            module._buffers[name] = copy
+
+
+def _as_bytes(content: Tensor) -> Tensor:
+    """Of any dtype: backends do not carry all of them."""
+    return content.view(-1).view(torch.uint8)
+
+
+def keep_buffers(places: Places, device: torch.device, recording: Recording | None) -> None:
     """Bring buffers to the device."""
     for module, name in places:
         buffer = module._buffers[name]

@@ -30,6 +30,8 @@ from argosy.timeline import Contact, ContactKind, Span, SpanKind, Timeline
 
 _PINGS = 12
 _COMPUTATION = frozenset(kind for kind in SpanKind if not kind.is_communication)
+_Known = tuple[Span, int | None]
+"""A span and, of a transfer, the stage that it is for."""
 _SPANS, _CONTACTS = frozenset(SpanKind), frozenset(ContactKind)
 
 
@@ -98,20 +100,20 @@ def assemble(
     devices = tuple(roster or devices_by_rank(plan))
     steps = [mark for found in marks for mark in found if mark.what == STEP]
     zero = min((mark.start for mark in steps), default=0.0)
-    spans = _computation(marks, devices, zero)
-    spans += _transfers(marks, plan, bytes_per_sample, zero, devices)
-    spans.sort(key=lambda span: (span.start, span.end, span.where))
+    known: list[_Known] = [(span, None) for span in _computation(marks, devices, zero)]
+    known += _transfers(marks, plan, bytes_per_sample, zero, devices)
+    known.sort(key=lambda one: (one[0].start, one[0].end, one[0].where))
     ends: dict[int, float] = defaultdict(float)
     for mark in steps:
         ends[mark.step] = max(ends[mark.step], mark.end - zero)
     busy: dict[str, float] = defaultdict(float)
-    for span in spans:
+    for span, _ in known:
         if span.kind in _COMPUTATION:
             busy[span.where] += span.seconds
     return Timeline(
         clock="measured",
         devices=devices,
-        spans=_with_causes(spans),
+        spans=_with_causes(known),
         iteration_ends=tuple(ends[step] for step in sorted(ends)),
         busy=tuple(busy[device] for device in devices),
         contacts=_contacts(marks, devices, zero),
@@ -165,7 +167,7 @@ def _transfers(
     bytes_per_sample: dict[int, float],
     zero: float,
     devices: Sequence[str],
-) -> list[Span]:
+) -> list[_Known]:
     """(2)."""
     seats = seats_of(plan, devices)
     first = min((mark.step for found in marks for mark in found), default=0)
@@ -175,7 +177,7 @@ def _transfers(
         for mark in found
         if mark.what == ContactKind.SENDING
     }
-    spans = []
+    spans: list[_Known] = []
     for rank, found in enumerate(marks):
         for mark in found:
             if mark.what != ContactKind.WAITING or mark.stage is None:
@@ -186,29 +188,28 @@ def _transfers(
             for link in links_between(seat, seats[source], sending=False):
                 start = sent.get((link.peer, source, mark.micro_batch, mark.gradient, mark.step))
                 if start is not None and link.peer != rank:
-                    spans.append(
-                        Span(
-                            where=f"{devices[link.peer]}>{devices[rank]}",
-                            kind=SpanKind.TRANSFER,
-                            start=max(0.0, start - zero),
-                            end=max(0.0, start - zero, mark.end - zero),
-                            stage=source,
-                            micro_batch=mark.micro_batch,
-                            iteration=mark.step - first,
-                            bytes=size * (link.end - link.begin),
-                        )
+                    span = Span(
+                        where=f"{devices[link.peer]}>{devices[rank]}",
+                        kind=SpanKind.TRANSFER,
+                        start=max(0.0, start - zero),
+                        end=max(0.0, start - zero, mark.end - zero),
+                        stage=source,
+                        micro_batch=mark.micro_batch,
+                        iteration=mark.step - first,
+                        bytes=size * (link.end - link.begin),
                     )
+                    spans.append((span, mark.stage))
     return spans
 
 
-def _with_causes(spans: Sequence[Span]) -> tuple[Span, ...]:
+def _with_causes(known: Sequence[_Known]) -> tuple[Span, ...]:
     """Each computation waits for what ended last among the message it needs and the one before it on its device."""
+    spans = [span for span, _ in known]
     arrived: dict[tuple[str, int, int | None, int, bool], int] = {}
-    for index, span in enumerate(spans):
-        if span.kind is SpanKind.TRANSFER and span.stage is not None:
-            target = span.where.partition(">")[2]
-            for stage, gradient in ((span.stage + 1, False), (span.stage - 1, True)):
-                arrived[target, stage, span.micro_batch, span.iteration, gradient] = index
+    for index, (span, target) in enumerate(known):
+        if span.stage is not None and target is not None:
+            key = (span.where.partition(">")[2], target, span.micro_batch, span.iteration, target < span.stage)
+            arrived[key] = index
     last: dict[str, int] = {}
     result = []
     for index, span in enumerate(spans):

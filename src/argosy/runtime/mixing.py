@@ -24,10 +24,19 @@ def check_mixing(layers: Sequence[nn.Module], plan: Plan) -> None:
         raise InputError(problems)
 
 
+def undivided(layers: Sequence[nn.Module]) -> tuple[int, ...]:
+    """The layers that no stage with several replicas may have."""
+    return tuple(at for at, layer in enumerate(layers) if any(map(_mixes, layer.modules())))
+
+
+def _mixes(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) and module.training
+
+
 def _problems(module: nn.Module, path: str, stage: int, replicas: int) -> Iterator[Problem]:
     if not module.training:
         return
-    if isinstance(module, _BatchNorm) and replicas > 1:
+    if _mixes(module) and replicas > 1:
         expected = f"no statistics over a batch, which stage {stage} divides over {replicas} replicas"
         yield Problem(path=path, found=type(module).__name__, expected=expected, suggestion="GroupNorm has none")
     probability = module.p if isinstance(module, _DropoutNd) else getattr(module, "dropout", 0.0)

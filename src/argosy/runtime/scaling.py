@@ -17,7 +17,8 @@ class LossScale:
     def __init__(self, *, active: bool) -> None:
         self.active = active
         self.value = _FIRST if active else 1.0
-        self._calm = 0
+        self.calm = 0
+        """Steps since the last overflow or doubling."""
 
     @property
     def is_spent(self) -> bool:
@@ -28,8 +29,8 @@ class LossScale:
         """What became of a step."""
         if not self.active:
             return
-        self._calm = self._calm + 1 if finite else 0
+        self.calm = self.calm + 1 if finite else 0
         if not finite:
             self.value = max(1.0, self.value / 2)
-        elif self._calm == _PATIENCE:
-            self.value, self._calm = self.value * 2, 0
+        elif self.calm == _PATIENCE:
+            self.value, self.calm = self.value * 2, 0

@@ -1,8 +1,8 @@
 """ZeRO: replicas of a stage that each keep only some rows of the optimizer state, the gradients, the weights.
 
 Of a weight with R rows (its first dim), member i of the n replicas keeps R_i rows, in proportion to the replicas'
-weights and never losing one; the R_i may differ and may be 0. Several weights travel as one vector: all that member 0
-keeps, then all that member 1 keeps, ...
+weights and never losing one; the R_i may differ and may be 0. Several weights travel as one vector, in the widest of
+their dtypes: all that member 0 keeps, then all that member 1 keeps, ...
 
     (1)  level 1: the sum of the gradients is scattered once per step; after the update the rows are gathered
     (2)  level 2: it is scattered after every layer's backward, so that whole gradients never add up
@@ -99,7 +99,7 @@ class ShardSet:
         counts = part[-len(known) :].tolist()
         at = 0
         for shard, parameter, count in zip(self.shards, parameters, counts, strict=True):
-            rows = part[at : at + shard.own.numel()].view_as(shard.own)
+            rows = part[at : at + shard.own.numel()].view_as(shard.own).to(shard.own.dtype)
             at += shard.own.numel()
             if count:
                 shard.own.grad = rows.clone() if shard.own.grad is None else shard.own.grad + rows

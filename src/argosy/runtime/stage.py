@@ -19,7 +19,7 @@ from argosy.errors import InputError, Problem
 from argosy.plan.plan import Recompute
 from argosy.runtime.carry import Carry
 from argosy.runtime.defer import Deferral
-from argosy.runtime.dropout import drops, masking
+from argosy.runtime.dropout import Randomness, drops, masking
 from argosy.runtime.moment import Moment
 from argosy.runtime.parameters import Weight
 
@@ -82,7 +82,7 @@ class LayerStage:
         self.model = model
         self.layers = tuple(layers[first:end])
         self.loss_fn = loss_fn
-        self.dropping = tuple(drops(layer) for layer in self.layers)
+        self.random = tuple(Randomness(masks=drops(layer) or None) for layer in self.layers)
         self.first = first
         self.is_first = first == 0
         self.is_last = end == len(layers)
@@ -130,12 +130,14 @@ class LayerStage:
         return carry
 
     def _layer(self, index: int, layer: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
-        if self.dropping[index]:
-            layer = masking(self.seed, self.first + index, self.moment, layer)
-        layer = recomputed(self.recompute, deferring(self.deferral, layer))
-        if self.gate is not None:
-            return self.gate.run(index, layer, arguments, keywords)
-        return layer(*arguments, **keywords)
+        known = self.random[index]
+        if known.masks is not False:
+            layer = masking(self.seed, self.first + index, self.moment, layer, known)
+        layer = recomputed(self.recompute, deferring(self.deferral, layer), draws=known.others is not False)
+        with known.watched(self.device):
+            if self.gate is not None:
+                return self.gate.run(index, layer, arguments, keywords)
+            return layer(*arguments, **keywords)
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self.autocast is None:
@@ -155,8 +157,8 @@ def deferring(deferral: Deferral | None, layer: Callable[..., Any]) -> Callable[
     return run
 
 
-def recomputed(recompute: Recompute, layer: Callable[..., Any]) -> Callable[..., Any]:
-    """A layer that keeps less and computes it again."""
+def recomputed(recompute: Recompute, layer: Callable[..., Any], *, draws: bool) -> Callable[..., Any]:
+    """A layer that keeps less and computes it again; what it ``draws`` from torch's generators it draws again, too."""
     match recompute:
         case Recompute.NONE:
             return layer
@@ -167,7 +169,7 @@ def recomputed(recompute: Recompute, layer: Callable[..., Any]) -> Callable[...,
 
     def run(*arguments: Any, **keywords: Any) -> Any:
         return checkpoint.checkpoint(
-            layer, *arguments, use_reentrant=False, preserve_rng_state=False, context_fn=context, **keywords
+            layer, *arguments, use_reentrant=False, preserve_rng_state=draws, context_fn=context, **keywords
         )
 
     return run

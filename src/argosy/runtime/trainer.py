@@ -27,12 +27,14 @@ from argosy.runtime.failure import ElsewhereError, in_contact, in_contact_beside
 from argosy.runtime.gradients import Gradients
 from argosy.runtime.holding import (
     Division,
+    Places,
     Proportions,
     groups_of,
     initial_values,
     keep_buffers,
     keep_own,
     keeping,
+    share_buffers,
     whole,
 )
 from argosy.runtime.initialise import Recording
@@ -111,7 +113,13 @@ def parallelize(
     share = initial_values(plan, roster, groups)
     part = source.part(rank) if source is not None else whole
     kept = keep_own(weights, mine, device, recording, share, part)
-    places = source.buffers(mine) if source is not None else buffer_places(recipe.layers_of(plan, mine))
+
+    def places_of(stages: Sequence[int]) -> Places:
+        return source.buffers(stages) if source is not None else buffer_places(recipe.layers_of(plan, stages))
+
+    if recording is None:
+        share_buffers([places_of([stage]) for stage in range(len(plan.stages))], plan, roster, device)
+    places = places_of(mine)
     keep_buffers(places, device, recording)
     autocast = autocast_for(plan, model.parameters())
     programs: Mapping[int, StageProgram] = (

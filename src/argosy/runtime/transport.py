@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from argosy.runtime.ledger import MOST_GRADIENTS
+from argosy.runtime.world import patience_of_all
 
 Key = tuple[int, int, bool]
 """Sending stage, micro-batch, whether it is a gradient."""
@@ -69,7 +70,7 @@ class Transport:
     def open(cls, device: torch.device) -> Transport:
         """To be called by every rank of the default group at the same point."""
         if dist.get_backend() == "nccl":
-            return cls(device, tuple(dist.new_group() for _ in range(4)), staged=False)
+            return cls(device, tuple(dist.new_group(timeout=patience_of_all()) for _ in range(4)), staged=False)
         return cls(device, (None,) * 4, staged=device.type != "cpu")
 
     def send(self, tensor: Tensor, peer: int, tag: int, key: Key) -> None:

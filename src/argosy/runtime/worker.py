@@ -37,6 +37,7 @@ from argosy.runtime.folder import CHECKPOINTS, DECISIONS, PROGRESS, TIMELINE, ap
 from argosy.runtime.hardware import check_hardware
 from argosy.runtime.initialise import Recording
 from argosy.runtime.metrics import Metrics, serve
+from argosy.runtime.mixing import undivided
 from argosy.runtime.orphan import end_with_parent
 from argosy.runtime.program import Program, load_program
 from argosy.runtime.ranks import devices_by_rank
@@ -189,6 +190,7 @@ def adapter_of(
         model=ComputeModel(profiles={profile.device: profile for profile in profiles} or None),
         limits=Limits(reach=Reach(options.adapt), horizon=options.horizon, min_gain=options.min_gain),
         roster=trainer.roster,
+        undivided=() if trainer.making is None else undivided(trainer.making.recipe.layers),
     )
     return Adapter(trainer, brief, tell)
 

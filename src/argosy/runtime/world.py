@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -77,6 +78,14 @@ def _backend(roster: Sequence[str]) -> str:
     return "nccl" if largest < torch.cuda.device_count() else "gloo"
 
 
+def patience_of_all() -> datetime.timedelta:
+    """How long the group of all ranks waits, whoever opened it; groups within it wait no longer and no shorter."""
+    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    group: Any = dist.group.WORLD
+    timeout: datetime.timedelta = group._get_backend(device).options._timeout
+    return timeout
+
+
 def open_groups(
     rank_sets: list[tuple[int, ...]], known: Mapping[tuple[int, ...], dist.ProcessGroup | None]
 ) -> dict[tuple[int, ...], dist.ProcessGroup | None]:
@@ -85,7 +94,7 @@ def open_groups(
     groups = dict(known)
     for ranks in sorted(set(rank_sets)):
         if len(ranks) > 1 and ranks not in groups:
-            group = dist.new_group(list(ranks), timeout=PATIENCE)
+            group = dist.new_group(list(ranks), timeout=patience_of_all())
             groups[ranks] = group if isinstance(group, dist.ProcessGroup) else None
     return groups
 

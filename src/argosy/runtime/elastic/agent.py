@@ -106,10 +106,12 @@ class Agent:
             await asyncio.sleep(self.job.interval)
 
     async def _find_leader(self) -> Line | None:
-        """A connection to whoever leads: the last who claimed, or where that is long ago any earlier host."""
+        """A connection to whoever leads: the last who claimed, or where that is long ago any host that can be reached:
+        one that was there first leads, and may have claimed nothing yet."""
         claim, hosts = self.claims.newest(), self.claims.hosts()
         candidates = [claim.leader] if claim is not None else []
-        candidates += self._earlier() if self._is_vacant() else []
+        if self._is_vacant():
+            candidates += await self._reaches([hosts[name] for name in self.replanner.order if name in hosts])
         for name in candidates:
             line = await self._join(hosts[name]) if name in hosts and name != self.job.node else None
             if line is not None:

@@ -48,6 +48,8 @@ class Header:
     rank: int
     scale: float
     """The loss scale."""
+    calm: int = 0
+    """Steps for which it has not changed (``LossScale``)."""
     entries: int
     """Distinct tensors that all ranks held together."""
     elements: int

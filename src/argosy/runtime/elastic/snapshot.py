@@ -150,6 +150,7 @@ class Copier:
             step=self.trainer.steps,
             rank=self.trainer.rank,
             scale=self.trainer.scale.value,
+            calm=self.trainer.scale.calm,
             entries=duties.entries,
             elements=duties.elements,
             pieces=tuple(pieces),
@@ -165,7 +166,7 @@ class Copier:
                     file.write(block.numpy().data)
                     file.flush()
                     hear(file)
-        except OSError:
+        except (OSError, ValueError):  # the agent went away, be it within its answer
             self.failed = True
 
 
@@ -200,7 +201,8 @@ def restore(trainer: Trainer, sources: Sequence[Source], *, near: Place, token: 
         assert trainer.optimizer is not None
         trainer.optimizer.state[held.parameter][what] = value
     trainer.gradients.after_update()
-    trainer.steps, trainer.scale.value = sources[0].header.step, sources[0].header.scale
+    told = sources[0].header
+    trainer.steps, trainer.scale.value, trainer.scale.calm = told.step, told.scale, told.calm
 
 
 def _state_pieces(places: dict[str, list[tuple[Source, Piece]]], name: str) -> list[tuple[str, Piece]]:
