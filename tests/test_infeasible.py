@@ -10,10 +10,12 @@ import pytest
 
 from argosy.cluster.file import load_cluster
 from argosy.cluster.topology import Cluster
+from argosy.cost.compute import ComputeModel
 from argosy.cost.memory import USABLE
 from argosy.errors import InfeasibleError
+from argosy.explain import infeasible
 from argosy.explain.infeasible import Infeasibility, diagnose
-from argosy.explain.remedy import GIB, Change, ChangeKind, with_more_nodes
+from argosy.explain.remedy import GIB, Change, ChangeKind, Trial, with_more_nodes
 from argosy.plan.check import check_plan
 from argosy.planner import Settings, find_plan
 from argosy.workload.chain import Chain
@@ -53,6 +55,19 @@ CASES = {
     "few-samples": Tight(model="opt-30b", cluster="mixed-8", batch=1, options={"dtype": "fp16", "optimizer": "sgd"}),
     "sixteen": Tight(model="llama-3-70b", cluster="mixed-16", batch=16, options={"dtype": "fp16"}),
 }
+
+
+def test_what_parts_of_a_sequence_exchange_is_part_of_the_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan fits where all memory grows by what the closest one is over, and not by clearly less."""
+    monkeypatch.setattr(infeasible, "nearest_changes", lambda trial, reload: ())
+    chain, cluster = load_model("llama-3-8b", dtype="fp16", sequence_length=2**18), load_cluster("one-per-node-16")
+    trial = Trial(chain, cluster, 1, Settings(), ComputeModel())
+    found = diagnose(chain, cluster, global_batch=1)
+    assert found.plan is not None
+    assert found.plan.stages[0].context > 1
+    over = max(need.over for need in found.needs)
+    assert replace(trial, factor=over * 1.001).fit() is not None
+    assert replace(trial, factor=over / 1.03).fit() is None
 
 
 def with_memory(cluster: Cluster, kind: str, more: float) -> Cluster:

@@ -15,8 +15,11 @@ from argosy.calibrate.run import Degrees, MeasuredRun, Measurements, even_plan
 from argosy.calibrate.sailor import read_sailor_runs
 from argosy.calibrate.study import default_names, study
 from argosy.calibrate.vtrain import COLUMNS, is_vtrain, read_vtrain
+from argosy.cluster.file import load_cluster
 from argosy.cost.calibration import Calibration
 from argosy.errors import InputError
+from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.workload.load import load_model
 from argosy.workload.profile import Profile
 
 TRUE = Calibration(passes=3.2, forward_floor=0.4e-3, backward_floor=2e-3, bandwidth=0.4)
@@ -44,6 +47,31 @@ def told_by(measured: Measurements, constants: Calibration) -> Measurements:
     memory = peak_bytes(measured.runs, replace(constants, process_bytes=4e9, activation_factor=1.25))
     runs = zip(measured.runs, seconds.tolist(), memory.tolist(), strict=True)
     return replace(measured, runs=tuple(replace(run, seconds=s, peak_bytes=b) for run, s, b in runs))
+
+
+@pytest.fixture(scope="module")
+def two_dtypes() -> tuple[MeasuredRun, ...]:
+    cluster = load_cluster("mixed-16")
+    degrees = Degrees(tensor=2, data=1, pipeline=2, micro_batch=1, global_batch=8)
+    chains = [load_model("llama-2-7b", dtype=dtype, sequence_length=2048) for dtype in ("fp16", "fp32")]
+    plans = [even_plan(degrees, chain, cluster) for chain in chains]
+    both = zip(plans, chains, strict=True)
+    return tuple(MeasuredRun(name="", plan=plan, chain=chain, cluster=cluster, seconds=1.0) for plan, chain in both)
+
+
+def test_a_run_is_priced_the_same_beside_others_of_its_model(two_dtypes: tuple[MeasuredRun, ...]) -> None:
+    measured = Measurements(source="", runs=two_dtypes)
+    together = quick_seconds(measured, two_dtypes, Calibration())
+    alone = [quick_seconds(measured, [run], Calibration())[0] for run in two_dtypes]
+    assert together.tolist() == alone
+
+
+def test_a_schedule_of_its_own_depth_holds_as_many_activations(two_dtypes: tuple[MeasuredRun, ...]) -> None:
+    run = two_dtypes[0]
+    all_ahead = replace(run, plan=replace(run.plan, schedule=ScheduleSpec(kind=ScheduleKind.GPIPE)))
+    as_deep = ScheduleSpec(kind=ScheduleKind.EAGER, depth=(8, 8))
+    deep = replace(run, plan=replace(run.plan, schedule=as_deep))
+    assert len(set(peak_bytes([all_ahead, deep], Calibration()).tolist())) == 1
 
 
 def test_known_constants_are_found_again(imagined: Measurements) -> None:

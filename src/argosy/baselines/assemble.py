@@ -19,7 +19,7 @@ from argosy.baselines.job import RECOMPUTE, Job, NoPlan
 from argosy.cost.memory import USABLE, activation_bytes, recomputed_bytes, state_bytes, working_bytes
 from argosy.plan.plan import ClusterRef, LeftOut, ModelRef, Plan, Recompute, Replica, Stage
 from argosy.schedule import ScheduleKind, ScheduleSpec
-from argosy.schedule.generate import default_depth
+from argosy.schedule.generate import depth_of
 from argosy.sim.simulate import iteration_seconds
 from argosy.units import SIZE, counted
 
@@ -95,7 +95,7 @@ def assemble(
 
 def shortage(job: Job, plan: Plan) -> Shortage | None:
     """(1): None where the plan fits."""
-    depths = plan.schedule.depth or default_depth(plan.schedule, len(plan.stages), plan.num_micro_batches)
+    depths = depth_of(plan.schedule, len(plan.stages), plan.num_micro_batches)
     buffers = 3 * max((layer.output_bytes for layer in job.chain.layers[:-1]), default=0.0)
     worst: Shortage | None = None
     for stage, depth in zip(plan.stages, depths, strict=True):

@@ -31,7 +31,7 @@ from argosy.cost.compute import ComputeModel, Portion, layer_seconds, recompute_
 from argosy.cost.memory import activation_bytes, recomputed_bytes, stage_parameters, state_bytes
 from argosy.plan.plan import Replica, Stage
 from argosy.schedule import ScheduleKind, ScheduleSpec
-from argosy.schedule.generate import default_depth
+from argosy.schedule.generate import depth_of
 from argosy.sim.constant import pipeline_seconds
 from argosy.sim.simulate import iteration_seconds
 from argosy.workload.chain import Chain, Layer
@@ -55,7 +55,7 @@ def quick_seconds(measured: Measurements, runs: Sequence[MeasuredRun], calibrati
     pricing = _Pricing(calibration, measured)
     groups: dict[tuple[tuple[int, ...], int, int], list[int]] = defaultdict(list)
     for index, run in enumerate(runs):
-        depth = tuple(default_depth(run.plan.schedule, len(run.plan.stages), run.plan.num_micro_batches))
+        depth = depth_of(run.plan.schedule, len(run.plan.stages), run.plan.num_micro_batches)
         groups[depth, run.plan.schedule.k, run.plan.num_micro_batches].append(index)
     seconds = np.empty(len(runs))
     for (depth, group, count), members in groups.items():
@@ -79,7 +79,7 @@ def peak_bytes(runs: Sequence[MeasuredRun], calibration: Calibration) -> FloatAr
 
 def _stage_bytes(run: MeasuredRun, calibration: Calibration) -> Iterator[float]:
     plan, chain = run.plan, calibration.chain(run.chain)
-    depth = default_depth(plan.schedule, len(plan.stages), plan.num_micro_batches)
+    depth = depth_of(plan.schedule, len(plan.stages), plan.num_micro_batches)
     for stage, in_flight in zip(plan.stages, depth, strict=True):
         for replica in {(replica.samples, replica.shares): replica for replica in stage.replicas}.values():
             share = max(replica.shares)
@@ -137,9 +137,11 @@ class _Pricing:
         return max(f for f, _ in pairs), max(b for _, b in pairs)
 
     def _layer(self, chain: Chain, layer: Layer, stage: Stage, portion: Portion) -> tuple[float, float]:
+        device = portion.device
         look = (layer.kind, layer.forward_flop, layer.parameters, layer.tied_parameters, stage.recompute)
-        name = layer.name if self.model.profile_for(portion.device) else ""
-        key = (chain.name, name, *look, portion.device.kind.name, portion.samples, portion.share, portion.width)
+        name = layer.name if self.model.profile_for(device) else ""
+        where = (device.kind.name, device.efficiency, portion.samples, portion.share, portion.width)
+        key = (id(chain), name, *look, *where)  # a model's name may stand for several lengths and dtypes
         if key not in self.layers:
             forward, backward = layer_seconds(self.model, chain, layer, portion)
             again = recompute_seconds(self.model, chain, layer, portion, stage.recompute, forward)

@@ -124,7 +124,7 @@ def _stage_needs(index: int, choice: Choice, depth: int, group: int, factor: flo
     prices = option.prices
     kept = float(prices.kept_ranges(option.recompute)[first, end])
     passing = float(prices.transient(option.recompute)[first, end])
-    arriving = (2 * group + 1) * prices.largest_output
+    arriving = (2 * group + 1) * prices.largest_output + prices.exchange_buffers(option.context, option.expert)
     for part, pool in zip(option.parts, option.pools, strict=True):
         yield Need(
             stage=index,

@@ -55,7 +55,7 @@ def build_schedule(spec: ScheduleSpec, num_stages: int, num_micro_batches: int) 
             return interleaved(num_stages, num_micro_batches, spec.chunks)
         case ScheduleKind.ZERO_BUBBLE:
             return zero_bubble(num_stages, num_micro_batches)
-    depth = spec.depth or default_depth(spec, num_stages, num_micro_batches)
+    depth = depth_of(spec, num_stages, num_micro_batches)
     return family(spec.kind, depth, group_size(spec, num_micro_batches), num_micro_batches)
 
 
@@ -70,6 +70,11 @@ def usual_depth(spec: ScheduleSpec, from_end: int, num_micro_batches: int) -> in
     """d of (1) to (4) of one stage, the last being 1 from the end; under a zero-bubble schedule that of 1f1b."""
     ahead = 2 * from_end - 1 if spec.kind is ScheduleKind.EAGER else group_size(spec, num_micro_batches) * from_end
     return min(num_micro_batches, ahead)
+
+
+def depth_of(spec: ScheduleSpec, num_stages: int, num_micro_batches: int) -> tuple[int, ...]:
+    """Warm-up forwards per stage: as the schedule says, or the usual ones."""
+    return spec.depth or default_depth(spec, num_stages, num_micro_batches)
 
 
 def default_depth(spec: ScheduleSpec, num_stages: int, num_micro_batches: int) -> tuple[int, ...]:

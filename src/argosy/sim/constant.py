@@ -20,7 +20,7 @@ import numpy as np
 
 from argosy.cluster.trace import FloatArray
 from argosy.schedule import Action, ActionKind, ScheduleKind, ScheduleSpec, build_schedule
-from argosy.schedule.generate import default_depth, group_size
+from argosy.schedule.generate import depth_of, group_size
 
 Step = tuple[int, int, int, int, int]
 """Worker; stage; forward (0), backward (1) or half a backward (2); the step whose result it waits for (-1: none); where
@@ -101,7 +101,7 @@ def orders_of(
     if schedule.kind in (ScheduleKind.ZERO_BUBBLE, ScheduleKind.INTERLEAVED):
         rows = build_schedule(schedule, num_stages, num_micro_batches).rows
         return [[_plain(action) for action in row] for row in rows]
-    depths = schedule.depth or default_depth(schedule, num_stages, num_micro_batches)
+    depths = depth_of(schedule, num_stages, num_micro_batches)
     group = group_size(schedule, num_micro_batches)
     return [_family_order(stage, depth, group, num_micro_batches) for stage, depth in enumerate(depths)]
 
