@@ -1,4 +1,5 @@
-"""What a step says about links: the one that is slow is found, wide ones stay believed, queues do not mislead."""
+"""What a step says: the link that is slow is found, wide ones stay believed, queues do not mislead, and devices are
+judged by what they computed themselves."""
 
 from __future__ import annotations
 
@@ -7,14 +8,22 @@ from pathlib import Path
 import pytest
 
 from argosy.adapt.recorded import seen_in
-from argosy.adapt.signals import Message, bandwidths_seen, speeds_seen
+from argosy.adapt.shares import with_shares
+from argosy.adapt.signals import Message, Work, bandwidths_seen, speeds_seen, work_of
+from argosy.adapt.watch import World
 from argosy.cli.inputs import load_scenario
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
+from argosy.cost.compute import ComputeModel
 from argosy.document import parse_toml
+from argosy.dtype import Dtype
 from argosy.errors import InputError
 from argosy.plan.file import read_plan
+from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
+from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.simulate import simulate
+from argosy.workload.chain import Chain, Layer
+from argosy.workload.profile import Profile, ProfileRow
 
 MEGABYTE = 1e6
 
@@ -96,5 +105,84 @@ def test_a_timeline_that_nobody_measured_says_nothing_of_links() -> None:
 def test_a_device_that_told_nothing_is_not_judged() -> None:
     scenario = load_scenario(read_plan("gpt2-xl-on-two-cards"))
     first, second = scenario.plan.devices[:2]
-    found = speeds_seen({(0, first): 1.0}, scenario.plan, scenario.chain, scenario.cluster, scenario.model)
+    found = speeds_seen({(0, first): Work(1.0, 0.0)}, scenario.plan, scenario.chain, scenario.cluster, scenario.model)
     assert found.keys() == {first} and second not in found
+
+
+def core(name: str, seconds: dict[int, tuple[float, float]]) -> ComputeModel:
+    """A model whose layers take so long forward and backward for 4 samples, by tensor width."""
+    rows = tuple(
+        ProfileRow(
+            layer="work",
+            micro_batch=4,
+            tensor_width=width,
+            dtype=Dtype.FP16,
+            forward_seconds=forward,
+            backward_seconds=backward,
+        )
+        for width, (forward, backward) in seconds.items()
+    )
+    return ComputeModel(profiles={name: Profile(device=name, model="works", rows=rows)})
+
+
+def works(*stages: Stage) -> tuple[Plan, Chain, Cluster, ComputeModel]:
+    """Layers that take (1, 2) s alone and (0.75, 1.5) s by two, where one of two does half of a layer."""
+    cluster = cluster_of(100, 100, 100)
+    layer = {"kind": "work", "forward_flop": 1e9, "backward_flop": 2e9, "parameters": 64}
+    sizes = {"activation_bytes": 8.0, "output_bytes": 8.0, "max_tensor_width": 2}
+    layers = tuple(Layer(name=f"work{index}", **layer, **sizes) for index in range(stages[-1].end))
+    plan = Plan(
+        model=ModelRef(name="works", sequence_length=1, dtype=Dtype.FP16),
+        cluster=ClusterRef.of(cluster),
+        global_batch=4,
+        micro_batch_size=4,
+        num_micro_batches=1,
+        schedule=ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),
+        stages=stages,
+    )
+    chain = Chain(name="works", layers=layers, sequence_length=1, dtype=Dtype.FP16, optimizer="adamw")
+    return plan, chain, cluster, core("A100-40GB", {1: (1.0, 2.0), 2: (0.75, 1.5)})
+
+
+def test_members_of_an_uneven_group_have_speeds_of_their_own() -> None:
+    """A member with ratio r does 2 r of what one of two equal ones does: 3 layers x 2.25 s x 2 r."""
+    group = Replica(devices=("a0.0", "b0.0"), samples=4, ratios=(0.75, 0.25))
+    alone = Replica(devices=("c0.0",), samples=4)
+    case = works(Stage(first=0, end=3, replicas=(group,)), Stage(first=3, end=4, replicas=(alone,)))
+    told = {(0, "a0.0"): Work(10.125, 3.0), (0, "b0.0"): Work(13.5, 0.5), (1, "c0.0"): Work(1.5, 0.0)}
+    assert speeds_seen(told, *case) == {"a0.0": 1.0, "b0.0": 0.25, "c0.0": 2.0}
+
+
+def test_what_members_waited_for_each_other_is_no_work_of_theirs() -> None:
+    case = works(Stage(first=0, end=1, replicas=(Replica(devices=("a0.0", "b0.0"), samples=4),)))
+    for waited in (1e-3, 1.0, 100.0):
+        told = {(0, "a0.0"): Work(2.25, waited), (0, "b0.0"): Work(4.5, 1e-3)}
+        assert speeds_seen(told, *case) == {"a0.0": 1.0, "b0.0": 0.5}
+
+
+def test_chunks_of_one_device_are_judged_together() -> None:
+    """Of two stages on the same group, 1 and 2 layers: 6.75 s predicted in all."""
+    group = Replica(devices=("a0.0", "b0.0"), samples=4)
+    case = works(Stage(first=0, end=1, replicas=(group,)), Stage(first=1, end=3, replicas=(group,)))
+    told = {(0, "a0.0"): Work(2.5, 1.0), (1, "a0.0"): Work(11.0, 1.0)}
+    assert speeds_seen(told, *case) == {"a0.0": 0.5}
+
+
+def test_a_group_that_tells_of_no_exchange_is_not_judged() -> None:
+    case = works(Stage(first=0, end=1, replicas=(Replica(devices=("a0.0", "b0.0"), samples=4),)))
+    assert speeds_seen({(0, "a0.0"): Work(2.25, 0.0), (0, "b0.0"): Work(2.25, 0.5)}, *case) == {"b0.0": 1.0}
+
+
+def test_one_odd_micro_batch_does_not_count() -> None:
+    forward = [Work(1.0, 0.25), Work(1.0, 7.0), Work(50.0, 0.25)]
+    assert work_of({"forward": forward, "backward": [Work(2.0, 0.5)] * 3}) == Work(3.0, 0.75)
+
+
+def test_a_group_is_as_fast_as_who_takes_longest_for_its_share() -> None:
+    """At ratios 3 to 1, a member with a quarter of the work may slow down to a third before the group does."""
+    names = (("a0.0", "b0.0"), ("c0.0", "d0.0"))
+    replicas = tuple(Replica(devices=devices, samples=4, ratios=(0.75, 0.25)) for devices in names)
+    plan, chain, _, _ = works(Stage(first=0, end=1, replicas=replicas))
+    for slow, speed, samples in (("d0.0", 1 / 3, [4, 4]), ("d0.0", 1 / 9, [6, 2]), ("c0.0", 1 / 3, [6, 2])):
+        shared = with_shares(plan, chain, cluster_of(100, 100, 100, 100), World(speeds=((slow, speed),)))
+        assert [replica.samples for replica in shared.stages[0].replicas] == samples

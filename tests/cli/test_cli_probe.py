@@ -53,12 +53,25 @@ def test_a_run_tells_what_its_links_carried_and_how_fast_its_devices_were(run: R
     assert told["bandwidths"] and told["bandwidths"].keys() <= believed.keys()
     assert all(rate == pytest.approx(believed[name] / 2, rel=0.02) for name, rate in told["bandwidths"].items())
     alone = [replica.devices[0] for stage in scenario.plan.stages for replica in stage.replicas if replica.width == 1]
-    assert list(told["speeds"]) == alone == ["box0.0", "box0.1"], "members of a group wait for each other"
+    assert list(told["speeds"]) == alone == ["box0.0", "box0.1"], "nobody told what members of groups exchanged"
     assert all(speed == pytest.approx(0.5, rel=1e-6) for speed in told["speeds"].values())
     shown = run("probe", "--run", "run", "--plan", "plan.json")
     assert shown.code == 0
     assert all(name in shown.out for name in (*told["bandwidths"], *told["speeds"]))
     assert shown.out.count("50 %") == len(told["speeds"])
+
+
+def test_what_members_of_a_group_exchanged_is_left_out(run: Run, tmp_path: Path) -> None:
+    """Every computation took 1 s longer, of exchanges."""
+    timeline = write_run(tmp_path / "run")
+    spans = [
+        span if span.kind.is_communication else span._replace(end=span.end + 1, together=1.0) for span in timeline.spans
+    ]
+    (tmp_path / "run" / "timeline.json").write_text(dumps_timeline(replace(timeline, spans=tuple(spans))))
+    told = json.loads(run("probe", "--run", "run", "--plan", "plan.json", "--json").out)
+    plan = load_scenario(read_plan(NAME)).plan
+    assert any(replica.width > 1 for stage in plan.stages for replica in stage.replicas)
+    assert told["speeds"] == {name: pytest.approx(0.5, rel=1e-6) for name in plan.devices}
 
 
 def test_what_is_no_run_of_the_plan_is_refused(run: Run, tmp_path: Path) -> None:

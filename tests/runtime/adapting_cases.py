@@ -38,7 +38,9 @@ class Slowing:
     factor: float
 
 
-class _Nap(torch.autograd.Function):
+class Nap(torch.autograd.Function):
+    """A tensor that takes ``nap(samples)`` forward, and twice that backward."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, nap: Any) -> Tensor:
         ctx.nap = nap
@@ -61,7 +63,7 @@ class Napping(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         nap = lambda samples: time.sleep(SECONDS * samples * self.pace[0])  # noqa: E731
-        return torch.tanh(self.linear(_Nap.apply(x.requires_grad_(), nap)))
+        return torch.tanh(self.linear(Nap.apply(x.requires_grad_(), nap)))
 
 
 def loss_of(model: Any, batch: Tensor) -> Tensor:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import pytest
+import torch
 from rank_pool import RankPool
 from training_cases import Case, measured_run, offsets_of_skewed_clocks, plan_of
 
-from argosy.runtime.measure import STEP, Mark
+from argosy.runtime.measure import STEP, Mark, Recorder
 from argosy.runtime.measured import assemble
-from argosy.schedule import ScheduleKind
+from argosy.schedule import Action, ActionKind, ScheduleKind
 from argosy.timeline import ContactKind, SpanKind
 from argosy.timeline.file import loads_timeline
+
+PART = 2_000_000
+"""Cycles of a GPU, about a millisecond."""
 
 
 @pytest.mark.flaky(reruns=2)  # it measures real time
@@ -91,3 +98,71 @@ def test_a_forward_waits_for_no_gradient_where_two_workers_take_turns() -> None:
     for span in timeline.spans:
         assert span.waited_for is None or timeline.spans[span.waited_for].end <= span.start
     assert len(timeline.critical_path()) == 8 + 6
+
+
+class Streams(torch.autograd.Function):
+    """Two parts of work and three of an exchange, backward two and five; the exchange on a stream of its own that
+    waits for this one, and this one for it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, recorder: Recorder) -> torch.Tensor:
+        ctx.recorder = recorder
+        torch.cuda._sleep(PART)
+        exchange(recorder, 3)
+        torch.cuda._sleep(PART)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        torch.cuda._sleep(2 * PART)
+        exchange(ctx.recorder, 5)
+        return gradients[0], None
+
+
+def exchange(recorder: Recorder, parts: int) -> None:
+    with recorder.exchanging():
+        main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(parts * PART)
+        main.wait_stream(side)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="for --gpu, where there is one")
+@pytest.mark.flaky(reruns=2)  # it measures real time
+def test_exchanges_are_told_apart_on_a_stream() -> None:
+    recorder = Recorder(torch.device("cuda", 0))
+    x = torch.ones(4, device=recorder.device, requires_grad=True)
+    for recorder.step in range(5):
+        with recorder.computing(Action(0, ActionKind.FORWARD, 0)):
+            y = Streams.apply(x, recorder)
+        with recorder.computing(Action(0, ActionKind.BACKWARD, 0)):
+            y.backward(x.detach())
+        recorder.end_step(0.0)
+    last = {mark.what: mark for mark in recorder.marks if mark.step == 4}
+    for what, own, together in (("forward", 2, 3), ("backward", 2, 5)):
+        mark = last[what]
+        assert mark.together / (mark.end - mark.start) == pytest.approx(together / (own + together), rel=0.06)
+
+
+def test_exchanges_are_told_apart_inside_computations_only() -> None:
+    """A clock that goes on by 1 s at every reading: each pair of readings is a second."""
+    recorder = Recorder(torch.device("cpu"))
+    recorder.now = itertools.count(0.0).__next__
+    with recorder.exchanging():  # of weights, between two computations
+        pass
+    with recorder.computing(Action(1, ActionKind.FORWARD, 0)):
+        for _ in range(2):
+            with recorder.exchanging():
+                pass
+    with recorder.reducing(), recorder.exchanging():
+        pass
+    with recorder.computing(Action(1, ActionKind.BACKWARD, 0)):
+        pass
+    recorder.end_step(0.0)
+    found = [(mark.what, mark.end - mark.start, mark.together) for mark in recorder.marks[:-1]]
+    assert found == [("forward", 5.0, 2.0), ("collective", 1.0, 0.0), ("backward", 1.0, 0.0)]
+    timeline = assemble([recorder.marks, []], plan_of(Case(shares=((1,), (1,)))), {})
+    assert {span.kind: span.together for span in timeline.spans} == {
+        SpanKind.FORWARD: 2.0, SpanKind.COLLECTIVE: 0.0, SpanKind.BACKWARD: 0.0
+    }  # fmt: skip

@@ -9,7 +9,7 @@ import statistics
 from collections import defaultdict
 from dataclasses import dataclass
 
-from argosy.adapt.signals import Message, bandwidths_seen, speeds_seen
+from argosy.adapt.signals import Message, Work, bandwidths_seen, speeds_seen, work_of
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.errors import bad_input
@@ -30,8 +30,8 @@ class Seen:
 
 def seen_in(timeline: Timeline, plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> Seen:
     """(1) from a timeline that a run of ``plan`` has measured."""
-    if not timeline.contacts:
-        raise bad_input("a timeline that a run has measured, with what its processes waited for", timeline.clock)
+    if timeline.clock != "measured":
+        raise bad_input("a timeline that a run has measured", timeline.clock)
     strange = [name for name in timeline.devices if name not in cluster.device_index]
     if strange:
         raise bad_input(f"a timeline of a run on {cluster.name}, whose devices are others", strange[0])
@@ -40,7 +40,7 @@ def seen_in(timeline: Timeline, plan: Plan, chain: Chain, cluster: Cluster, mode
     for iteration in range(len(timeline.iteration_ends)):
         for name, rate in bandwidths_seen(_messages(timeline, iteration), cluster, believed).items():
             rates[name].append(rate)
-        for name, speed in speeds_seen(_work(timeline, iteration), plan, chain, cluster, model).items():
+        for name, speed in speeds_seen(_works(timeline, iteration), plan, chain, cluster, model).items():
             speeds[name].append(speed)
     return Seen(
         bandwidths={name: statistics.median(found) for name, found in sorted(rates.items())},
@@ -65,12 +65,13 @@ def _messages(timeline: Timeline, iteration: int) -> list[Message]:
     return messages
 
 
-def _work(timeline: Timeline, iteration: int) -> dict[tuple[int, str], float]:
-    """Seconds of a micro-batch, forward and backward, by stage and device: the median of each kind."""
-    times: dict[tuple[int, str], dict[SpanKind, list[float]]] = defaultdict(lambda: defaultdict(list))
+def _works(timeline: Timeline, iteration: int) -> dict[tuple[int, str], Work]:
+    """By stage and device."""
+    found: dict[tuple[int, str], dict[str, list[Work]]] = defaultdict(lambda: defaultdict(list))
     for span in timeline.spans:
         if span.stage is None or span.micro_batch is None or span.kind.is_communication:
             continue
         if span.iteration == iteration:
-            times[span.stage, span.where][span.kind].append(span.seconds)
-    return {key: sum(statistics.median(found) for found in kinds.values()) for key, kinds in times.items()}
+            work = Work(max(0.0, span.seconds - span.together), span.together)
+            found[span.stage, span.where][span.kind].append(work)
+    return {key: work_of(kinds) for key, kinds in found.items()}

@@ -13,8 +13,15 @@ carry, or more; and where no link of a route is that busy, something has become 
     (3)  of the links that no other route has seen busy, those on the edges that most of the unexplained routes have in
          common are to blame; their rates count, others' do not
 
-    (4)  speed of a device = predicted over measured seconds of a micro-batch, median over the step; members of a
-         tensor-parallel group wait for each other while they compute, so their seconds say nothing of one of them
+Devices of a stage exchange tensors while they compute (a tensor-parallel group, or replicas under ZeRO 2 and 3), and
+who is done first waits there for the others. Seconds spent so are measured apart and count for nobody:
+
+    (4)  speed of a device = predicted over measured seconds of its own part of a micro-batch, exchanges counted in
+         neither; measured: the median over the step; predicted for a member of a group: by its ratio of the work
+
+A plan counts with ratios, a runtime cuts whole columns and heads and computes on every member what cannot be cut; that
+difference is in the speeds, as every other between the cost model and a device is. A group whose members tell of no
+exchange is not judged: nothing was cut, or nobody measured it.
 """
 
 from __future__ import annotations
@@ -54,6 +61,15 @@ class Message(NamedTuple):
     @property
     def was_awaited(self) -> bool:
         return self.arrived - max(self.awaited, self.sent) > _WAITED * (self.arrived - self.sent)
+
+
+class Work(NamedTuple):
+    """What one micro-batch took a device, forward and backward."""
+
+    own: float
+    """Seconds without exchanges."""
+    together: float
+    """Seconds of exchanges with other devices of the stage, waiting for them included."""
 
 
 def bandwidths_seen(messages: Sequence[Message], cluster: Cluster, believed: Mapping[str, float]) -> dict[str, float]:
@@ -118,19 +134,30 @@ def _blamed(
     return blamed
 
 
+def work_of(kinds: Mapping[str, Sequence[Work]]) -> Work:
+    """A micro-batch of a step, from those of its kinds of computation: the median of each.
+
+    >>> work_of({"forward": [Work(1.0, 0.5), Work(1.5, 4.0), Work(9.0, 1.0)], "backward": [Work(2.0, 1.0)]})
+    Work(own=3.5, together=2.0)
+    """
+    own = sum(statistics.median(work.own for work in found) for found in kinds.values())
+    return Work(own, sum(statistics.median(work.together for work in found) for found in kinds.values()))
+
+
 def speeds_seen(
-    seconds: Mapping[tuple[int, str], float], plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel
+    works: Mapping[tuple[int, str], Work], plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel
 ) -> dict[str, float]:
-    """(4) by device. ``seconds``: of one micro-batch, forward and backward, by stage and device."""
+    """(4) by device. ``works``: by stage and device."""
     predicted: dict[str, float] = defaultdict(float)
     measured: dict[str, float] = defaultdict(float)
     for index, stage in enumerate(plan.stages):
         for replica in stage.replicas:
-            name, *others = replica.devices
-            found = seconds.get((index, name))
-            if others or found is None:
-                continue
-            portion = Portion(device=cluster.device(name), samples=replica.samples)
-            predicted[name] += sum(stage_seconds(model, chain, stage, portion))
-            measured[name] += found
+            for name, share in zip(replica.devices, replica.shares, strict=True):
+                work = works.get((index, name))
+                if work is None or (replica.width > 1 and work.together <= 0):
+                    continue
+                device = cluster.device(name)
+                portion = Portion(device=device, samples=replica.samples, share=share, width=replica.width)
+                predicted[name] += sum(stage_seconds(model, chain, stage, portion))
+                measured[name] += work.own
     return {name: predicted[name] / measured[name] for name in measured if measured[name] > 0}

@@ -2,8 +2,8 @@
 
 After every step all ranks exchange one small message of the same size, and nothing else is sent for it:
 
-    (1)  each tells when its messages left and when it stopped waiting for those that came, on a common clock, and how
-         long a micro-batch took it
+    (1)  each tells when its messages left and when it stopped waiting for those that came, on a common clock, how long
+         a micro-batch took it, and how long it exchanged parts of one with other ranks of its stage
     (2)  rank 0 turns that into bandwidths and speeds (``adapt.signals``) and hands them to the controller, which
          thinks in a process of its own (``adapt.advisor``) while steps go on
     (3)  what it has decided meanwhile rank 0 announces in its next message, so that all ranks apply it before the same
@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from argosy.adapt.advisor import Advisor, Brief, Observation
 from argosy.adapt.controller import Decision
-from argosy.adapt.signals import Message, bandwidths_seen, speeds_seen
+from argosy.adapt.signals import Message, Work, bandwidths_seen, speeds_seen, work_of
 from argosy.adapt.watch import World
 from argosy.plan.file import dumps_plan, loads_plan, schedule_to_dict
 from argosy.plan.plan import Plan, Stage
@@ -128,7 +128,7 @@ class Adapter:
 
     def _rows(self) -> Iterator[tuple[float, ...]]:
         last, marks = self.trainer.steps - 1, self.trainer.recorder.marks
-        work: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        works: dict[int, dict[str, list[Work]]] = defaultdict(lambda: defaultdict(list))
         for mark in reversed(marks):
             if mark.step != last:
                 break
@@ -140,35 +140,20 @@ class Adapter:
             elif mark.what == ContactKind.WAITING:
                 yield _WAITED, mark.stage, mark.micro_batch or 0, mark.gradient, start, end
             elif mark.what in _COMPUTATION:
-                work[mark.stage][mark.what].append(mark.end - mark.start)
-        for stage, kinds in work.items():
-            seconds = self._working(stage, kinds)
-            if seconds > 0:
-                yield _WORKED, stage, 0, 0, seconds, 0
+                own = mark.end - mark.start - mark.together
+                works[mark.stage][mark.what].append(Work(own, mark.together))
+        for stage, kinds in works.items():
+            yield _WORKED, stage, 0, 0, *work_of(kinds)
         for stage, size in self.trainer.executor.bytes_handed_on().items():
             yield _SIZE, stage, 0, 0, size, 0
         if not self.keeps_marks:
             marks.clear()
 
-    def _working(self, stage: int, kinds: Mapping[str, Sequence[float]]) -> float:
-        """Seconds of a micro-batch: the median, or where layers gather weights while they compute (ZeRO 2 and 3) the
-        mean without that; 0 on a GPU, where the host's clock cannot tell the two apart."""
-        gate = self.trainer.gates.get(stage)
-        if gate is None:
-            return sum(statistics.median(times) for times in kinds.values())
-        sets = [shards for shards in gate.sets if shards is not None]
-        together = sum(shards.seconds for shards in sets)
-        for shards in sets:
-            shards.seconds = 0.0
-        if self.trainer.device.type != "cpu":
-            return 0.0
-        return (sum(map(sum, kinds.values())) - together) / self.trainer.plan.num_micro_batches
-
     def _observation(self, gathered: Sequence[Any], seconds: float, steps_left: int) -> Observation:
         """(2)."""
         trainer, brief = self.trainer, self.brief
-        work = {
-            (int(row[1]), trainer.roster[rank]): row[4]
+        works = {
+            (int(row[1]), trainer.roster[rank]): Work(*row[4:])
             for rank, rows in enumerate(gathered)
             for row in rows
             if row[0] == _WORKED
@@ -177,7 +162,7 @@ class Adapter:
         moved = None if self.last_move is None else self.last_move.seconds
         self.last_move = None
         bandwidths = bandwidths_seen(messages, brief.cluster, self.believed)
-        speeds = speeds_seen(work, trainer.plan, brief.chain, brief.cluster, brief.model)
+        speeds = speeds_seen(works, trainer.plan, brief.chain, brief.cluster, brief.model)
         self.seen = bandwidths | speeds
         return Observation(
             step=trainer.steps - 1,

@@ -33,7 +33,8 @@ from argosy.space.sharding import PARTIAL, State
 def converted(exchange: Exchange, part: Tensor, shape: tuple[int, ...], step: Conversion, way: Way) -> Tensor:
     """A tensor of a whole shape, from one state to another by a collective; ``taken`` is for slices."""
     if not part.is_floating_point():
-        return exchange.convert(part, shape, step, way)
+        with exchange.exchanging():
+            return exchange.convert(part, shape, step, way)
     result: Tensor = _Converted.apply(part, exchange, shape, step, way)  # type: ignore[no-untyped-call]
     if step.kind is Collective.ALL_GATHER:
         return taken(exchange, result, step.after)
@@ -56,30 +57,36 @@ class _Converted(torch.autograd.Function):
         ctx: Any, part: Tensor, exchange: Exchange, shape: tuple[int, ...], step: Conversion, way: Way
     ) -> Tensor:
         ctx.exchange, ctx.shape, ctx.step, ctx.way = exchange, shape, step, way
-        match step.kind:
-            case Collective.ALL_REDUCE:
-                return exchange.all_reduce(part)
-            case Collective.REDUCE_SCATTER:
-                return exchange.reduce_scatter(part, step.after)
-            case Collective.ALL_GATHER:
-                return exchange.all_gather(part, shape, step.before, GATHERS.get(way, GatherBy.ALL_TO_ALL))
-        assert step.kind is Collective.ALL_TO_ALL
-        return exchange.all_to_all(part, shape, step.before, step.after)
+        with exchange.exchanging():
+            return _forward(exchange, part, shape, step, way)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        exchange, shape, step = ctx.exchange, ctx.shape, ctx.step
-        gradient = gradients[0]
-        match step.kind:
-            case Collective.ALL_REDUCE:
-                back = exchange.all_reduce(gradient)
-            case Collective.REDUCE_SCATTER:
-                back = exchange.all_gather(gradient, shape, step.after, GATHERS.get(ctx.way, GatherBy.ALL_TO_ALL))
-            case Collective.ALL_GATHER:
-                back = exchange.reduce_scatter(gradient, step.before)
-            case _:
-                back = exchange.all_to_all(gradient, shape, step.after, step.before)
-        return back, None, None, None, None
+        with ctx.exchange.exchanging():
+            return _backward(ctx.exchange, gradients[0], ctx.shape, ctx.step, ctx.way), None, None, None, None
+
+
+def _forward(exchange: Exchange, part: Tensor, shape: tuple[int, ...], step: Conversion, way: Way) -> Tensor:
+    match step.kind:
+        case Collective.ALL_REDUCE:
+            return exchange.all_reduce(part)
+        case Collective.REDUCE_SCATTER:
+            return exchange.reduce_scatter(part, step.after)
+        case Collective.ALL_GATHER:
+            return exchange.all_gather(part, shape, step.before, GATHERS.get(way, GatherBy.ALL_TO_ALL))
+    assert step.kind is Collective.ALL_TO_ALL
+    return exchange.all_to_all(part, shape, step.before, step.after)
+
+
+def _backward(exchange: Exchange, gradient: Tensor, shape: tuple[int, ...], step: Conversion, way: Way) -> Tensor:
+    match step.kind:
+        case Collective.ALL_REDUCE:
+            return exchange.all_reduce(gradient)
+        case Collective.REDUCE_SCATTER:
+            return exchange.all_gather(gradient, shape, step.after, GATHERS.get(way, GatherBy.ALL_TO_ALL))
+        case Collective.ALL_GATHER:
+            return exchange.reduce_scatter(gradient, step.before)
+    return exchange.all_to_all(gradient, shape, step.after, step.before)
 
 
 class _OnFirst(torch.autograd.Function):

@@ -23,6 +23,7 @@ from argosy.runtime.collectives import (
     sum_uneven,
     swap_uneven,
 )
+from argosy.runtime.measure import Exchanging, untold
 from argosy.runtime.shards import take
 from argosy.space.delivery import Conversion
 from argosy.space.sharding import Segments, State, local_shape, unit_counts
@@ -33,8 +34,8 @@ GATHERS = {Way.PADDED: GatherBy.PADDED, Way.GROUPED: GatherBy.BROADCASTS}
 class Exchange:
     """The collectives of one rank of one group at given ratios."""
 
-    def __init__(self, segments: Segments, group: Group = None) -> None:
-        self.segments, self.group = segments, group
+    def __init__(self, segments: Segments, group: Group = None, exchanging: Exchanging = untold) -> None:
+        self.segments, self.group, self.exchanging = segments, group, exchanging
         self.count = len(segments.ratios[0])
         self.rank = dist.get_rank(group) if self.count > 1 else 0
 

@@ -18,6 +18,7 @@ from argosy.runtime.boxes import Box
 from argosy.runtime.collectives import split_by
 from argosy.runtime.gradients import Gradients
 from argosy.runtime.initialise import Recording
+from argosy.runtime.measure import Exchanging, untold
 from argosy.runtime.parameters import Weight, holders, ranks_holding
 from argosy.runtime.ranks import members_of, seats_of
 from argosy.runtime.sharding import ShardSet, WeightGate
@@ -194,6 +195,7 @@ class Division:
         rank: int,
         roster: Sequence[str],
         rows: Mapping[str, Tensor] | None = None,
+        exchanging: Exchanging = untold,
     ) -> None:
         """``rows``: those of this rank, for weights of level 3 that are not in memory whole."""
         self.gates: dict[int, WeightGate] = {}
@@ -216,6 +218,7 @@ class Division:
                 member=keep.ranks.index(rank),
                 sizes={weight.name: keepings[weight.name].sizes for weight in candidates},
                 rows=rows or {},
+                exchanging=exchanging,
             )
             shards += self._shard(stage, candidates, programs[stage], shard_set)
         shared = [

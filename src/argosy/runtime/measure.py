@@ -2,11 +2,17 @@
 
 A mark costs two readings of a clock and an append. On a GPU, where work is only queued, computation is marked by events
 on its stream, which are read after the step. Times are seconds of the rank's own clock; ``measured`` aligns the ranks.
+
+Ranks of a stage may exchange tensors while they compute: parts between members of a tensor-parallel group, weights and
+gradients between replicas (ZeRO 2 and 3). Who is done first waits there for who is not, so these seconds are summed up
+beside the mark of the computation: what is left of it is the rank's own. On a GPU they are events on the same stream,
+which waits for a collective where its result is used: there the two are told apart as on a CPU.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -25,6 +31,7 @@ STEP = "step"
 """The mark of a whole step; all others are kinds of spans or of contacts."""
 
 _CONTACTS = frozenset(ContactKind)
+_COMPUTATION = frozenset(kind for kind in SpanKind if not kind.is_communication)
 
 
 class Mark(NamedTuple):
@@ -39,26 +46,47 @@ class Mark(NamedTuple):
     step: int
     start: float
     end: float
+    together: float = 0.0
+    """Seconds of it that were spent with other ranks of the stage, waiting for them included."""
 
 
 class _Marking:
     """A context that appends a mark when it is left."""
 
-    __slots__ = ("begin", "key", "now", "recorder")
+    __slots__ = ("begin", "exchanges", "key", "now", "recorder")
 
     def __init__(self, recorder: Recorder, key: tuple[str, int | None, int | None, bool], now: Any) -> None:
         self.recorder = recorder
         self.key = key
         self.now = now
+        self.exchanges: list[tuple[Any, Any]] | None = [] if key[0] in _COMPUTATION else None
 
     def __enter__(self) -> None:
+        self.recorder.exchanges = self.exchanges
         self.begin = self.now()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         recorder = self.recorder
-        recorder.raw.append((*self.key, recorder.step, self.begin, self.now()))
+        recorder.exchanges = None
+        recorder.raw.append((*self.key, recorder.step, self.begin, self.now(), self.exchanges or ()))
+
+
+class _Exchanging:
+    """A context inside a computation whose seconds are told apart from it."""
+
+    __slots__ = ("begin", "exchanges", "now")
+
+    def __init__(self, exchanges: list[tuple[Any, Any]], now: Any) -> None:
+        self.exchanges = exchanges
+        self.now = now
+
+    def __enter__(self) -> None:
+        self.begin = self.now()
+
+    def __exit__(self, *error: object) -> None:
+        self.exchanges.append((self.begin, self.now()))
 
 
 class _Nothing:
@@ -71,6 +99,14 @@ class _Nothing:
 
 _NOTHING = _Nothing()
 
+Exchanging = Callable[[], _Exchanging | _Nothing]
+"""What a context is had from for every exchange with other ranks of a stage."""
+
+
+def untold() -> _Nothing:
+    """Exchanges that nobody asks about."""
+    return _NOTHING
+
 
 class Recorder:
     """The marks of one rank, of as many steps as are kept."""
@@ -81,6 +117,8 @@ class Recorder:
         self.step = 0
         self.raw: list[Any] = []
         self.marks: list[Mark] = []
+        self.exchanges: list[tuple[Any, Any]] | None = None
+        """When those of the computation under way began and ended; None: nothing is computed."""
         self.now: Any = time.perf_counter if device.type == "cpu" else self._event
 
     def _event(self) -> torch.cuda.Event:
@@ -110,7 +148,11 @@ class Recorder:
         if self.enabled:
             gradient = action.kind is not ActionKind.FORWARD
             what = (ContactKind.RECEIVING, action.stage, action.micro_batch, gradient, self.step)
-            self.raw.append((*what, posted, time.perf_counter()))
+            self.raw.append((*what, posted, time.perf_counter(), ()))
+
+    def exchanging(self) -> _Exchanging | _Nothing:
+        """Around what ranks of a stage do with each other, wherever that is; it counts inside a computation."""
+        return _NOTHING if self.exchanges is None else _Exchanging(self.exchanges, self.now)
 
     def reducing(self) -> _Marking | _Nothing:
         return self._marking(SpanKind.COLLECTIVE, None, None, True)
@@ -123,7 +165,9 @@ class Recorder:
         end = time.perf_counter()
         if self.enabled:
             clock: Any = float if self.device.type == "cpu" else self._event_clock()
-            self.marks += [Mark._make((*raw[:5], clock(raw[5]), clock(raw[6]))) for raw in self.raw]
+            for *key, begin, finish, exchanges in self.raw:
+                together = sum(clock(last) - clock(first) for first, last in exchanges)
+                self.marks.append(Mark._make((*key, clock(begin), clock(finish), together)))
             self.marks.append(Mark(STEP, None, None, False, self.step, start, end))
         self.raw.clear()
 

@@ -131,6 +131,7 @@ def _computation(marks: Sequence[Sequence[Mark]], devices: Sequence[str], zero: 
             stage=mark.stage,
             micro_batch=mark.micro_batch,
             iteration=mark.step - first,
+            together=mark.together,
         )
         for device, found in zip(devices, marks, strict=True)
         for mark in found

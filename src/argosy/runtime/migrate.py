@@ -94,7 +94,8 @@ def migrate(trainer: Trainer, plan: Plan) -> Moved:
     _install_buffers(trainer, plan, new, about)
     rows = {name: piece.tensor for (name, what), piece in new.items() if what == VALUE and keepings[name].level == 3}
     programs = recipe.programs(plan, trainer.rank, autocast_for(plan, [weight.parameter for weight in kept]))
-    division = Division(kept, keepings, programs, plan, groups, trainer.rank, recipe.roster, rows)
+    exchanging = trainer.recorder.exchanging
+    division = Division(kept, keepings, programs, plan, groups, trainer.rank, recipe.roster, rows, exchanging)
     trainer.take_up(plan, programs, division.gradients, division.gates, recipe.optimizer_factory)
     _give_state(trainer, new, about)
     trainer.buffers = buffers_of(recipe.model, [layer for program in programs.values() for layer in program.layers])

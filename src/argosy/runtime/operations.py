@@ -30,6 +30,7 @@ from argosy.runtime.exchange import Exchange
 from argosy.runtime.graphcut import GraphCut, aligned
 from argosy.runtime.graphstage import GraphStage, graph_weights, owner
 from argosy.runtime.holding import Kept, seats_in_group
+from argosy.runtime.measure import Exchanging, untold
 from argosy.runtime.parameters import Weight
 from argosy.runtime.ranks import members_of, seats_of
 from argosy.runtime.recipe import autocast_for
@@ -137,16 +138,18 @@ class GraphSource:
         names = [self.cut.graph.values[value].name for index in mine for value in self.cut.parts[index].buffers]
         return [owner(self.model, name) for name in names]
 
-    def programs(self, rank: int, mine: Sequence[int], groups: Groups) -> dict[int, GraphStage]:
-        return {index: self._program(index, rank, groups) for index in mine}
+    def programs(
+        self, rank: int, mine: Sequence[int], groups: Groups, exchanging: Exchanging = untold
+    ) -> dict[int, GraphStage]:
+        return {index: self._program(index, rank, groups, exchanging) for index in mine}
 
-    def _program(self, index: int, rank: int, groups: Groups) -> GraphStage:
+    def _program(self, index: int, rank: int, groups: Groups, exchanging: Exchanging) -> GraphStage:
         recompute = self.plan.stages[index].recompute
         if index not in self.shared:
             return GraphStage(self.cut, index, self.model, recompute=recompute, device=self.device, seed=self.seed)
         sharing = self.shared[index]
         ranks = next(ranks for ranks in seats_in_group(self.plan, index, self.roster) if rank in ranks)
-        exchange = Exchange(Segments((sharing.ratios,)), groups[ranks])
+        exchange = Exchange(Segments((sharing.ratios,)), groups[ranks], exchanging)
         return TensorStage(sharing, exchange, self.model, recompute=recompute, device=self.device, seed=self.seed)
 
 

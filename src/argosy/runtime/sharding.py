@@ -16,7 +16,6 @@ Updates must be element by element (SGD, Adam and their kin): an optimizer sees 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +25,7 @@ from torch.utils._pytree import tree_map
 
 from argosy.runtime.collectives import offsets
 from argosy.runtime.failure import in_contact
+from argosy.runtime.measure import Exchanging, untold
 from argosy.runtime.parameters import Weight
 from argosy.runtime.summing import Way
 
@@ -58,19 +58,19 @@ class ShardSet:
         member: int,
         sizes: Mapping[str, Sequence[int]],
         rows: Mapping[str, Tensor],
+        exchanging: Exchanging = untold,
     ) -> None:
         """``sizes``: rows that each member keeps, by weight; ``rows``: the member's own, of weights of level 3 that
         are not in memory whole."""
         self.level = level
         self.way = way
         self.member = member
+        self.exchanging = exchanging
         self.shards = [Shard(weight, member, sizes[weight.name], rows.get(weight.name)) for weight in weights]
         members = len(self.shards[0].sizes)
         self.sizes = [sum(shard.elements(at) for shard in self.shards) for at in range(members)]
         self.present = True
         """Whether the whole weights are in memory."""
-        self.seconds = 0.0
-        """Spent with other members, waiting for them included, until somebody resets it."""
         if level == 3:
             for shard in self.shards:
                 if shard.weight.name not in rows:
@@ -92,10 +92,8 @@ class ShardSet:
         parameters = [shard.weight.parameter for shard in self.shards]
         whole = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         known = whole[0].new_tensor([float(p.grad is not None) for p in parameters])
-        begin = time.perf_counter()
-        with in_contact("while gradients were scattered over the replicas of a stage"):
+        with self.exchanging(), in_contact("while gradients were scattered over the replicas of a stage"):
             part = self.way.scatter(self._pack(whole, known), [size + len(known) for size in self.sizes])
-        self.seconds += time.perf_counter() - begin
         counts = part[-len(known) :].tolist()
         at = 0
         for shard, parameter, count in zip(self.shards, parameters, counts, strict=True):
@@ -116,10 +114,8 @@ class ShardSet:
                 data = shard.weight.parameter.data
                 data.untyped_storage().resize_(data.numel() * data.element_size())
         own = torch.cat([shard.own.detach().reshape(-1) for shard in self.shards])
-        begin = time.perf_counter()
-        with in_contact("while weights were gathered from the replicas of a stage"):
+        with self.exchanging(), in_contact("while weights were gathered from the replicas of a stage"):
             whole = self.way.gather(own, self.sizes)
-        self.seconds += time.perf_counter() - begin
         at = 0
         for member in range(len(self.sizes)):
             for shard in self.shards:

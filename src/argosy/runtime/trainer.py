@@ -122,10 +122,13 @@ def parallelize(
     places = places_of(mine)
     keep_buffers(places, device, recording)
     autocast = autocast_for(plan, model.parameters())
+    recorder = Recorder(device)
     programs: Mapping[int, StageProgram] = (
-        source.programs(rank, mine, groups) if source is not None else recipe.programs(plan, rank, autocast)
+        source.programs(rank, mine, groups, recorder.exchanging)
+        if source is not None
+        else recipe.programs(plan, rank, autocast)
     )
-    division = Division(kept, keepings, programs, plan, groups, rank, roster)
+    division = Division(kept, keepings, programs, plan, groups, rank, roster, exchanging=recorder.exchanging)
     scale = LossScale(active=autocast is torch.float16)
     trainer = Trainer(
         plan,
@@ -133,7 +136,7 @@ def parallelize(
         division.gradients,
         division.gates,
         optimizer_factory,
-        device,
+        recorder,
         clip_norm=clip_norm,
         scale=scale,
         roster=roster,
@@ -167,13 +170,13 @@ class Trainer:
         gradients: Gradients,
         gates: Mapping[int, WeightGate],
         optimizer_factory: OptimizerFactory,
-        device: torch.device,
+        recorder: Recorder,
         *,
         clip_norm: float | None = None,
         scale: LossScale | None = None,
         roster: Sequence[str] | None = None,
     ) -> None:
-        self.device = device
+        self.recorder, self.device = recorder, recorder.device
         self.rank = dist.get_rank()
         self.roster = devices_by_rank(plan) if roster is None else tuple(roster)
         """Devices by rank."""
@@ -192,8 +195,7 @@ class Trainer:
         """Sums of what all ranks said with the last one."""
         self.making: Making | None = None
         """How it was made, where it can be made again under another plan."""
-        self.recorder = Recorder(device)
-        self.transport = Transport.open(device)
+        self.transport = Transport.open(self.device)
         self.take_up(plan, programs, gradients, gates, optimizer_factory)
 
     def take_up(

@@ -32,6 +32,7 @@ class SpanSchema(Schema):
     bytes: Amount = 0.0
     via: list[str] = Field(default_factory=list)
     waited_for: Natural | None = None
+    together: Amount = 0.0
 
 
 class ContactSchema(Schema):

@@ -54,6 +54,9 @@ class Span(NamedTuple):
     """The links that these bytes crossed."""
     waited_for: int | None = None
     """Index of the span whose end let this one start."""
+    together: float = 0.0
+    """Of a measured computation: seconds of it spent exchanging tensors with other devices of the stage, waiting for
+    them included."""
 
     @property
     def seconds(self) -> float:
