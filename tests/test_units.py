@@ -46,7 +46,8 @@ def test_a_larger_value_never_prints_as_a_smaller_one(quantity, one, other, digi
 def test_a_larger_number_of_the_same_unit_is_never_smaller(known, one, other):
     quantity, unit = known
     low, high = sorted((one, other))
-    assume(high * float(quantity.units[unit]) < math.inf and (low == 0 or low * float(quantity.units[unit]) > 0))
+    factor = float(quantity.units[unit])
+    assume(high * factor < math.inf and all(value == 0 or value * factor > 0 for value in (low, high)))
     assert quantity.parse(f"{low!r} {unit}") <= quantity.parse(f"{high!r} {unit}")
 
 
