@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,6 +41,27 @@ def test_uneven_shares_are_no_slower_when_searched_to_the_end() -> None:
     free = find_plan(CHAIN, cluster, global_batch=16, settings=settings)
     even = find_plan(CHAIN, cluster, global_batch=16, settings=replace(settings, even_shares=True))
     assert seconds(free) <= seconds(even) * 1.01
+
+
+@pytest.mark.parametrize("late", [1.0, 3.0])
+def test_all_numbers_of_replicas_share_the_time(monkeypatch: pytest.MonkeyPatch, late: float) -> None:
+    """Each takes its part, or some times as much: then those for which no time is left count with their bound."""
+    clock, parts, run = [0.0], list[float](), _PlanSearch.run
+
+    def slow(search: _PlanSearch) -> Plan:
+        parts.append(search.settings.time_budget)
+        clock[0] += late * search.settings.time_budget
+        return run(search)
+
+    monkeypatch.setattr("argosy.solve.budget.time", SimpleNamespace(process_time=lambda: clock[0]))
+    monkeypatch.setattr(_PlanSearch, "run", slow)
+    found = find_plan(CHAIN, load_cluster("two-cards"), global_batch=16, settings=replace(EVEN, time_budget=6.0))
+    assert found.certificate is not None
+    if late == 1:
+        assert parts == [2.0, 2.0, 2.0]  # 1, 2 and 4 replicas
+    else:
+        assert parts == [2.0]
+        assert found.certificate.lower_bound_seconds == found.certificate.free_bound_seconds
 
 
 def test_a_prime_batch_leaves_one_replica() -> None:

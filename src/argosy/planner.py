@@ -119,18 +119,21 @@ def _with_interleaved(
 def _best_even(
     chain: Chain, cluster: Cluster, global_batch: int, settings: Settings, model: ComputeModel
 ) -> list[Plan]:
-    """The best over all numbers of replicas, its certificate with the least bound of them all; then those of others."""
+    """The best over all numbers of replicas, sharing the time, with the least bound of all; then those of others."""
     plans, bounds = list[Plan](), [math.inf]
     reason: InfeasibleError | None = None
     counts = [pool.count for pool in able_pools(chain, cluster, model)]
-    for replicas in range(1, len(cluster.devices) + 1):
-        if global_batch % replicas:
-            continue
+    numbers = [number for number in range(1, len(cluster.devices) + 1) if global_batch % number == 0]
+    budget = Budget(settings.time_budget, settings.memory_budget)
+    for at, replicas in enumerate(numbers):
+        share = (settings.time_budget - budget.seconds) / (len(numbers) - at)
         units = settings.units or tuple(even_unit(count, replicas) for count in counts)
-        one = replace(settings, replicas=replicas, units=units)
+        one = replace(settings, replicas=replicas, units=units, time_budget=share)
         search = _PlanSearch(chain, cluster, global_batch, one, model)
+        search.interrupted = share <= 0 and bool(plans)
         try:
-            plans.append(search.run())
+            if not search.interrupted:
+                plans.append(search.run())
         except InfeasibleError as error:
             reason = reason or error
         except KeyboardInterrupt:

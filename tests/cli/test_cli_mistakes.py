@@ -108,14 +108,20 @@ def test_a_plan_finds_its_model_beside_it(run: Run, tmp_path: Path, monkeypatch:
     (tmp_path / "job" / "mine").mkdir(parents=True)
     (tmp_path / "job" / "mine" / "config.json").write_text(json.dumps(CONFIG))
     monkeypatch.chdir(tmp_path / "job")
-    assert run("plan", "-m", "mine", "-c", "two-cards", "-b", "8", "-q", "-o", "plan.json").code == 0
+    assert run("plan", "-m", "mine", "-c", "two-cards", "-b", "8", "--runnable", "-q", "-o", "plan.json").code == 0
     monkeypatch.chdir(tmp_path)
     assert run("simulate", "job/plan.json", "-q").out.startswith("mine on two-cards")
+    (tmp_path / "train.py").write_text("")
+    dry = ("train.py:build", "--adapt", "k", "--dry-run")
+    assert " --model job/mine" in run("run", "job/plan.json", *dry).out
+    assert " --model " not in run("run", "gpt2-xl-on-two-cards", *dry).out
     (tmp_path / "job" / "plan.json").rename("plan.json")
     result = run("explain", "plan.json")
     assert result.code == 2
     assert result.err.startswith("error: plan.json:")
     assert ': model.name: found "mine", expected a preset, or a file or folder that is here or beside' in result.err
+    assert "; --model says where its costs are" in run("run", "plan.json", *dry).err
+    assert " --model job/mine" in run("run", "plan.json", *dry, "--model", "job/mine").out
 
 
 def test_no_name_is_no_model(run: Run, tmp_path: Path) -> None:

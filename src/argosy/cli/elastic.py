@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 _POLL = 0.05
 
 
-def elastic_jobs(
-    launch: Launch, *, node: str | None, model: str | None, copy_every: int, lost_after: float
-) -> list[Job]:
+def elastic_jobs(launch: Launch, *, node: str | None, copy_every: int, lost_after: float) -> list[Job]:
     """One for every host whose agent runs here."""
     from argosy.cluster.file import cluster_from_content
     from argosy.errors import bad_input, closest
@@ -47,7 +45,7 @@ def elastic_jobs(
         steps=launch.steps,
         node=here[0],
         address=address,
-        model=model,
+        model=launch.model,
         copy_every=copy_every,
         save_every=launch.save_every,
         lost_after=lost_after,

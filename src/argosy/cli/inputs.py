@@ -89,16 +89,31 @@ def plan_of_layers(document: Document) -> Plan:
     return plan
 
 
-def model_of(plan: Plan, document: Document) -> str:
+def model_of(plan: Plan, document: Document, *, suggestion: str | None = None) -> str:
     """The preset or file that a plan names. A file is looked for from here, as it was named, then from beside the plan,
     so that a folder with both can be used from anywhere."""
+    found = _model_of(plan, document)
+    if found is None:
+        expected = "a preset, or a file or folder that is here or beside the plan"
+        raise document.error(("model", "name"), expected, plan.model.name, suggestion=suggestion)
+    return found
+
+
+def _model_of(plan: Plan, document: Document) -> str | None:
     name = plan.model.name
     beside = Path(document.file).parent / name
     if name in preset_names() or is_there(name):
         return name
-    if is_there(beside):
-        return str(beside)
-    raise document.error(("model", "name"), "a preset, or a file or folder that is here or beside the plan", name)
+    return str(beside) if is_there(beside) else None
+
+
+def costs_of_run(plan: Plan, document: Document, given: str | None, *, needed: bool) -> str | None:
+    """Where a run finds its model's costs, if not by the name in the plan: what is ``given``, or beside the plan. An
+    ``InputError`` where they are ``needed`` and nowhere to be found."""
+    if given is None and needed:
+        given = model_of(plan, document, suggestion="--model says where its costs are")
+    found = given or _model_of(plan, document)
+    return None if found == plan.model.name else found
 
 
 def load_calibration(path: str | None) -> Calibration:

@@ -120,7 +120,11 @@ Gap = Annotated[
     typer.Option("--gap", min=0, help="Level 2 ends when no plan can be faster by more than this.", callback=no_nan),
 ]
 TimeBudget = Annotated[
-    str | None, typer.Option("--time-budget", help='CPU time after which the search ends, such as "30 s".')
+    str | None,
+    typer.Option(
+        "--time-budget",
+        help='CPU time after which the search ends, such as "30 s"; each of them with scenarios, traces or prices.',
+    ),
 ]
 MemoryBudget = Annotated[
     str, typer.Option("--memory-budget", help="Memory at which the search ends with the best plan so far.")

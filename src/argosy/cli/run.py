@@ -68,7 +68,10 @@ def run(
     elastic: Annotated[bool, typer.Option("--elastic", help="Go on when nodes are lost, and when they come.")] = False,
     node: Annotated[str | None, typer.Option("--node", help="With --elastic: this node's name.")] = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="Where the model's costs are, to plan again; else the plan's name.")
+        str | None,
+        typer.Option(
+            "--model", help="Where the model's costs are, to predict and plan again; else by its name in the plan."
+        ),
     ] = None,
     copy_every: Annotated[
         int, typer.Option("--copy-every", min=0, help="Steps between copies in other nodes' memory; 0: none.")
@@ -97,17 +100,20 @@ def run(
         argosy run plan.json train.py --elastic --node v1 \\
             --out /shared/run --adapt k
     """
+    from argosy.cli.inputs import costs_of_run
     from argosy.cli.terminal import check_output, no_stdout, print_json, say_written, stdout_console, write_file
     from argosy.errors import bad_input
-    from argosy.plan.file import load_plan
+    from argosy.plan.file import plan_from_document, read_plan
     from argosy.runtime.launch import Launch, commands, slurm_script
     from argosy.runtime.launch import dry_run as dry_run_text
     from argosy.runtime.program import split_name
 
     no_stdout(out, "a folder", option="--out")
     split_name(program)
+    document = read_plan(plan)
+    planned = plan_from_document(document)
     launch = Launch(
-        plan=load_plan(plan),
+        plan=planned,
         plan_file=plan,
         program=program,
         folder=out,
@@ -124,12 +130,13 @@ def run(
         address=address,
         port=port,
         adapt=adapt,
+        model=costs_of_run(planned, document, model, needed=adapt != "off"),
         horizon=horizon,
         min_gain=min_gain,
         profiles=tuple(profile or ()),
         metrics_port=metrics_port,
     )
-    check_launch(launch, node_rank, model, quiet=quiet)
+    check_launch(launch, node_rank, quiet=quiet)
     if slurm is not None and dry_run:
         raise bad_input("--dry-run or --slurm, not both", where="argosy run")
     if elastic and (lab is not None or slurm is not None or dry_run or metrics_port is not None):
@@ -155,7 +162,7 @@ def run(
         if elastic:
             from argosy.cli.elastic import elastic_jobs, follow_elastic
 
-            jobs = elastic_jobs(launch, node=node, model=model, copy_every=copy_every, lost_after=lost_after)
+            jobs = elastic_jobs(launch, node=node, copy_every=copy_every, lost_after=lost_after)
             lines = follow_elastic(jobs, show=lambda line: _progress_line(line, launch.plan), quiet=quiet)
         else:
             lines = _follow(launch, node_rank, quiet=quiet, is_new=not resume)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from argosy.runtime.launch import Launch
 
 
-def check_launch(launch: Launch, node_rank: int, model: str | None = None, *, quiet: bool) -> None:
+def check_launch(launch: Launch, node_rank: int, *, quiet: bool) -> None:
     """Everything that can be known before a process is started."""
     from argosy.cluster.file import cluster_from_content
     from argosy.errors import InputError, Problem, bad_input
@@ -30,7 +30,7 @@ def check_launch(launch: Launch, node_rank: int, model: str | None = None, *, qu
                 for text in sentences
             ]
         )
-    check_adapting(launch.plan, launch.adapt, model, profiles=launch.profiles, quiet=quiet)
+    check_adapting(launch.plan, launch.adapt, launch.model, profiles=launch.profiles, quiet=quiet)
     if node_rank >= len(launch.nodes()):
         raise bad_input(f"at most {len(launch.nodes()) - 1}, the plan's last node", node_rank, where="--node-rank")
     check_port(launch, node_rank)

@@ -35,6 +35,8 @@ class Launch:
     any_device: bool = False
     adapt: str = "off"
     """How far a run may adapt (``adapt.controller.Reach``)."""
+    model: str | None = None
+    """Where the model's costs are found, if not by the plan's name for it."""
     horizon: int = 1000
     min_gain: float = 0.02
     profiles: tuple[str, ...] = ()
@@ -72,6 +74,8 @@ def worker_arguments(launch: Launch) -> Iterator[str]:
         yield "--any-device"
     if launch.adapt != "off":
         yield from ("--adapt", launch.adapt, "--horizon", str(launch.horizon), "--min-gain", str(launch.min_gain))
+        if launch.model is not None:
+            yield from ("--model", launch.model)
         for profile in launch.profiles:
             yield from ("--profile", profile)
     if launch.metrics_port is not None:

@@ -66,6 +66,7 @@ def arguments(values: list[str]) -> argparse.Namespace:
     parser.add_argument("--patience", type=float, default=600.0)
     parser.add_argument("--any-device", action="store_true")
     parser.add_argument("--adapt", default="off")
+    parser.add_argument("--model")
     parser.add_argument("--horizon", type=int, default=1000)
     parser.add_argument("--min-gain", type=float, default=0.02)
     parser.add_argument("--profile", action="append", default=[])
@@ -175,14 +176,12 @@ def train(trainer: Trainer, data: Callable[[int], Any], options: Any) -> None:
         adapter.close()
 
 
-def adapter_of(
-    trainer: Trainer, options: Any, tell: Callable[[dict[str, Any]], None], *, model: str | None = None
-) -> Adapter:
-    """What watches a run and changes it. ``model``: where its costs are found, if not by the plan's name."""
+def adapter_of(trainer: Trainer, options: Any, tell: Callable[[dict[str, Any]], None]) -> Adapter:
+    """What watches a run and changes it."""
     plan = trainer.plan
     ref = plan.model
     profiles = [read_profile(path) for path in options.profile]
-    name = model or ref.name
+    name = options.model or ref.name
     brief = Brief(
         plan=plan,
         chain=load_model(name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer),

@@ -113,7 +113,7 @@ class _Worker:
         def tell(event: dict[str, Any]) -> None:
             append(self.job.folder / DECISIONS, {**event, "generation": self.spec["generation"]})
 
-        return adapter_of(self.trainer, self.job, tell, model=self.job.model)
+        return adapter_of(self.trainer, self.job, tell)
 
     def train(self) -> tuple[int, bool]:
         """Steps done, and whether it was asked to pause before the end."""
