@@ -100,6 +100,7 @@ def run(
         argosy run plan.json train.py --elastic --node v1 \\
             --out /shared/run --adapt k
     """
+    from argosy.cli.adapting import check_reach
     from argosy.cli.inputs import costs_of_run
     from argosy.cli.terminal import check_output, no_stdout, print_json, say_written, stdout_console, write_file
     from argosy.errors import bad_input
@@ -110,6 +111,7 @@ def run(
 
     no_stdout(out, "a folder", option="--out")
     split_name(program)
+    check_reach(adapt)
     document = read_plan(plan)
     planned = plan_from_document(document)
     launch = Launch(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import replace
 
 from argosy.cluster.topology import Cluster, Node
@@ -48,12 +49,76 @@ def within_reach(cluster: Cluster) -> Cluster:
     which it falls the one with most speed stays."""
     if all(link.bandwidth.at(0) > 0 for link in cluster.links):
         return cluster
-    parts: list[list[Node]] = []
-    for node in cluster.nodes:
-        joined = [part for part in parts if any(_see_each_other(cluster, node, other) for other in part)]
-        parts = [part for part in parts if part not in joined] + [[node, *(one for part in joined for one in part)]]
-    stays = max(parts, key=lambda part: sum(_speed(cluster, node) for node in part))
+    stays = max(_parts(cluster), key=lambda part: math.fsum(_speed(cluster, node) for node in part))
     return with_only(cluster, {name for node in stays for name in node.devices})
+
+
+def _parts(cluster: Cluster) -> list[list[Node]]:
+    """The nodes that see each other, or see others that do; parts with later nodes come later.
+
+    Nodes are taken in groups of which each member sees the same others (``_view``), so that one speaks for all. Without
+    wires of their own, those of one group see each other and nobody of another such group; what has wires is asked.
+    """
+    groups: dict[tuple[object, ...], list[int]] = {}
+    dead = {link for link, one in enumerate(cluster.links) if one.bandwidth.at(0) <= 0}
+    dead |= {member for members, link in cluster.shared if link in dead for member in members}
+    wires = _wires(cluster)
+    for at, node in enumerate(cluster.nodes):
+        groups.setdefault(_view(cluster, node, wires.get(node.name, ()), dead), []).append(at)
+    part_of = list(range(len(cluster.nodes)))
+
+    def part(at: int) -> int:
+        while part_of[at] != at:
+            part_of[at] = at = part_of[part_of[at]]
+        return at
+
+    def join(members: Sequence[int]) -> None:
+        for member in members[1:]:
+            part_of[part(member)] = part(members[0])
+
+    asked: list[list[int]] = []
+    for (wired, reach, *_), group in groups.items():
+        first = cluster.nodes[group[0]]
+        if not wired:
+            if reach is not None:
+                join(group)
+            continue
+        if len(group) > 1 and _see_each_other(cluster, first, cluster.nodes[group[1]]):
+            join(group)
+        asked.append(group)
+    for at, group in enumerate(asked):
+        others = [*asked[:at], *(other for view, other in groups.items() if not view[0])]
+        for other in others:
+            apart = part(group[0]) != part(other[0])
+            if apart and _see_each_other(cluster, cluster.nodes[group[0]], cluster.nodes[other[0]]):
+                join([*group, *other])
+    parts: dict[int, list[int]] = {}
+    for at in range(len(cluster.nodes)):
+        parts.setdefault(part(at), []).append(at)
+    return [[cluster.nodes[at] for at in one] for one in sorted(parts.values(), key=max)]
+
+
+def _wires(cluster: Cluster) -> dict[str, tuple[tuple[int, bool], ...]]:
+    """Per node its ends of wires."""
+    found: dict[str, tuple[tuple[int, bool], ...]] = {}
+    for at, wire in enumerate(cluster.wires):
+        for names, end in ((wire.one, True), (wire.other, False)):
+            for name in names:
+                found[name] = (*found.get(name, ()), (at, end))
+    return found
+
+
+def _view(cluster: Cluster, node: Node, wired: tuple[tuple[int, bool], ...], dead: Set[int]) -> tuple[object, ...]:
+    """Its wires; how far up the switches it is heard (None: not at all); and what decides which wire is the fastest."""
+    reach: tuple[int, ...] | None = None
+    if node.nic and dead.isdisjoint(node.nic):
+        heard = next((at for at, way in enumerate(node.uplinks) if not dead.isdisjoint(way)), len(node.uplinks))
+        reach = tuple(out for out, _ in node.uplinks[heard:])
+    if not wired:
+        return wired, reach
+    links = [(cluster.links[link].bandwidth, cluster.links[link].latency) for link in node.nic or ()]
+    shared = tuple(link for members, link in cluster.shared if not members.isdisjoint(node.nic or ()))
+    return wired, reach, *links, shared
 
 
 def _see_each_other(cluster: Cluster, one: Node, other: Node) -> bool:
