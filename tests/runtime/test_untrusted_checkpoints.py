@@ -64,6 +64,16 @@ def test_a_table_of_contents_cannot_run_code(tmp_path: Path) -> None:
     assert victim.exists()
 
 
+@pytest.mark.parametrize("length", [3, 1 << 40, 1 << 62])
+def test_a_table_of_contents_has_no_bytearrays(tmp_path: Path, capfd: pytest.CaptureFixture[str], length: int) -> None:
+    """Of one that cannot be had, Python itself prints an error: "deallocated bytearray object has exported buffers"."""
+    folder = written(tmp_path / "bad")
+    (folder / ".metadata").write_bytes(b"\x80\x05" + pickle.BYTEARRAY8 + length.to_bytes(8, "little") + b"abc.")
+    with pytest.raises(InputError, match=r"bytearray.*, expected a table of tensors"):
+        read_state_dict(folder)
+    assert capfd.readouterr().err == ""
+
+
 def test_an_entry_that_is_no_tensor_cannot_run_code(tmp_path: Path) -> None:
     victim = tmp_path / "made"
 

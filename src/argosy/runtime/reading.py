@@ -7,11 +7,13 @@ reads with ``weights_only``), its bytes must lie in the folder, and a tensor is 
 
 from __future__ import annotations
 
+import io
 import pickle
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
+from pickletools import genops
 from typing import Any, TypeGuard, TypeVar
 
 import torch
@@ -56,6 +58,15 @@ class _Records(pickle.Unpickler):
         return super().find_class(module, name)
 
 
+def _unpickled(data: bytes) -> object:
+    """The records in a table of contents. It has no bytearrays: to make one of an impossible length, Python 3.11 frees
+    what it has not filled in, and prints an error that nobody can catch."""
+    may_have = pickle.BYTEARRAY8 in data
+    if may_have and any(operation.code.encode("latin-1") == pickle.BYTEARRAY8 for operation, *_ in genops(data)):
+        raise pickle.UnpicklingError("a bytearray")
+    return _Records(io.BytesIO(data)).load()
+
+
 class DataReader(FileSystemReader):
     """torch's reader of a checkpoint's folder, held to data."""
 
@@ -65,8 +76,7 @@ class DataReader(FileSystemReader):
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         try:
-            with (self.folder / ".metadata").open("rb") as file:
-                metadata = _Records(file).load()
+            metadata = _unpickled((self.folder / ".metadata").read_bytes())
         except FileNotFoundError:
             raise _refused(self.folder, "no .metadata", "a checkpoint's folder") from None
         except Exception as error:  # pickle raises whatever broken bytes make its machine do
