@@ -112,11 +112,15 @@ def save_without_room(case: Case, folder: str) -> list[str]:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     if dist.get_rank() == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+    saver.begin(trainer, Path(folder))
+    assert saver.thread is not None
+    saver.thread.join()
     try:
-        saver.begin(trainer, Path(folder))
-        saver.wait()
+        with saver.heeded():
+            trainer.step(batch)
     except RunError as error:
         heard.append(f"{type(error).__name__}: {error}")
+    heard.append(f"{trainer.steps} step done")
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     if dist.get_rank() == 0:
         (Path(folder) / "file").write_text("")

@@ -129,14 +129,15 @@ def test_a_kill_in_mid_save_leaves_the_checkpoint_before_whole(ranks: RankPool, 
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_leaves_no_half(ranks: RankPool, tmp_path: Path) -> None:
-    """Also one that is written in the background, of which nobody but the run would hear."""
+    """Also one that is written in the background, of which nobody but the run would hear: before the next step."""
     first, second = ranks(2, save_without_room, Case(), str(tmp_path))
     told = f"the checkpoint of step 1 could not be written into {tmp_path}"
     assert first[0].startswith(f"ElsewhereError: {told}: ")
     assert second[0].startswith(f"RunError: {told}: ")
     assert re.match(
-        r"RunError: the checkpoint of step 1 could not be written into \S+/file: .*Not a directory", first[1]
+        r"RunError: the checkpoint of step 1 could not be written into \S+/file: .*Not a directory", first[2]
     )
+    assert first[1] == second[1] == "1 step done"
     assert checkpoints(tmp_path) == []
 
 

@@ -1,13 +1,16 @@
 """Checkpoints that are written while training goes on.
 
 ``begin`` copies this rank's state to host memory and returns; a thread writes it, with a process group of its own, so
-that its messages keep out of training's way. One checkpoint is written at a time: the next ``begin`` waits for it. As
+that its messages keep out of training's way. One checkpoint is written at a time: the next ``begin`` waits for it. One
+that could not be written ends the run before its next step (``heeded``), which nobody would have to go on from. As
 always, the folder gets its name when it is whole, so whatever ends the process leaves the one before as the newest.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from argosy.runtime.checkpoint import Rows, facts, trainer_state, write
-from argosy.runtime.failure import in_contact
+from argosy.runtime.failure import ElsewhereError, in_contact
 
 if TYPE_CHECKING:
     from argosy.runtime.trainer import Trainer
@@ -42,6 +45,21 @@ class Saver:
             write(state, about, folder, group=self.group)
         except Exception as error:  # told where somebody waits for it
             self.error = error
+
+    @contextlib.contextmanager
+    def heeded(self) -> Iterator[None]:
+        """Around a step: what kept a checkpoint from being written is told before it, and in place of the contact that
+        was lost because another rank was told first."""
+        self._tell_what_is_known()
+        try:
+            yield
+        except ElsewhereError:
+            self._tell_what_is_known()
+            raise
+
+    def _tell_what_is_known(self) -> None:
+        if self.thread is not None and not self.thread.is_alive():
+            self.wait()
 
     def wait(self) -> None:
         """Until what was begun is whole."""

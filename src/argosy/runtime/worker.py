@@ -153,7 +153,8 @@ def train(trainer: Trainer, data: Callable[[int], Any], options: Any) -> None:
     first, last = trainer.steps, trainer.steps + options.steps
     while trainer.steps < last:
         begin = time.perf_counter()
-        loss = trainer.step(data(trainer.steps))
+        with saver.heeded():
+            loss = trainer.step(data(trainer.steps))
         seconds = time.perf_counter() - begin
         if trainer.rank == 0:
             line: dict[str, Any] = {"step": trainer.steps - 1, "loss": loss, "seconds": seconds}

@@ -161,7 +161,8 @@ class _Worker:
             self.pausing, self.saving = True, self.pipe.recv()["save"]
         trainer.votes = tuple(map(float, (self.pausing, self.saving, self.copier.is_busy, self.copier.failed)))
         begin = time.perf_counter()
-        loss = trainer.step(self.data(trainer.steps))
+        with self.saver.heeded():
+            loss = trainer.step(self.data(trainer.steps))
         self.seconds = time.perf_counter() - begin
         if trainer.rank == 0:
             self._tell(trainer, loss)
