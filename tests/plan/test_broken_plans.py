@@ -230,6 +230,10 @@ search = {"cpu_seconds": 1, "candidates": -1, "pruned": {"memory": 0.5}}
 > plan.json:89: search.candidates: found -1, expected a whole number, at least 0
 > plan.json:91: search.pruned.memory: found 0.5, expected a whole number, at least 0
 
+## more operations than any program has
+stages[0].ops = [[0, 1000000000000]]
+> plan.json:61: stages[0].ops[0]: found a list of 2, expected operations up to 1000000
+
 ## operations without an end
 stages[0].ops = [[0, 4], [5]]
 > plan.json:65: stages[0].ops[1]: found a list of 1, expected the first operation and one past the last, such as

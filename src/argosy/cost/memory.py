@@ -18,8 +18,9 @@ micro-batches in flight:
          gradient it is given, less what the layers behind it have given back), for layers of which it was measured
 
 (4) and (5) are multiplied by the chain's ``activation_factor``, 1 unless a calibration says more. Tensor-parallel
-groups are taken to split activations along the sequence outside the matrix products too. How many micro-batches are in
-flight at a time is the schedule's affair: the simulator adds (4) up as it goes.
+groups are taken to split activations along the sequence outside the matrix products too. Not counted: what ZeRO 2 and 3
+hold whole for a moment, the gradients of the layer whose backward runs and, under ZeRO 3, its weights. How many
+micro-batches are in flight at a time is the schedule's affair: the simulator adds (4) up as it goes.
 """
 
 from __future__ import annotations

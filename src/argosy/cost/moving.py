@@ -8,7 +8,8 @@ of that its part among the stage's holders where ZeRO shares it out (state from 
          none of them can be reached, from whoever can, as copies and checkpoints are there for
     (3)  seconds = the longest that any link takes for the bytes that cross it, and ``PAUSE`` for the switch itself
 
-Gradients do not move: plans change between steps. Experts count as if every holder had all of them.
+Gradients do not move: plans change between steps. Experts count as if every holder had all of them, and of weights that
+layers share only those that the first of them holds.
 """
 
 from __future__ import annotations

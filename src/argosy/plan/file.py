@@ -36,6 +36,8 @@ from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.fields import Amount, Count, DtypeField, Natural, OptimizerField
 
 Real = Annotated[float, Field(allow_inf_nan=False)]
+_MOST_OPERATIONS = 1_000_000
+"""More is a slip, and each is looked at."""
 
 
 def _range(value: object) -> object:
@@ -47,6 +49,8 @@ def _range(value: object) -> object:
 def _ops(value: object) -> object:
     if not isinstance(value, list) or len(value) != 2:
         raise Mismatch(value, "the first operation and one past the last, such as [0, 40]")
+    if any(isinstance(number, int) and number > _MOST_OPERATIONS for number in value):
+        raise Mismatch(value, f"operations up to {_MOST_OPERATIONS}")
     return value
 
 
