@@ -51,6 +51,17 @@ def test_what_is_wrong_is_named(
     assert says in capsys.readouterr().err
 
 
+def test_a_run_is_gone_on_with_from_its_own_particles_only(
+    initial: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other, run = tmp_path / "ic.hdf5", ["-o", str(tmp_path / "run"), "--steps", "1", "-q"]
+    assert argosy("ic", "--box", "50", "--per-side", "16", "-z", "24", "--seed", "9", "-o", str(other), "--quiet") == 0
+    assert argosy("run", str(initial), *run) == 0
+    assert argosy("run", str(initial), *run, "--resume") == 0
+    assert argosy("run", str(other), *run, "--resume") == 2
+    assert "found a run with another initial, expected the same run" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -84,6 +84,38 @@ def go_back(case: Case, folder: str) -> tuple[list[float], list[float], int]:
     return losses, [trainer.step(batch) for _ in range(3)], calm
 
 
+class Counting(torch.optim.Optimizer):
+    """Smaller and smaller steps, counted in a number that is no tensor."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                state["count"], state["sum"] = 0, torch.zeros_like(parameter)
+            state["count"] += 1
+            state["sum"] += parameter.grad
+            parameter.data.sub_(state["sum"] / state["count"])
+
+
+def go_on_counting(case: Case, folder: str) -> tuple[list[float], list[float], set[type]]:
+    """Losses after a save, and after loading it; what the loaded optimizer counts with."""
+    model, loss_fn, batch = built(case)
+    trainer = parallelize(model, loss_fn, Counting, batch, plan_of(case))
+    for _ in range(2):
+        trainer.step(batch)
+    path = trainer.save(folder)
+    losses = [trainer.step(batch) for _ in range(2)]
+    model, loss_fn, batch = built(case)
+    trainer = parallelize(model, loss_fn, Counting, batch, plan_of(case))
+    trainer.load(path)
+    assert trainer.optimizer is not None
+    kinds = {type(state["count"]) for state in trainer.optimizer.state.values()}
+    return losses, [trainer.step(batch) for _ in range(2)], kinds
+
+
 def begin_with(case: Case, source: str) -> tuple[Parts, list[float]]:
     trainer, batch = trainer_for(case)
     checkpoint.load_weights(trainer, Path(source))

@@ -14,6 +14,7 @@ from checkpoint_cases import (
     begin_with_others,
     die_while_saving,
     go_back,
+    go_on_counting,
     load_and_go_on,
     save_after,
     save_while_training,
@@ -76,6 +77,12 @@ def test_going_back_leaves_nothing_of_what_came_after(ranks: RankPool, tmp_path:
     for before, after, calm in ranks(2, go_back, Case(zero=1, shares=((1, 1),)), str(tmp_path)):
         assert after == pytest.approx(before, rel=1e-12)
         assert calm == 7
+
+
+def test_numbers_of_an_optimizer_are_saved_as_its_tensors_are(ranks: RankPool, tmp_path: Path) -> None:
+    for before, after, kinds in ranks(2, go_on_counting, Case(zero=1, shares=((1, 1),)), str(tmp_path)):
+        assert after == pytest.approx(before, rel=1e-12)
+        assert kinds == {int}
 
 
 def test_what_a_group_shares_is_saved_as_anything_else(ranks: RankPool, written: Written, tmp_path: Path) -> None:

@@ -49,6 +49,16 @@ def test_a_line_that_was_cut_off_with_its_writer_does_not_count(tmp_path: Path) 
     assert steps_told(tmp_path) == 7
 
 
+def test_whoever_writes_after_a_line_that_was_cut_off_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    append(path, {"step": 0})
+    with path.open("ab") as file:
+        file.write(b'{"step": 1, "lo')
+    append(path, {"step": 2})
+    append(path, {"step": 3})
+    assert [line["step"] for line in read_lines(path)] == [0, 2, 3]
+
+
 def test_only_what_is_trained_again_is_forgotten(tmp_path: Path) -> None:
     path, decisions = tmp_path / PROGRESS, tmp_path / DECISIONS
     forget_after(tmp_path, 3)

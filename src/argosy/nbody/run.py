@@ -162,7 +162,7 @@ def _local(size: float, strength: float, gravity: GravitySettings, device: str) 
 
 def _begin(folder: Path, box: Box, settings: RunSettings, count: int, ranks: Ranks) -> int:
     """The step to go on from; the folder is checked by every rank before rank 0 writes into it."""
-    asked = _what_is_asked(box, settings, count)
+    asked = _what_is_asked(box, settings, count) | {"initial": _fingerprint(box.particles, ranks)}
     mark = folder / "run.json"
     known = read_json(mark).data if mark.exists() else None
     if known is not None and known != asked:
@@ -197,6 +197,16 @@ def _what_is_asked(box: Box, settings: RunSettings, count: int) -> dict[str, obj
     }
     known: dict[str, object] = json.loads(json.dumps(content))
     return known
+
+
+def _fingerprint(particles: Particles, ranks: Ranks) -> str:
+    """Of the particles of all ranks: the same whoever holds which, another where one of them is elsewhere."""
+    state = np.ascontiguousarray(np.concatenate([particles.positions, particles.momenta], axis=1))
+    mixed = particles.ids.astype(np.uint64)
+    for column in state.view(np.uint64).T:
+        mixed = (mixed ^ (mixed >> np.uint64(29)) ^ column) * np.uint64(0x9E3779B97F4A7C15)
+    parts = np.array([mixed.sum(dtype=np.uint64)]).view(np.int64)
+    return f"{total(ranks, parts).view(np.uint64)[0]:016x}"
 
 
 def _write_together(path: Path, box: Box, ranks: Ranks) -> None:

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from argosy.runtime.trainer import Held, Trainer
 
 _ABOUT = "argosy.json"
+_NUMBERS = (bool, int, float)
+"""What an optimizer may keep beside tensors; saved as one, with its kind after its name: ``step:int``."""
 
 
 class Rows(torch.Tensor):
@@ -182,7 +184,17 @@ def _optimizer_state(trainer: Trainer, held: Held) -> Mapping[str, Tensor]:
     if trainer.optimizer is None:
         return {}
     state = trainer.optimizer.state.get(held.parameter, {})
-    return {what: value for what, value in state.items() if isinstance(value, Tensor)}
+    tensors = {what: value for what, value in state.items() if isinstance(value, Tensor)}
+    numbers = {what: value for what, value in state.items() if type(value) in _NUMBERS}
+    return tensors | {f"{what}:{type(value).__name__}": torch.tensor(value) for what, value in numbers.items()}
+
+
+def give_state(trainer: Trainer, held: Held, what: str, value: Tensor) -> None:
+    """Give an optimizer a tensor of state, or the number that it was made of."""
+    assert trainer.optimizer is not None
+    name, _, kind = what.partition(":")
+    number = next((number for number in _NUMBERS if number.__name__ == kind), None)
+    trainer.optimizer.state[held.parameter][name] = value if number is None else number(value.item())
 
 
 def _like(held: Held, value: Tensor) -> Tensor:
@@ -210,8 +222,7 @@ def load(trainer: Trainer, path: Path) -> None:
     if trainer.optimizer is not None:
         trainer.optimizer.state.clear()  # what it has gathered since belongs to other weights
     for held, what, value in states:
-        assert trainer.optimizer is not None
-        trainer.optimizer.state[held.parameter][what] = value
+        give_state(trainer, held, what, value)
     trainer.gradients.after_update()
     trainer.steps, trainer.scale.value, trainer.scale.calm = about.steps, about.scale, about.calm
 

@@ -85,20 +85,34 @@ def _keep(path: Path, stays: Callable[[Line], bool]) -> None:
         draft.replace(path)
 
 
-def _is_told(line: bytes, stays: Callable[[Line], bool]) -> bool:
+def _read(line: bytes) -> Line | None:
+    """None where it is what a power cut, or a full disk, has left of one."""
     try:
-        return stays(json.loads(line))
-    except (ValueError, KeyError, TypeError, AttributeError):
+        content = json.loads(line)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _is_told(line: bytes, stays: Callable[[Line], bool]) -> bool:
+    content = _read(line)
+    try:
+        return content is not None and stays(content)
+    except (KeyError, TypeError):
         return False
 
 
 def append(path: Path, line: Line) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    """Whole and on a line of its own, also after one that was cut off."""
+    with path.open("a+b", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - 1))
+        is_torn = file.read(1) not in (b"", b"\n")
+        file.write(b"\n" * is_torn + json.dumps(line).encode() + b"\n")
 
 
 def read_lines(path: Path) -> list[Line]:
-    """Those that are whole: the last one may be on its way, or cut off with whoever wrote it."""
+    """Those that are whole: any may have been cut off with whoever wrote it, and the last may be on its way."""
     return Tail(path, skip=False).read()
 
 
@@ -125,7 +139,7 @@ class Tail:
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._at += len(whole)
-        found = [json.loads(line) for line in whole.splitlines()]
+        found = [line for line in map(_read, whole.splitlines()) if line is not None]
         self.lines += found
         return found
 

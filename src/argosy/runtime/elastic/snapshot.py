@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from argosy.runtime.checkpoint import trainer_state
+from argosy.runtime.checkpoint import give_state, trainer_state
 from argosy.runtime.elastic.copies import Header, Moment, Piece, Source
 from argosy.runtime.elastic.wire import asking, hear
 from argosy.runtime.failure import in_contact
@@ -198,8 +198,7 @@ def restore(trainer: Trainer, sources: Sequence[Source], *, near: Place, token: 
             wanted.append((f"optimizer.{held.name}.{what}", value, held.begin if same else 0))
     Reading(places, token=token, patience=patience).fill(wanted)
     for held, what, value in states:
-        assert trainer.optimizer is not None
-        trainer.optimizer.state[held.parameter][what] = value
+        give_state(trainer, held, what, value)
     trainer.gradients.after_update()
     told = sources[0].header
     trainer.steps, trainer.scale.value, trainer.scale.calm = told.step, told.scale, told.calm
