@@ -186,6 +186,8 @@ def test_cheaper_settings_save_time_and_cost_memory() -> None:
     assert names == ["recompute none", "recompute selective", "zero 1", "zero 2"]
     assert not list(cheaper_settings(replace(stage, recompute=Recompute.NONE, zero=1)))
     assert not list(cheaper_settings(replace(stage, recompute=Recompute.NONE, replicas=replicas[:1])))
+    parts = replace(stage, replicas=(Replica(devices=("a0.0", "a0.1"), samples=1),), context=2)
+    assert [name for name, _ in cheaper_settings(parts)] == names, "parts of a sequence share weights, too"
 
 
 def test_more_memory_is_offered_for_less_recomputation() -> None:

@@ -72,7 +72,7 @@ def cheaper_settings(stage: Stage) -> Iterator[tuple[str, Stage]]:
     order = list(Recompute)
     for recompute in order[: order.index(stage.recompute)]:
         yield f"recompute {recompute}", replace(stage, recompute=recompute)
-    for zero in range(1, stage.zero if len(stage.replicas) > 1 else 1):
+    for zero in range(1, stage.zero if stage.num_holders > 1 else 1):
         yield f"zero {zero}", replace(stage, zero=zero)
 
 

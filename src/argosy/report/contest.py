@@ -97,7 +97,7 @@ def _kinds(stage: Stage, cluster: Cluster) -> set[str]:
 
 
 def _of_what(plan: Plan) -> str:
-    if any(stage.zero == 3 and len(stage.replicas) > 1 for stage in plan.stages):
+    if any(stage.zero == 3 and stage.num_holders > 1 for stage in plan.stages):
         return ", weights gathered for every micro-batch"
     if len(plan.stages) == 1:
         return ", gradients of the whole model"
