@@ -137,7 +137,7 @@ def test_brackets_in_names_are_no_markup(run: Run, tmp_path: Path) -> None:
         (tmp_path / name / "config.json").write_text(json.dumps(CONFIG))
         result = run("plan", "-m", name, "-c", "two-cards", "-b", "8", "-q", "-o", "plan[red].json")
         assert result.out.startswith(f"{name} on two-cards: ")
-        assert "wrote plan[red].json; next: argosy explain plan[red].json" in result.out
+        assert "wrote plan[red].json; next: argosy explain 'plan[red].json'" in result.out
 
 
 @pytest.mark.parametrize("columns", ["0", "1", "20", "60"])
@@ -145,6 +145,23 @@ def test_a_narrow_terminal_loses_no_figure(run: Run, monkeypatch: pytest.MonkeyP
     wide = run("explain", PLAN, "-q").out
     monkeypatch.setenv("COLUMNS", columns)
     assert run("explain", PLAN, "-q").out == wide
+
+
+def test_more_than_the_memory_holds_is_one_clear_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise MemoryError("Unable to allocate 7 PiB")
+
+    monkeypatch.setattr("argosy.cluster.catalogue.catalogue", fail)
+    result = run("devices")
+    assert result.code == 2
+    expected = "a task that this machine has room for"
+    assert result.err == f"error: memory: found Unable to allocate 7 PiB, expected {expected}\n"
+
+
+def test_commands_to_go_on_with_can_be_pasted(run: Run) -> None:
+    told = run("init", "--node", "1 x 2 A100-80GB", "-o", "mine [1].toml").out
+    assert "wrote mine [1].toml: " in told
+    assert told.endswith("argosy cluster show 'mine [1].toml'\n")
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])

@@ -20,6 +20,8 @@ CASES = {
     ("simulate", PLAN, "--k", "x"): '--k: found "x", expected a whole number',
     ("simulate", PLAN, "--k=2.5"): "--k: found 2.5, expected a whole number",
     ("plan", "--level", "3"): "--level: found 3, expected a whole number from 1 to 2",
+    ("plan", "--max-width", "9" * 30): f"--max-width: found {'9' * 30}, expected a whole number from 1 to 65,536",
+    ("nbody", "plan", "--mesh", "9999999"): "--mesh: found 9999999, expected a whole number from 4 to 65,536",
     ("run", "-n0"): "--steps: found 0, expected a whole number of at least 1",
     ("calibrate", "runs.json", "--share", "2"): "--share: found 2, expected a number from 0.05 to 0.95",
     ("nbody", "run", "--snapshot", "1", "--snapshot", "y"): '--snapshot: found "y", expected a number',

@@ -131,7 +131,8 @@ def test_progress_says_how_long_it_will_take(initial: Path, tmp_path: Path, caps
     ("arguments", "message"),
     [
         (["--order", "3lpt"], 'error: --order: found "3lpt", expected one of zeldovich, 2lpt; did you mean "2lpt"?'),
-        (["--per-side", "2"], "error: per_side: found 2, expected at least 4 particles per side"),
+        (["--per-side", "2"], "error: per_side: found 2, expected 4 to 100,000 particles per side"),
+        (["--per-side", "9999999"], "error: per_side: found 9999999, expected 4 to 100,000 particles per side"),
         (["--box", "-1"], "error: box: found -1.0, expected a size from 1e-06 to 1e+06 Mpc/h"),
     ],
 )

@@ -63,6 +63,11 @@ def _run(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:  # whoever read our output has gone
         _drop_output()
         return BROKEN_PIPE
+    except MemoryError as error:
+        found = str(error) or "not enough of it"
+        return _tell(
+            InputError([Problem(path="memory", found=found, expected="a task that this machine has room for")])
+        )
     except OSError as error:
         if error.errno in NO_ROOM:
             _drop_output()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -79,7 +80,7 @@ def calibrate(
         console.print(table)
         console.print()
     if output is not None and output != STDOUT:
-        console.print(f"wrote {output}; next: argosy plan --calibration {output} ...", soft_wrap=True)
+        console.print(f"wrote {output}; next: argosy plan --calibration {shlex.quote(str(output))} ...", soft_wrap=True)
 
 
 def _names(text: str | None) -> list[str] | None:

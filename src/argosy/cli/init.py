@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,7 @@ def init(
         counts = {"devices": len(cluster.devices), "nodes": len(cluster.nodes)}
         print_json("init", {"file": str(output), "name": cluster.name, **counts})
     else:
-        say_written(f"wrote {output}: {cluster!r}\nsee it:  argosy cluster show {output}", output)
+        say_written(f"wrote {output}: {cluster!r}\nsee it:  argosy cluster show {shlex.quote(str(output))}", output)
 
 
 def parse_node(text: str) -> NodeAnswer:

@@ -10,6 +10,11 @@ import typer
 from argosy.cli import names
 from argosy.errors import bad_input
 
+_MOST_DEVICES = 65_536
+"""In a tensor-parallel group: more than anybody has, and few enough to be listed."""
+_MOST_CELLS = 65_536
+"""Per side of a mesh: far more than fits anywhere."""
+
 
 def no_nan(parameter: typer.CallbackParam, value: float | None) -> float | None:
     """For options that take a number: not every version of typer knows that NaN lies within no limits."""
@@ -148,7 +153,10 @@ EvenShares = Annotated[
 MaxWidth = Annotated[
     int | None,
     typer.Option(
-        "--max-width", min=1, help="Tensor-parallel groups of at most so many devices; 1 for runs that move or survive."
+        "--max-width",
+        min=1,
+        max=_MOST_DEVICES,
+        help="Tensor-parallel groups of at most so many devices; 1 for runs that move or survive.",
     ),
 ]
 MaxContext = Annotated[
@@ -198,7 +206,8 @@ ExecutorName = Annotated[
     str, typer.Option("--executor", help="What the workers are: process, thread or ray (needs argosy[ray]).")
 ]
 MeshCells = Annotated[
-    int | None, typer.Option("--mesh", min=4, help="Cells per side; by default twice the particles of a side.")
+    int | None,
+    typer.Option("--mesh", min=4, max=_MOST_CELLS, help="Cells per side; by default twice the particles of a side."),
 ]
 Clip = Annotated[
     float | None, typer.Option("--clip", min=0, help="Most that the gradient's norm may be.", callback=no_nan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -193,7 +194,8 @@ def plan(
         console.print(part)
     _show_alternatives(console, found, where)
     if output is not None and output != STDOUT:
-        console.print(f"\nwrote {output}; next: argosy explain {output}, argosy simulate {output}", soft_wrap=True)
+        named = shlex.quote(str(output))
+        console.print(f"\nwrote {output}; next: argosy explain {named}, argosy simulate {named}", soft_wrap=True)
 
 
 def _only_for_chains(**given: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -127,9 +128,11 @@ def plan_program(
                 console.print()
                 console.print(table)
     if output is not None and output != STDOUT:
-        console.print(f"\nrun it: argosy run {output} {text}", soft_wrap=True)
+        console.print(f"\nrun it: argosy run {shlex.quote(str(output))} {shlex.quote(text)}", soft_wrap=True)
     as_asked = f" --dtype {dtype}" if dtype is not None else ""
-    console.print(f"\nwhy: argosy explain {text} --cluster {cluster}{as_asked}", soft_wrap=True)
+    console.print(
+        f"\nwhy: argosy explain {shlex.quote(text)} --cluster {shlex.quote(cluster)}{as_asked}", soft_wrap=True
+    )
 
 
 def explain_program(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -149,7 +150,7 @@ def run(
         if json:
             print_json("run", {"file": str(slurm)})
         else:
-            say_written(f"wrote {slurm}; submit it with: sbatch {slurm}", slurm)
+            say_written(f"wrote {slurm}; submit it with: sbatch {shlex.quote(str(slurm))}", slurm)
     elif dry_run:
         if json:
             told = [

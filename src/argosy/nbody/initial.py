@@ -26,6 +26,8 @@ from argosy.nbody.spectrum import linear_power
 
 _SMALLEST, _LARGEST = 1e-6, 1e6
 """Mpc/h: from below a star's neighbourhood to beyond what can be seen."""
+_MOST_PER_SIDE = 100_000
+"""Far more than fits into a machine, and fewer than an array can count."""
 _EARLIEST = 1e6
 """Redshifts beyond are a slip: nothing here knows of radiation."""
 
@@ -48,8 +50,8 @@ def initial_conditions(
     shape: float | None = None,
 ) -> Box:
     """``per_side``^3 particles in a box of ``box`` Mpc/h."""
-    if per_side < 4:
-        raise bad_input("at least 4 particles per side", per_side, where="per_side")
+    if not 4 <= per_side <= _MOST_PER_SIDE:
+        raise bad_input(f"4 to {_MOST_PER_SIDE:,} particles per side", per_side, where="per_side")
     if not _SMALLEST <= box <= _LARGEST:
         raise bad_input(f"a size from {_SMALLEST:g} to {_LARGEST:g} Mpc/h", box, where="box")
     if not 0 < redshift <= _EARLIEST:
