@@ -11,9 +11,10 @@ import pytest
 
 from argosy.cluster.file import build_cluster, cluster_from_content, with_changes
 from argosy.cluster.topology import Cluster
-from argosy.cost.memory import optimizer_bytes
+from argosy.cost.memory import optimizer_bytes, state_bytes
 from argosy.cost.moving import PAUSE, migration
 from argosy.document import parse_toml
+from argosy.dtype import Dtype
 from argosy.plan.file import load_plan
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
 from argosy.schedule import ScheduleKind, ScheduleSpec
@@ -84,7 +85,8 @@ def test_a_layer_that_moves_brings_what_zero_leaves_each_holder_of_it(chain: Cha
 def test_from_shared_to_whole_only_the_other_half_of_the_state_moves_and_inside_the_host(chain: Chain) -> None:
     cluster = pair()
     moved = migration(halves(cluster, chain, 20, 1), halves(cluster, chain, 20, 0), chain, cluster)
-    first = sum(layer.parameters for layer in chain.layers[:20]) * optimizer_bytes(chain) / 2
+    own = sum(layer.parameters for layer in chain.layers[:20]) - chain.layers[-1].tied_parameters
+    first = own * optimizer_bytes(chain) / 2  # the table of tokens is in both stages, so that its state is whole before
     last = sum(layer.parameters for layer in chain.layers[20:]) * optimizer_bytes(chain) / 2
     assert moved.received == pytest.approx({"a0.0": first, "a0.1": first, "b0.0": last, "b0.1": last})
     assert all(source[0] == target[0] for source, target, _ in moved.transfers)
@@ -97,6 +99,70 @@ def test_from_whole_to_shared_nothing_moves(chain: Chain) -> None:
         assert (
             migration(halves(cluster, chain, 20, before), halves(cluster, chain, 20, after), chain, cluster).bytes == 0
         )
+
+
+def test_a_head_that_moves_brings_the_table_that_it_shares() -> None:
+    """gpt2's head has 21,504 bytes of its own, and uses a table of 38.6 million weights."""
+    cluster, chain = pair(), load_model("gpt2", dtype=Dtype.BF16)
+    head = len(chain.layers) - 1
+    stages = [Stage(first=0, end=6, replicas=replicas("a0.0")), Stage(first=6, end=head, replicas=replicas("a0.1"))]
+    here, there = (
+        plan_of(cluster, chain, *stages, Stage(first=head, end=head + 1, replicas=replicas(device)))
+        for device in ("b0.0", "b0.1")
+    )
+    moved = migration(here, there, chain, cluster)
+    state = state_bytes(chain, there.stages[-1], 1.0)
+    assert moved.transfers == (("b0.0", "b0.1", state.weights + state.optimizer),)
+    assert moved.bytes == 14 * (768 * 2 + 50257 * 768)
+
+
+def test_who_has_the_table_through_another_layer_needs_nothing_and_gives_it() -> None:
+    """The table is on a and on b; b's head goes to a, whose devices ask each other first."""
+    cluster, chain = pair(), load_model("gpt2", dtype=Dtype.BF16)
+    head = len(chain.layers) - 1
+    here = plan_of(
+        cluster,
+        chain,
+        Stage(first=0, end=6, replicas=replicas("a0.0")),
+        Stage(first=6, end=head, replicas=replicas("a0.1")),
+        Stage(first=head, end=head + 1, replicas=replicas("b0.0")),
+    )
+    own = 14.0 * chain.layers[head].parameters
+    on_first = replace(here, stages=(*here.stages[:2], replace(here.stages[2], replicas=replicas("a0.0"))))
+    assert migration(here, on_first, chain, cluster).transfers == (("b0.0", "a0.0", own),)
+    beside = replace(here, stages=(here.stages[0], replace(here.stages[1], end=head + 1)))
+    table = 14.0 * chain.layers[head].tied_parameters
+    assert migration(here, beside, chain, cluster).transfers == (("a0.0", "a0.1", table), ("b0.0", "a0.1", own))
+
+
+def test_a_table_that_three_layers_share_comes_once() -> None:
+    cluster, chain = pair(), load_model("t5-base", dtype=Dtype.BF16)
+    half = len(chain.layers) // 2
+    assert [layer.tied_to for layer in chain.layers[half:]].count(0) == 2
+    here, there = (
+        plan_of(
+            cluster,
+            chain,
+            Stage(first=0, end=half, replicas=replicas("a0.0")),
+            Stage(first=half, end=len(chain.layers), replicas=replicas(device)),
+        )
+        for device in ("b0.0", "b0.1")
+    )
+    own = sum(layer.parameters for layer in chain.layers[half:])
+    assert migration(here, there, chain, cluster).bytes == 14 * (own + chain.layers[-1].tied_parameters)
+
+
+@pytest.mark.parametrize(("zero", "parts"), [(0, 1), (1, 2), (2, 1), (3, 1)])
+def test_a_table_within_a_stage_is_whole_where_zero_gathers_layer_by_layer(zero: int, parts: int) -> None:
+    """From one device to two: only under ZeRO 1 is the second to have half of the table's state, otherwise all."""
+    cluster, chain = pair(), load_model("gpt2", dtype=Dtype.BF16)
+    whole = Stage(first=0, end=len(chain.layers), replicas=replicas("a0.0"))
+    two = replace(whole, replicas=replicas("a0.0", "a0.1"), zero=zero)
+    moved = migration(plan_of(cluster, chain, whole), plan_of(cluster, chain, two), chain, cluster)
+    table = chain.layers[-1].tied_parameters
+    own = chain.parameters - table
+    weights = own * 2 / (2 if zero == 3 else 1) + own * 12 / (2 if zero else 1)
+    assert moved.received == pytest.approx({"a0.1": weights + table * (2 + 12 / parts)})
 
 
 def test_tensor_parallel_parts_are_sent_by_whoever_has_them(chain: Chain) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from training_cases import Outcome, box_of
 
+from argosy.cluster.file import build_cluster
+from argosy.cost.moving import migration
+from argosy.document import parse_toml
 from argosy.dtype import Dtype
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
 from argosy.runtime.checkpoint import Rows
@@ -20,6 +24,7 @@ from argosy.runtime.initialise import Recording
 from argosy.runtime.migrate import Moved
 from argosy.runtime.trainer import Trainer, parallelize
 from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.workload.chain import Chain, Layer
 
 BATCH = 12
 ONE = ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B)
@@ -67,6 +72,45 @@ def plan_of(shape: Shape, model: str) -> Plan:
         schedule=shape.schedule,
         stages=tuple(built),
     )
+
+
+def chain_of(journey: Journey) -> Chain:
+    """What the cost model is told of a model: how many weights a layer has, and whose it shares."""
+    model = build_case(journey)[0]
+    home: dict[int, int] = {}
+    layers = []
+    for index, layer in enumerate(model.argosy_layers()):
+        shared = [weight for weight in layer.parameters() if home.setdefault(id(weight), index) != index]
+        count = sum(weight.numel() for weight in shared)
+        layers.append(
+            Layer(
+                name=f"layer{index}",
+                kind="layer",
+                forward_flop=1.0,
+                backward_flop=2.0,
+                parameters=sum(weight.numel() for weight in layer.parameters()) - count,
+                activation_bytes=0.0,
+                output_bytes=0.0,
+                tied_to=home[id(shared[0])] if shared else None,
+                tied_parameters=count,
+            )
+        )
+    return Chain(name=journey.model, layers=tuple(layers), sequence_length=1, dtype=Dtype.FP32)
+
+
+def predicted_bytes(journey: Journey) -> list[list[int]]:
+    """Move by move, what the cost model has each rank receive, in double precision: twice the bytes of fp32."""
+    nodes = '[[nodes]]\nname = "n"\ncount = 2\ndevices = { kind = "V100-32GB", count = 2 }\n'
+    nodes += 'intra = [{ medium = "nvlink", bandwidth = "100 GB/s" }]\nnic = { bandwidth = "25 Gbit/s" }\n'
+    cluster = build_cluster(parse_toml(f'name = "local"\n{nodes}', file="local.toml"), folder=Path())
+    chain, plan, moves = chain_of(journey), plan_of(journey.first, journey.model), []
+    for change in journey.changes:
+        if isinstance(change, Shape):
+            new = plan_of(change, journey.model)
+            received = migration(plan, new, chain, cluster).received
+            moves.append([2 * round(received.get(device, 0.0)) for device in ROSTER])
+            plan = new
+    return moves
 
 
 class Counting(nn.Module):

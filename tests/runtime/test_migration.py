@@ -7,7 +7,17 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from migration_cases import Journey, alone, begin_and_move, bytes_that_were_missing, plan_of, spread, travel, worst
+from migration_cases import (
+    Journey,
+    alone,
+    begin_and_move,
+    bytes_that_were_missing,
+    plan_of,
+    predicted_bytes,
+    spread,
+    travel,
+    worst,
+)
 from rank_pool import RankError, RankPool
 
 from argosy.cost.moving import missing
@@ -27,13 +37,23 @@ ONE_RANK = spread((6, {3: 6}, 0))
 WOVEN = spread((2, {0: 2}, 0), (1, {1: 2}, 0), (2, {0: 2}, 0), (1, {1: 2}, 0), schedule=INTERLEAVED)
 SEVEN = spread((4, {0: 3, 1: 1}, 1), (3, {2: 2, 3: 2}, 3))
 SEVEN_MOVED = spread((2, {3: 4}, 0), (5, {0: 1, 2: 3}, 3))
+SEVEN_WIDE = spread((7, {0: 2, 1: 2}, 3))
+SEVEN_APART = spread((3, {1: 4}, 0), (2, {2: 2, 3: 2}, 1), (2, {0: 4}, 0))
+HEAD = spread((3, {0: 2, 1: 2}, 1), (2, {2: 4}, 0), (1, {3: 4}, 0))
+HEAD_MOVED = spread((3, {0: 2, 1: 2}, 1), (2, {3: 4}, 0), (1, {2: 4}, 0))
+HEAD_WITH_EMBEDDING = spread((5, {3: 4}, 0), (1, {0: 2, 1: 2}, 2))
 
 JOURNEYS = {
     "through every kind of plan": Journey(
         first=TWO_BY_TWO,
         changes=(None, LAYERS_MOVED, KFKB, THREE, (1, (3, 1)), WIDE, WITH_IDLE, EAGER, ONE_RANK, WOVEN, TWO_BY_TWO),
     ),
-    "tied across stages": Journey(model="t5", tied=True, first=SEVEN, changes=(None, SEVEN_MOVED, (1, (2, 2)), SEVEN)),
+    "tied across stages": Journey(
+        model="t5", tied=True, first=SEVEN, changes=(None, SEVEN_MOVED, (1, (2, 2)), SEVEN, SEVEN_WIDE, SEVEN_APART)
+    ),
+    "a head that shares its table": Journey(
+        tied=True, first=HEAD, changes=(None, HEAD_MOVED, HEAD_WITH_EMBEDDING, WIDE, TWO_BY_TWO, HEAD)
+    ),
     "before the first step": Journey(first=WITH_IDLE, changes=(TWO_BY_TWO, None)),
     "built without values": Journey(first=WITH_IDLE, changes=(None, WIDE, TWO_BY_TWO, None), recorded=True),
     "buffers that change": Journey(
@@ -56,6 +76,16 @@ def test_losses_and_weights_are_those_of_one_process_and_only_what_must_move_mov
             if name != "buffers that change":  # the oracle sees weights and state
                 assert moved.received == bytes_that_were_missing(before, after)
         assert sum(moved.sent for *_, moved in steps) == steps[0][2].total > 0
+
+
+@pytest.mark.parametrize("name", ["through every kind of plan", "tied across stages", "a head that shares its table"])
+def test_the_cost_model_prices_the_bytes_that_the_runtime_moves(ranks: RankPool, name: str) -> None:
+    """To 1 %: the cost model divides a layer, ZeRO the rows of each weight, which may be odd."""
+    journey = JOURNEYS[name]
+    results = ranks(4, travel, journey)
+    received = [[moved.received for *_, moved in moves] for _, moves, _, _ in results]
+    for found, predicted in zip(zip(*received, strict=True), predicted_bytes(journey), strict=True):
+        assert list(found) == pytest.approx(predicted, rel=0.01)
 
 
 def test_a_plan_that_is_not_for_this_job_is_refused_by_name(ranks: RankPool) -> None:

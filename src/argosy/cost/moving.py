@@ -1,22 +1,24 @@
 """What it costs to go from one plan to another: bytes of state that change hands, over the links as they are then.
 
 A device holds an interval of each layer's weights and one of its optimizer state: its part of a tensor-parallel group,
-of that its part among the stage's holders where ZeRO shares it out (state from level 1 on, weights at level 3).
+of that its part among the stage's holders where ZeRO shares it out (state from level 1 on, weights at level 3). Weights
+that several layers use, such as a table of tokens, are held once by every device that has one of these layers, and as
+the runtime keeps them: whole, whatever ZeRO says, where they are in several stages, or under ZeRO 2 and 3 in several
+layers of one.
 
     (1)  a device receives what it holds under the new plan and did not under the old one
     (2)  from a device that held it: of several, of its own node, then from whoever sends the fewest bytes yet; where
          none of them can be reached, from whoever can, as copies and checkpoints are there for
     (3)  seconds = the longest that any link takes for the bytes that cross it, and ``PAUSE`` for the switch itself
 
-Gradients do not move: plans change between steps. Experts count as if every holder had all of them, and of weights that
-layers share only those that the first of them holds.
+Gradients do not move: plans change between steps. Experts count as if every holder had all of them.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeVar
@@ -36,14 +38,24 @@ _ROUNDING = 1e-9
 
 
 class _Kept(NamedTuple):
-    """What a device keeps of a layer."""
+    """What a device keeps of some weights."""
 
     weights: Interval
     state: Interval
 
 
-_Held = dict[int, dict[str, _Kept]]
-"""By layer and device."""
+_NOTHING = _Kept((0.0, 0.0), (0.0, 0.0))
+
+
+class _Weights(NamedTuple):
+    """Weights that the same layers use."""
+
+    count: int
+    layers: frozenset[int]
+
+
+_Held = dict[_Weights, dict[str, _Kept]]
+"""By device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,16 +90,17 @@ class Migration:
 
 def migration(old: Plan, new: Plan, chain: Chain, cluster: Cluster, time: float = 0.0) -> Migration:
     """What has to move when one plan follows another at a moment."""
-    before, sources = _held(old), _Sources(old, cluster, time)
+    weights = tuple(_weights(chain))
+    before, sources = _held(old, weights), _Sources(old, cluster, time)
     widths = (chain.dtype.bytes, optimizer_bytes(chain))
-    for layer, kept in _held(new).items():
-        had = before.get(layer, {})
+    for some, kept in _held(new, weights).items():
+        had = before[some]
         for device, wanted in kept.items():
-            own = had.get(device, _Kept((0.0, 0.0), (0.0, 0.0)))
+            own = had.get(device, _NOTHING)
             for kind, width in enumerate(widths):
                 holders = {name: one[kind] for name, one in had.items()}
                 for begin, end in missing(wanted[kind], own[kind]):
-                    sources.deliver(device, (begin, end), holders, width * chain.layers[layer].parameters)
+                    sources.deliver(device, (begin, end), holders, width * some.count)
     transfers = [(*pair, size) for pair, size in sources.sent.items() if size > 0]
     return Migration(transfers=tuple(sorted(transfers)))
 
@@ -126,17 +139,44 @@ class _Sources:
         return self.cluster.bandwidth_at(self.cluster.fastest(source, target, 1e6, self.time), self.time) > 0
 
 
-def _held(plan: Plan) -> _Held:
-    held: _Held = defaultdict(dict)
-    for stage in plan.stages:
-        for device, kept in _kept(stage):
-            for layer in range(stage.first, stage.end):
-                held[layer][device] = kept
+def _weights(chain: Chain) -> Iterator[_Weights]:
+    """Every weight once. Layers that are tied to one layer share the same weights of it, the smaller shares in the
+    larger ones."""
+    ties: dict[int, dict[int, int]] = defaultdict(dict)
+    for index, layer in enumerate(chain.layers):
+        if layer.tied_to is not None and layer.tied_to != index:
+            ties[layer.tied_to][index] = layer.tied_parameters
+    for index, layer in enumerate(chain.layers):
+        shared = 0
+        for size in sorted(set(ties[index].values())):
+            users = (user for user, tied in ties[index].items() if tied >= size)
+            yield _Weights(size - shared, frozenset((index, *users)))
+            shared = size
+        yield _Weights(max(0, layer.parameters - shared), frozenset((index,)))
+
+
+def _held(plan: Plan, weights: Sequence[_Weights]) -> _Held:
+    kept = [{whole: dict(_kept(stage, whole=whole)) for whole in (False, True)} for stage in plan.stages]
+    home = [index for index, stage in enumerate(plan.stages) for _ in range(stage.first, stage.end)]
+    held: _Held = {}
+    for some in weights:
+        stages = sorted({home[layer] for layer in some.layers})
+        is_shared = len(stages) > 1 or (len(some.layers) > 1 and plan.stages[stages[0]].zero > 1)
+        held[some] = found = dict(kept[stages[0]][is_shared])
+        for stage in stages[1:]:
+            for device, own in kept[stage][is_shared].items():
+                found[device] = _joined(found.get(device, own), own)
     return held
 
 
-def _kept(stage: Stage) -> Iterator[tuple[str, _Kept]]:
-    """What each device of a stage keeps of each of its layers."""
+def _joined(one: _Kept, other: _Kept) -> _Kept:
+    """Of a device that has the same weights in two stages."""
+    return _Kept(*((min(a[0], b[0]), max(a[1], b[1])) for a, b in zip(one, other, strict=True)))
+
+
+def _kept(stage: Stage, *, whole: bool) -> Iterator[tuple[str, _Kept]]:
+    """What each device of a stage keeps of each of its layers; ``whole``: of weights that ZeRO does not share out."""
+    zero = 0 if whole else stage.zero
     shares = {
         device: share * stage.context
         for replica in stage.replicas
@@ -147,9 +187,9 @@ def _kept(stage: Stage) -> Iterator[tuple[str, _Kept]]:
         for device in holder:
             width = shares[device]
             part = width / stage.num_holders
-            whole = (begin, begin + width)
+            all_of_it = (begin, begin + width)
             own = (begin + index * part, begin + (index + 1) * part)
-            yield device, _Kept(own if stage.zero >= 3 else whole, own if stage.zero else whole)
+            yield device, _Kept(own if zero >= 3 else all_of_it, own if zero else all_of_it)
             begin += width
 
 
