@@ -50,7 +50,7 @@ _NOTHING = _Kept((0.0, 0.0), (0.0, 0.0))
 class _Weights(NamedTuple):
     """Weights that the same layers use."""
 
-    count: int
+    size: int
     layers: frozenset[int]
 
 
@@ -100,7 +100,7 @@ def migration(old: Plan, new: Plan, chain: Chain, cluster: Cluster, time: float 
             for kind, width in enumerate(widths):
                 holders = {name: one[kind] for name, one in had.items()}
                 for begin, end in missing(wanted[kind], own[kind]):
-                    sources.deliver(device, (begin, end), holders, width * some.count)
+                    sources.deliver(device, (begin, end), holders, width * some.size)
     transfers = [(*pair, size) for pair, size in sources.sent.items() if size > 0]
     return Migration(transfers=tuple(sorted(transfers)))
 
