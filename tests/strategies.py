@@ -274,9 +274,9 @@ def cluster_of(content: dict[str, Any]) -> Cluster:
 
 @st.composite
 def chains(draw: st.DrawFn, *, max_layers: int = 6) -> Chain:
-    """Layers of seconds and gigabytes; sometimes the last shares weights with the first."""
+    """Layers of seconds and gigabytes; sometimes the last shares weights with the first, or one between them, too."""
     count = draw(st.integers(2, max_layers))
-    tied = draw(st.booleans())
+    tied = {count - 1, draw(st.integers(1, count - 1))} if draw(st.booleans()) else set()
     layers = []
     for index in range(count):
         flop = draw(eighths) * 1e11
@@ -291,8 +291,8 @@ def chains(draw: st.DrawFn, *, max_layers: int = 6) -> Chain:
                 output_bytes=draw(eighths) * 1e8,
                 reduced_bytes=draw(eighths) * 1e8,
                 max_tensor_width=4,
-                tied_to=0 if tied and index == count - 1 else None,
-                tied_parameters=10**8 if tied and index == count - 1 else 0,
+                tied_to=0 if index in tied else None,
+                tied_parameters=10**8 if index in tied else 0,
             )
         )
     return Chain(name="drawn", layers=tuple(layers), sequence_length=1, dtype=Dtype.BF16)

@@ -74,6 +74,14 @@ def test_tied_weights_count_once_per_stage() -> None:
     assert stage_parameters(TOY, stage(1, 4)) == 1025
 
 
+def test_a_table_that_two_layers_of_a_stage_share_with_a_third_counts_once() -> None:
+    """t5-base's decoder embeds tokens and predicts them by one table."""
+    chain = load_model("t5-base")
+    half = len(chain.layers) // 2
+    decoder = sum(layer.parameters for layer in chain.layers[half:])
+    assert stage_parameters(chain, stage(half, len(chain.layers))) == decoder + 32128 * 768 == 137_949_312
+
+
 @given(chains(), st.data())
 def test_a_cut_holds_tied_weights_on_both_sides_and_others_once(chain: Chain, data: st.DataObject) -> None:
     end = len(chain.layers)

@@ -61,13 +61,13 @@ def optimizer_bytes(chain: Chain) -> int:
 
 
 def stage_parameters(chain: Chain, stage: Stage) -> int:
-    """Weights a stage must hold; a tied layer counts unless its partner is in the same stage."""
-    count = 0
-    for layer in chain.layers[stage.first : stage.end]:
-        count += layer.parameters
+    """Weights a stage must hold: those of its layers, and once what they share with a layer elsewhere."""
+    layers = chain.layers[stage.first : stage.end]
+    shared: dict[int, int] = {}
+    for layer in layers:
         if layer.tied_to is not None and not stage.first <= layer.tied_to < stage.end:
-            count += layer.tied_parameters
-    return count
+            shared[layer.tied_to] = max(shared.get(layer.tied_to, 0), layer.tied_parameters)
+    return sum(layer.parameters for layer in layers) + sum(shared.values())
 
 
 def shared_parameters(chain: Chain, stage: Stage) -> tuple[int, int]:

@@ -310,7 +310,7 @@ class Compiler:
         return self.exchanged[action.stage]
 
     def add_synchronisation(self) -> None:
-        """Sum the gradients of every stage's holders and of tied layers, then update."""
+        """Sum the gradients of every stage's holders and of weights that several stages hold, then update."""
         waits: dict[int, list[int]] = defaultdict(list)
         for stages, parameters, times in self._gradient_groups():
             devices = [device for stage in stages for device in self.placed[stage]]
@@ -331,12 +331,10 @@ class Compiler:
         for index, stage in enumerate(self.plan.stages):
             if self.num_holders[index] > 1:
                 yield (index,), 0, {2: 1, 3: 0}.get(stage.zero, 2)
-        for index, layer in enumerate(self.chain.layers):
-            if layer.tied_to is None:
-                continue
-            homes = {self._stage_of(place) for place in (index, layer.tied_to)}
+        for layers, parameters in self.chain.shared:
+            homes = sorted({self._stage_of(layer) for layer in layers})
             if len(homes) > 1:
-                yield tuple(sorted(homes)), layer.tied_parameters, 2
+                yield tuple(homes), parameters, 2
 
     def _stage_of(self, layer: int) -> int:
         return next(index for index, stage in enumerate(self.plan.stages) if stage.first <= layer < stage.end)

@@ -56,8 +56,8 @@ class Judge:
         """Forward, backward and tail."""
         self.fitting: dict[tuple[Option, int, int, int, int], bool] = {}
         """Whether layers fit with so many micro-batches in flight, so many of them in a row."""
-        self.tied: dict[tuple[Option, Option, int], float] = {}
-        """What tied weights take between two stages."""
+        self.tied: dict[tuple[tuple[Option, ...], int], float] = {}
+        """What weights take that several stages hold."""
         self.outputs: list[float] = prices.outputs.tolist()
         self.judged = 0
 
@@ -139,23 +139,25 @@ class Judge:
             if choice.option.zero == 3:  # the first gather hides behind the way to the stage only
                 tails[at] += max(0.0, choice.option.once_around(choice.first, choice.end) - sum(forward[:at]))
         ends = [choice.end for choice in plan]
-        for index, partner, weights in self.prices.tied:
-            first, last = sorted((bisect_right(ends, index), bisect_right(ends, partner)))
-            if first == last:
+        for layers, weights in self.prices.chain.shared:
+            homes = sorted({bisect_right(ends, layer) for layer in layers})
+            if len(homes) == 1:
                 continue
-            one, other = plan[first], plan[last]
-            key = (one.option, other.option, weights)
+            holders = [plan[home] for home in homes]
+            key = (tuple(choice.option for choice in holders), weights)
             around = self.tied.get(key)
             if around is None:
                 around = self.tied[key] = self._tied_seconds(*key)
-            updates = [self.prices.weigh_range(c.option.update, c.first, c.end) for c in (one, other)]
-            tails[first] = max(tails[first], around + max(updates))
+            updates = [self.prices.weigh_range(c.option.update, c.first, c.end) for c in holders]
+            tails[homes[0]] = max(tails[homes[0]], around + max(updates))
         return tails
 
-    def _tied_seconds(self, one: Option, other: Option, weights: int) -> float:
+    def _tied_seconds(self, options: tuple[Option, ...], weights: int) -> float:
         """Twice around a ring of all that hold the weights."""
-        count, pools = one.holders + other.holders, [*one.pools, *other.pools]
-        inside = _side_by_side(one.parts, other.parts, self.prices.pools)
+        count = sum(option.holders for option in options)
+        pools = [pool for option in options for pool in option.pools]
+        first, *others = (option.parts for option in options)
+        inside = _side_by_side(first, tuple(itertools.chain.from_iterable(others)), self.prices.pools)
         bandwidth = min(pool.intra_bandwidth if inside else pool.nic_bandwidth for pool in pools)
         latency = max(pool.intra_latency if inside else pool.nic_latency for pool in pools)
         return 2 * ring_seconds(weights * self.prices.bytes_summed, count, bandwidth, latency)

@@ -197,7 +197,7 @@ class Prices:
 
     @cached_property
     def tied(self) -> list[tuple[int, int, int]]:
-        """(index, partner, weights) of tied layers: a range that has both holds the weights once."""
+        """(index, partner, weights) of tied layers."""
         layers = enumerate(self.chain.layers)
         return [(i, layer.tied_to, layer.tied_parameters) for i, layer in layers if layer.tied_to is not None]
 
@@ -213,10 +213,14 @@ class Prices:
 
     @cached_property
     def held(self) -> FloatArray:
-        """[a, b]: weights that layers a..b-1 hold; two tied layers in one range hold theirs once."""
-        table = self.parameters[None, :] - self.parameters[:, None]
-        for index, partner, weights in self.tied:
-            table[: min(index, partner) + 1, max(index, partner) + 1 :] -= weights
+        """[a, b]: weights that layers a..b-1 hold: their own, and of each layer elsewhere the most that one of them
+        shares with it."""
+        own = _sums([layer.parameters for layer in self.chain.layers])
+        table = own[None, :] - own[:, None]
+        for (partner, *_), _ in self.chain.shared:
+            most = _largest([layer.tied_parameters if layer.tied_to == partner else 0 for layer in self.chain.layers])
+            most[: partner + 1, partner + 1 :] = 0.0
+            table += most
         return table
 
     @cached_property
@@ -287,18 +291,12 @@ class Prices:
 
     @cached_property
     def _transient(self) -> dict[Recompute, FloatArray]:
-        def largest(values: list[float]) -> FloatArray:
-            table = np.zeros((self.num_layers + 1,) * 2)
-            for first in range(self.num_layers):
-                table[first, first + 1 :] = np.maximum.accumulate(values[first:])
-            return table
-
         layers, factor = self.chain.layers, self.chain.activation_factor
-        working = largest([layer.working_bytes and layer.working_bytes + layer.output_bytes for layer in layers])
+        working = _largest([layer.working_bytes and layer.working_bytes + layer.output_bytes for layer in layers])
         return {
             Recompute.NONE: working,
-            Recompute.SELECTIVE: factor * largest([layer.selective_bytes for layer in layers]) + working,
-            Recompute.FULL: factor * largest([layer.activation_bytes for layer in layers]) + working,
+            Recompute.SELECTIVE: factor * _largest([layer.selective_bytes for layer in layers]) + working,
+            Recompute.FULL: factor * _largest([layer.activation_bytes for layer in layers]) + working,
         }
 
     @property
@@ -314,6 +312,13 @@ class Prices:
 
 def _sums(values: list[float] | list[int]) -> FloatArray:
     return np.concatenate(([0.0], np.cumsum(np.asarray(values, dtype=np.float64))))
+
+
+def _largest(values: list[float] | list[int]) -> FloatArray:
+    """[a, b]: the largest of values a..b-1; 0 where there are none."""
+    table = np.zeros((len(values) + 1,) * 2)
+    np.maximum.accumulate(np.triu(np.broadcast_to(values, (len(values),) * 2)), axis=1, out=table[:-1, 1:])
+    return table
 
 
 def shares(values: FloatArray) -> FloatArray:

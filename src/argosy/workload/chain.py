@@ -57,7 +57,8 @@ class Layer:
     tied_to: int | None = None
     """Index of the layer whose weights this one shares."""
     tied_parameters: int = 0
-    """Number of weights shared with ``tied_to``."""
+    """Number of weights shared with ``tied_to``; layers that are tied to one layer share the same weights of it, the
+    smaller numbers as parts of the larger ones."""
 
     @property
     def active_share(self) -> float:
@@ -95,6 +96,17 @@ class Chain:
     def parameters(self) -> int:
         """Number of weights; tied ones counted once."""
         return sum(layer.parameters for layer in self.layers)
+
+    @cached_property
+    def shared(self) -> tuple[tuple[tuple[int, ...], int], ...]:
+        """Layers that share weights, the one that others are tied to first; and how many."""
+        users: dict[int, list[int]] = {}
+        for index, layer in enumerate(self.layers):
+            if layer.tied_to is not None:
+                users.setdefault(layer.tied_to, []).append(index)
+        return tuple(
+            ((home, *tied), max(self.layers[index].tied_parameters for index in tied)) for home, tied in users.items()
+        )
 
     @cached_property
     def forward_flop(self) -> float:
