@@ -12,7 +12,9 @@ from strategies import chains
 from argosy.cost.memory import (
     OPTIMIZER_BYTES,
     activation_bytes,
+    gathered_bytes,
     optimizer_bytes,
+    passing_bytes,
     recomputed_bytes,
     stage_parameters,
     state_bytes,
@@ -104,6 +106,23 @@ def test_under_zero_3_the_replicas_together_hold_one_model(chain: Chain, replica
     one = state_bytes(chain, stage(0, 2), 1.0)
     each = state_bytes(chain, stage(0, 2, replicas=replicas, zero=3), 1.0)
     assert each.total * replicas == pytest.approx(one.total)
+
+
+@pytest.mark.parametrize(("zero", "forward", "backward"), [(0, 0, 0), (1, 0, 0), (2, 0, 2.25), (3, 2.25, 3.25)])
+def test_sharded_weights_are_whole_for_a_moment(zero: int, forward: float, backward: float) -> None:
+    """The largest layer: a head of 5 weights and the table of 1,000 that it shares, half of it here, 2 bytes each."""
+    some = stage(1, 4, replicas=4, zero=zero)
+    assert gathered_bytes(TOY, some, 0.5, backward=False) == forward * 1005
+    assert gathered_bytes(TOY, some, 0.5, backward=True) == backward * 1005
+    assert passing_bytes(TOY, some, 3, 0.5, backward=True) == backward * 1005
+    assert gathered_bytes(TOY, replace(some, end=3), 0.5, backward=True) == backward * 10
+    assert gathered_bytes(TOY, stage(1, 4, zero=zero), 0.5, backward=True) == 0
+
+
+def test_experts_that_are_split_are_never_whole() -> None:
+    chain = replace(TOY, layers=(layer("experts", parameters=1000, expert_parameters=800, num_experts=8),))
+    four = replace(stage(0, 1, replicas=4, zero=3), expert=4)
+    assert gathered_bytes(chain, four, 1.0, backward=True) == 3.25 * 2 * (200 + 200)
 
 
 @given(chains(), st.lists(st.floats(0.05, 1), min_size=1, max_size=8))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from argosy.baselines.job import RECOMPUTE, Job, NoPlan
-from argosy.cost.memory import USABLE, activation_bytes, recomputed_bytes, state_bytes, working_bytes
+from argosy.cost.memory import USABLE, activation_bytes, passing_bytes, state_bytes
 from argosy.plan.plan import ClusterRef, LeftOut, ModelRef, Plan, Recompute, Replica, Stage
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.schedule.generate import depth_of
@@ -101,9 +101,8 @@ def shortage(job: Job, plan: Plan) -> Shortage | None:
     for stage, depth in zip(plan.stages, depths, strict=True):
         for name, samples, share in _unlike_members(job, stage):
             kept = depth * activation_bytes(job.chain, stage, samples, share)
-            again = recomputed_bytes(job.chain, stage, samples, share)
-            again += working_bytes(job.chain, stage, samples, share)
-            needed = state_bytes(job.chain, stage, share).total + kept + again + samples * share * buffers
+            passing = passing_bytes(job.chain, stage, samples, share, backward=True)
+            needed = state_bytes(job.chain, stage, share).total + kept + passing + samples * share * buffers
             usable = USABLE * job.device(name).kind.memory
             if needed > usable and (worst is None or needed - usable > worst.needed - worst.usable):
                 worst = Shortage(device=name, needed=needed, usable=usable)

@@ -28,7 +28,7 @@ from argosy.cluster.trace import FloatArray
 from argosy.cost.calibration import Calibration
 from argosy.cost.communicate import num_reductions, ring_seconds
 from argosy.cost.compute import ComputeModel, Portion, layer_seconds, recompute_seconds, update_seconds
-from argosy.cost.memory import activation_bytes, recomputed_bytes, stage_parameters, state_bytes
+from argosy.cost.memory import activation_bytes, gathered_bytes, recomputed_bytes, stage_parameters, state_bytes
 from argosy.plan.plan import Replica, Stage
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.schedule.generate import depth_of
@@ -85,6 +85,7 @@ def _stage_bytes(run: MeasuredRun, calibration: Calibration) -> Iterator[float]:
             share = max(replica.shares)
             live = in_flight * activation_bytes(chain, stage, replica.samples, share)
             live += recomputed_bytes(chain, stage, replica.samples, share)
+            live += gathered_bytes(chain, stage, share, backward=True)
             held = state_bytes(chain, stage, share).total
             yield calibration.process_bytes + held + live
 

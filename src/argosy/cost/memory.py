@@ -16,11 +16,14 @@ micro-batches in flight:
 
     (7)  passing through a backward     = r n_samples (the largest over layers l of what l holds for a moment and the
          gradient it is given, less what the layers behind it have given back), for layers of which it was measured
+    (8)  whole for a moment             = r c (the weights of the largest layer, experts over e holders) b w
+         with w = 2 + 1 / n in a backward under ZeRO 2 and 3, for a gradient and a vector with what is sent or received
+         of it, and the part that stays; one more under ZeRO 3, whose weights are there, too, and come alike in a
+         forward; else 0
 
 (4) and (5) are multiplied by the chain's ``activation_factor``, 1 unless a calibration says more. Tensor-parallel
-groups are taken to split activations along the sequence outside the matrix products too. Not counted: what ZeRO 2 and 3
-hold whole for a moment, the gradients of the layer whose backward runs and, under ZeRO 3, its weights. How many
-micro-batches are in flight at a time is the schedule's affair: the simulator adds (4) up as it goes.
+groups are taken to split activations along the sequence outside the matrix products too. How many micro-batches are in
+flight at a time is the schedule's affair: the simulator adds (4) up as it goes.
 """
 
 from __future__ import annotations
@@ -110,8 +113,17 @@ def activation_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> 
     return total * samples * share * chain.activation_factor
 
 
+def passing_bytes(chain: Chain, stage: Stage, samples: int, share: float, *, backward: bool) -> float:
+    """(5) to (8): what the forward or backward of one micro-batch holds for a moment, on one device."""
+    through = exchanged_bytes(chain, stage, samples, share, backward=backward)
+    through += gathered_bytes(chain, stage, share, backward=backward)
+    if backward:
+        through += recomputed_bytes(chain, stage, samples, share) + working_bytes(chain, stage, samples, share)
+    return through
+
+
 def recomputed_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> float:
-    """(5): what the backward of one micro-batch holds for a moment, on one device, because it computes it again."""
+    """(5) on one device."""
     layers = chain.layers[stage.first : stage.end]
     match stage.recompute:
         case Recompute.NONE:
@@ -133,6 +145,27 @@ def working_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> flo
             most = max(most, layer.working_bytes + given - freed)
         freed += layer.activation_bytes if stage.recompute is Recompute.NONE else 0.0
     return most * samples * share
+
+
+def gathered_bytes(chain: Chain, stage: Stage, share: float, *, backward: bool) -> float:
+    """(8) on one device."""
+    times = times_whole(stage.zero, stage.num_holders, backward=backward)
+    if not times:
+        return 0.0
+    largest = max(layer_weights(layer, stage.expert) for layer in chain.layers[stage.first : stage.end])
+    return times * largest * chain.dtype.bytes * share * stage.context
+
+
+def times_whole(zero: int, holders: int, *, backward: bool) -> float:
+    """w in (8)."""
+    if holders < 2 or zero < (2 if backward else 3):
+        return 0.0
+    return (zero if backward else 2) + 1 / holders
+
+
+def layer_weights(layer: Layer, expert: int) -> float:
+    """What a holder of a layer has of it whole. A table that is tied is as large in either layer that uses it."""
+    return layer.parameters + layer.tied_parameters - layer.expert_parameters * (1 - 1 / expert)
 
 
 def exchanged_bytes(chain: Chain, stage: Stage, samples: int, share: float, *, backward: bool) -> float:

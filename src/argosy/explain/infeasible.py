@@ -132,7 +132,7 @@ def _stage_needs(index: int, choice: Choice, depth: int, group: int, factor: flo
             devices=part.devices,
             state=prices.weigh_range(option.state, first, end) / part.width,
             activations=part.most * depth * kept / part.width,
-            buffers=part.most * (passing + arriving) / part.width,
+            buffers=(part.most * (passing + arriving) + option.whole_bytes(first, end)) / part.width,
             room=USABLE * pool.device.kind.memory / factor,
         )
 

@@ -14,14 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from argosy.cluster.topology import Cluster
-from argosy.cost.memory import (
-    StateBytes,
-    activation_bytes,
-    exchanged_bytes,
-    recomputed_bytes,
-    state_bytes,
-    working_bytes,
-)
+from argosy.cost.memory import StateBytes, activation_bytes, passing_bytes, state_bytes
 from argosy.plan.plan import Plan, Stage
 from argosy.schedule import build_schedule, in_flight
 from argosy.timeline import Span, SpanKind, Timeline
@@ -160,7 +153,6 @@ def _planned_parts(plan: Plan, chain: Chain) -> dict[str, tuple[float, ...]]:
 
 
 def _passing(chain: Chain, stage: Stage, samples: int, share: float, arriving: float, returning: float) -> float:
-    """What arrives for one more micro-batch, or comes back and is computed again."""
-    again = recomputed_bytes(chain, stage, samples, share) + working_bytes(chain, stage, samples, share)
-    ahead, back = (exchanged_bytes(chain, stage, samples, share, backward=way) for way in (False, True))
-    return max(arriving * samples * share + ahead, back + returning * samples * share + again)
+    """What arrives for one more micro-batch, or comes back, and what its forward or backward holds for a moment."""
+    ahead, back = (passing_bytes(chain, stage, samples, share, backward=way) for way in (False, True))
+    return max(arriving * samples * share + ahead, returning * samples * share + back)

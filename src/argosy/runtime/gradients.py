@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ from argosy.runtime.ledger import BUCKET_BYTES, MOST_BUCKETS
 from argosy.runtime.parameters import Weight
 from argosy.runtime.sharding import ShardSet
 from argosy.runtime.summing import Way
+
+_Thing = TypeVar("_Thing")
 
 
 class Gradients:
@@ -94,7 +97,7 @@ def _sum(way: Way, parameters: list[nn.Parameter]) -> None:
         for gradient, total in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
             gradient.copy_(total)
 
-    for bucket in _buckets([p.grad for p in parameters if p.grad is not None]):
+    for bucket in in_buckets([p.grad for p in parameters if p.grad is not None], lambda gradient: gradient):
         if len(under_way) == MOST_BUCKETS:
             finish_oldest()
         flat = _flatten_dense_tensors(bucket)
@@ -107,15 +110,16 @@ def _sum(way: Way, parameters: list[nn.Parameter]) -> None:
             parameter.grad = None
 
 
-def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Tensors of one dtype, in order, up to ``BUCKET_BYTES`` together."""
-    buckets: list[list[Tensor]] = []
-    space = 0
-    for tensor in tensors:
+def in_buckets(things: Sequence[_Thing], tensor_of: Callable[[_Thing], Tensor]) -> list[list[_Thing]]:
+    """Things whose tensors have one dtype, in order, up to ``BUCKET_BYTES`` together."""
+    buckets: list[list[_Thing]] = []
+    space, dtype = 0, None
+    for thing in things:
+        tensor = tensor_of(thing)
         size = tensor.numel() * tensor.element_size()
-        if not buckets or size > space or buckets[-1][0].dtype != tensor.dtype:
+        if size > space or tensor.dtype != dtype:
             buckets.append([])
-            space = BUCKET_BYTES
-        buckets[-1].append(tensor)
+            space, dtype = BUCKET_BYTES, tensor.dtype
+        buckets[-1].append(thing)
         space -= size
     return buckets

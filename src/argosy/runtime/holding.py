@@ -16,7 +16,7 @@ from argosy.errors import InputError, Problem
 from argosy.plan.plan import Plan
 from argosy.runtime.boxes import Box
 from argosy.runtime.collectives import split_by
-from argosy.runtime.gradients import Gradients
+from argosy.runtime.gradients import Gradients, in_buckets
 from argosy.runtime.initialise import Recording
 from argosy.runtime.measure import Exchanging, untold
 from argosy.runtime.parameters import Weight, holders, ranks_holding
@@ -234,9 +234,9 @@ class Division:
         program: StageProgram,
         shard_set: partial[ShardSet],
     ) -> list[ShardSet]:
-        """One set for the stage, or from level 2 on one per layer."""
+        """As many as there are buckets of gradients, or from level 2 on one per layer."""
         if shard_set.keywords["level"] == 1:
-            return [shard_set(weights)]
+            return [shard_set(bucket) for bucket in in_buckets(weights, lambda weight: weight.parameter)]
         sets: list[ShardSet | None] = []
         for at in range(program.num_layers):
             own = [weight for weight in weights if at in program.users(weight)]

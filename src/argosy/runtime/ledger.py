@@ -5,13 +5,13 @@ of a micro-batch, and layers first..end of its stage:
 
     (1)  a posted receive holds its buffer: n x what the layer before hands on, or n x what the stage itself does
     (2)  a forward keeps n x the layers' activations, the received input among them, and what it hands on
-    (3)  a backward holds ``cost.memory.working_bytes`` for a moment, gives (2) and its buffer back, and leaves the
+    (3)  a backward holds ``cost.memory.passing_bytes`` for a moment, gives (2) and its buffer back, and leaves the
          gradient of its input, which is held until it has surely left: until a forward arrives that the stage before
          ran after it had used the gradient (``answered``), until many more were sent, or until the end of the step
-    (4)  gradients are summed over the replicas in buckets, copies of them, of which a few are under way together
+    (4)  gradients are summed over the replicas, or scattered (ZeRO 1), in buckets, a few of which are copies at a time
 
-``peak_bytes`` adds the state of the weights. It replays the executor and the sum of gradients; ZeRO's gathers and a
-split sequence are not in it.
+``peak_bytes`` adds the state of the weights. It replays the executor and the sum of gradients; a split sequence is not
+in it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from argosy.cost.memory import activation_bytes, recomputed_bytes, state_bytes, working_bytes
+from argosy.cost.memory import activation_bytes, passing_bytes, state_bytes
 from argosy.plan.plan import Plan
 from argosy.schedule import Action, ActionKind, Schedule, ScheduleKind, build_schedule, with_communication
 from argosy.workload.chain import Chain
@@ -92,13 +92,10 @@ class _Ledger:
             i: n * chain.layers[stages[i].end - 1].output_bytes if i < last else 0.0 for i, n in samples.items()
         }
         self.kept = {i: activation_bytes(chain, stages[i], n, share) for i, n in samples.items()}
-        self.passing = {
-            i: recomputed_bytes(chain, stages[i], n, share) + working_bytes(chain, stages[i], n, share)
-            for i, n in samples.items()
-        }
+        self.passing = {i: passing_bytes(chain, stages[i], n, share, backward=True) for i, n in samples.items()}
         states = {i: state_bytes(chain, stages[i], share) for i in samples}
         self.state = sum(state.total for state in states.values())
-        summed = [states[i].gradients for i in samples if stages[i].num_holders > 1 and stages[i].zero < 1]
+        summed = [states[i].gradients for i in samples if stages[i].num_holders > 1 and stages[i].zero < 2]
         self.copies = min(sum(summed), MOST_BUCKETS * BUCKET_BYTES)  # (4)
         self.sent: dict[tuple[int, int], float] = {}
 

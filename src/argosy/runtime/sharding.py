@@ -4,7 +4,7 @@ Of a weight with R rows (its first dim), member i of the n replicas keeps R_i ro
 weights and never losing one; the R_i may differ and may be 0. Several weights travel as one vector, in the widest of
 their dtypes: all that member 0 keeps, then all that member 1 keeps, ...
 
-    (1)  level 1: the sum of the gradients is scattered once per step; after the update the rows are gathered
+    (1)  level 1: the sum of the gradients is scattered once per step, in buckets; after the update rows are gathered
     (2)  level 2: it is scattered after every layer's backward, so that whole gradients never add up
     (3)  level 3: weights are gathered before a layer's forward and backward and let go after
     (4)  whether a member has a gradient of a weight may differ between members (an expert that none of its samples
@@ -89,33 +89,42 @@ class ShardSet:
 
     def scatter_gradients(self) -> None:
         """(4): add the members' gradients up, each member its own rows; whole gradients are let go."""
+        num = len(self.shards)
+        with self.exchanging(), in_contact("while gradients were scattered over the replicas of a stage"):
+            part = self.way.scatter(self._taken(), [size + num for size in self.sizes])
+        at = 0
+        for shard, count in zip(self.shards, part[-num:].tolist(), strict=True):
+            rows = part[at : at + shard.own.numel()].view_as(shard.own).to(shard.own.dtype)
+            at += shard.own.numel()
+            if not count:
+                continue
+            if shard.own.grad is None:
+                shard.own.grad = rows.clone()
+            else:
+                shard.own.grad += rows
+
+    def _taken(self) -> Tensor:
+        """The whole gradients as one vector; they are let go before what others send is there."""
         parameters = [shard.weight.parameter for shard in self.shards]
         whole = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         known = whole[0].new_tensor([float(p.grad is not None) for p in parameters])
-        with self.exchanging(), in_contact("while gradients were scattered over the replicas of a stage"):
-            part = self.way.scatter(self._pack(whole, known), [size + len(known) for size in self.sizes])
-        counts = part[-len(known) :].tolist()
-        at = 0
-        for shard, parameter, count in zip(self.shards, parameters, counts, strict=True):
-            rows = part[at : at + shard.own.numel()].view_as(shard.own).to(shard.own.dtype)
-            at += shard.own.numel()
-            if count:
-                shard.own.grad = rows.clone() if shard.own.grad is None else shard.own.grad + rows
+        for parameter in parameters:
             parameter.grad = None
+        return self._pack(whole, known)
 
     @torch.no_grad()
     def gather(self) -> None:
         """Bring every member's rows into the whole weights."""
+        if self.level == 3 and self.present:
+            return
+        own = torch.cat([shard.own.detach().reshape(-1) for shard in self.shards])
+        with self.exchanging(), in_contact("while weights were gathered from the replicas of a stage"):
+            whole = self.way.gather(own, self.sizes)
         if self.level == 3:
-            if self.present:
-                return
             self.present = True
             for shard in self.shards:
                 data = shard.weight.parameter.data
                 data.untyped_storage().resize_(data.numel() * data.element_size())
-        own = torch.cat([shard.own.detach().reshape(-1) for shard in self.shards])
-        with self.exchanging(), in_contact("while weights were gathered from the replicas of a stage"):
-            whole = self.way.gather(own, self.sizes)
         at = 0
         for member in range(len(self.sizes)):
             for shard in self.shards:

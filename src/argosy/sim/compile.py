@@ -19,7 +19,7 @@ from functools import cached_property
 from argosy.cluster.topology import Cluster
 from argosy.cost.collective import Pairs
 from argosy.cost.compute import ComputeModel, Portion, StageSeconds, split_stage_seconds, update_seconds
-from argosy.cost.memory import activation_bytes, exchanged_bytes, recomputed_bytes, state_bytes, working_bytes
+from argosy.cost.memory import activation_bytes, passing_bytes, state_bytes
 from argosy.plan.plan import Collective, Plan, Replica, Stage
 from argosy.schedule import Action, ActionKind, build_schedule
 from argosy.sim.blocking import with_blocking_transfers
@@ -124,10 +124,8 @@ class Compiler:
         return Member(
             seconds=split_stage_seconds(self.model, chain, stage, self._portion(replica, member)),
             kept=activation_bytes(chain, stage, samples, share),
-            forward_bytes=exchanged_bytes(chain, stage, samples, share, backward=False),
-            backward_bytes=exchanged_bytes(chain, stage, samples, share, backward=True)
-            + recomputed_bytes(chain, stage, samples, share)
-            + working_bytes(chain, stage, samples, share),
+            forward_bytes=passing_bytes(chain, stage, samples, share, backward=False),
+            backward_bytes=passing_bytes(chain, stage, samples, share, backward=True),
         )
 
     def _portion(self, replica: Replica, member: int) -> Portion:

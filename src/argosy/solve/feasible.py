@@ -75,8 +75,8 @@ def batch_shapes(global_batch: int, schedules: Sequence[ScheduleSpec]) -> Iterat
 
 def find_fit(prices: Prices, shapes: Iterable[Shape], scope: Scope) -> Fit | None:
     """The first of the shapes with a plan that fits, and that plan; None if no plan of the scope fits."""
-    # Memory depends on ZeRO through the bytes per weight alone, which fall with every level of it.
-    lightest = replace(scope, zero=(max(scope.zero),), prune=False)
+    # ZeRO 1 never needs more than none. Beyond it bytes per weight fall with every level, and a layer is held whole.
+    lightest = replace(scope, zero=tuple(zero for zero in scope.zero if zero) or scope.zero, prune=False)
     if not holds_state(prices):
         return None
     options: dict[int, Mapping[Vector, list[Option]]] = {}
@@ -186,6 +186,7 @@ def _most_in_flight(prices: Prices, options: Sequence[Option], group: int) -> ND
         kept = np.maximum(prices.kept_ranges(option.recompute), 1e-9)
         passing = prices.transient(option.recompute) + (2 * group + 1) * prices.largest_output
         (held,) = prices.weigh(np.array([option.state]), prices.held_by_kind)
+        held += option.whole * prices.largest_layer(option.expert)
         fits = np.minimum.reduce(
             [(size - held - samples * passing) / (samples * kept) for size, samples in option.room]
         )

@@ -107,6 +107,8 @@ class Costs:
         self.kind = np.array([self.kinds.index(option.recompute) for option in options])
         """Of recomputation."""
         self.width = np.array([option.width for option in options])
+        self.whole = np.array([option.whole for option in options])
+        self.expert = np.array([option.expert for option in options])
 
     def tables(self, rows: Indices, first: Indices, end: Indices) -> Tables:
         """Of some options, for stages from cut to cut."""
@@ -166,6 +168,10 @@ class Costs:
         """(7)."""
         at, kind = self.grid.layers(first, end), self.kind[rows]
         weights = self.prices.weigh(self.state[rows], held)
+        whole = self.whole[rows]
+        for expert in set(self.expert[rows][whole > 0].tolist()):
+            some = (whole > 0) & (self.expert[rows] == expert)
+            weights[some] += np.multiply.outer(whole[some], self.prices.largest_layer(expert)[at])
         passing = np.array([self.prices.transient(one)[at] + self.buffers for one in self.kinds])[kind]
         kept = np.array([self.prices.kept_ranges(one)[at] for one in self.kinds])[kind]
         fitting = []

@@ -8,6 +8,7 @@ flight:
     (2)  quickest(a, b) = min over parts of forward + backward     what a micro-batch needs at least to pass through
          and back
     (3)  memory(a, b)   = weights + gradients + optimizer + n kept + receive buffers + what is recomputed at a time
+         + what ZeRO 2 and 3 hold whole of a layer
     (4)  exchange(a, b) = seconds of gradient exchange that cannot overlap with the stage's own compute
     (5)  loaded(a, b)   = seconds per micro-batch that ZeRO 2 and 3 keep the network busy
     (6)  stretch(a, b)  = seconds between a backward under ZeRO 3 and the stage's next action: gradients are scattered,
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from argosy.cost.collective import tree_depth, tree_load
-from argosy.cost.memory import USABLE
+from argosy.cost.memory import USABLE, times_whole
 from argosy.plan.plan import Recompute, Replica, Stage
 from argosy.space.exchange import Split, routed_crowding
 from argosy.space.pool import Pool
@@ -187,10 +188,20 @@ class Option:
         prices = self.prices
         if self.width > 1 and self.width > prices.widest[first, end]:
             return False
-        held, passing = prices.weigh_range(self.state, first, end), float(prices.transient(self.recompute)[first, end])
+        held = prices.weigh_range(self.state, first, end) + self.whole_bytes(first, end)
+        passing = float(prices.transient(self.recompute)[first, end])
         kept = in_flight * float(prices.kept_ranges(self.recompute)[first, end])
         each = passing + kept + (2 * group + 1) * prices.largest_output
         return all(held + samples * each <= size for size, samples in self.room)
+
+    def whole_bytes(self, first: int, end: int) -> float:
+        """What a backward has whole of one layer for a moment, on all devices of a replica (``cost.memory``, (8))."""
+        return self.whole * float(self.prices.largest_layer(self.expert)[first, end]) if self.whole else 0.0
+
+    @cached_property
+    def whole(self) -> float:
+        """The same per weight of the layer."""
+        return times_whole(self.zero, self.holders, backward=True) * self.prices.chain.dtype.bytes * self.context
 
     @cached_property
     def spans_nodes(self) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argosy.cost.compute import ComputeModel, Portion, hidden_seconds, layer_seconds, recompute_seconds
-from argosy.cost.memory import exchange_buffers, optimizer_bytes
+from argosy.cost.memory import exchange_buffers, layer_weights, optimizer_bytes
 from argosy.plan.plan import Recompute
 from argosy.space.exchange import Split, key_value_seconds, reduction_seconds, routed_seconds
 from argosy.space.pool import Pool
@@ -288,6 +288,16 @@ class Prices:
     def transient(self, recompute: Recompute) -> FloatArray:
         """[a, b]: bytes per sample that a backward of layers a..b-1 holds for a moment."""
         return self._transient[recompute]
+
+    def largest_layer(self, expert: int) -> FloatArray:
+        """[a, b]: weights of the largest of layers a..b-1, with experts over so many holders."""
+        if expert not in self._largest_layers:
+            self._largest_layers[expert] = _largest([layer_weights(layer, expert) for layer in self.chain.layers])
+        return self._largest_layers[expert]
+
+    @cached_property
+    def _largest_layers(self) -> dict[int, FloatArray]:
+        return {}
 
     @cached_property
     def _transient(self) -> dict[Recompute, FloatArray]:

@@ -32,14 +32,14 @@ def fits_nowhere(option: Option) -> bool:
 
 def without_dominated(options: Sequence[Option], counters: Counters) -> list[Option]:
     """*dominance*: of options with the same parts and recomputation, which differ in ZeRO only, drop one if another
-    is no worse in gradient exchange, network load and memory.
+    is no worse in gradient exchange, network load and memory, held and for a moment.
 
     Safe because these are the only numbers in which they differ, and times, memory and bounds of every plan grow with
     each of them. Of equals, the first stays.
     """
     kept: list[tuple[Option, tuple[float, ...]]] = []
     for option in options:
-        mine = (*option.exchange, *option.load, *option.state, *option.update)
+        mine = (*option.exchange, *option.load, *option.state, *option.update, option.whole)
         if any(all(a <= b for a, b in zip(other, mine, strict=True)) for _, other in kept):
             counters.add("dominance")
         else:
