@@ -53,12 +53,12 @@ def test_a_long_sequence_is_faster_in_parts(cluster: str, gain: float) -> None:
 
 
 def test_single_cards_hold_a_long_sequence_only_in_parts() -> None:
-    """Nodes of one card have no tensor parallelism; the logits of 32 Ki tokens alone are 16.8 GB."""
+    """Nodes of one card have no tensor parallelism, and their activations do not fit."""
     with pytest.raises(InfeasibleError):
-        planned_whole("llama-3-8b", 32_768, "one-per-node-16", 8)
-    plan = planned("llama-3-8b", 32_768, "one-per-node-16", 8)
+        planned_whole("mistral-7b", 32_768, "one-per-node-16", 8)
+    plan = planned("mistral-7b", 32_768, "one-per-node-16", 8)
     assert all(stage.context > 1 for stage in plan.stages)
-    chain, where = load_model("llama-3-8b", sequence_length=32_768), load_cluster("one-per-node-16")
+    chain, where = load_model("mistral-7b", sequence_length=32_768), load_cluster("one-per-node-16")
     predicted = with_prediction(plan, chain, where).predicted
     assert predicted is not None
     assert all(held < where.device(name).kind.memory for name, held in predicted.peak_memory_bytes)

@@ -83,7 +83,7 @@ def test_search_meets_every_plan_that_fits_and_its_bounds_hold(block: int) -> No
         for bound, plan in Random(seed).sample(fitting, min(8, len(fitting))):
             assert bound <= exact(case, shape, plan) * (1 + 1e-9)
         compared += 1
-    assert compared >= 4
+    assert compared >= 3
 
 
 @pytest.mark.parametrize("seed", range(12))
