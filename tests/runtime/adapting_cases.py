@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -164,11 +165,15 @@ def train_and_adapt(plan: Plan, reach: str, slowing: Slowing, steps: int) -> tup
 
 
 def train_alone(steps: int) -> list[float]:
-    model = build([0.0])
+    return losses_alone(build([0.0]), [batch_of(step) for step in range(steps)])
+
+
+def losses_alone(model: nn.Module, batches: Sequence[Tensor]) -> list[float]:
+    """Of one process, step by step."""
     optimizer = adamw(model.parameters())
     losses = []
-    for step in range(steps):
-        loss = loss_of(model, batch_of(step))
+    for batch in batches:
+        loss = loss_of(model, batch)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

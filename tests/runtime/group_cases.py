@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from adapting_cases import ONE, Nap, adamw, loss_of
+from adapting_cases import ONE, Nap, adamw, loss_of, losses_alone
 from torch import Tensor, nn
 
 from argosy.adapt.advisor import Brief
@@ -171,13 +171,4 @@ def adapt_shares(plan: Plan, slow: Mapping[int, float], steps: int) -> tuple[lis
 
 
 def train_alone(steps: int) -> list[float]:
-    model = build()
-    optimizer = adamw(model.parameters())
-    losses = []
-    for step in range(steps):
-        loss = loss_of(model, batch_of(step))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
+    return losses_alone(build(), [batch_of(step) for step in range(steps)])

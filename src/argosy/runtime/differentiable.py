@@ -58,24 +58,12 @@ class _Converted(torch.autograd.Function):
     ) -> Tensor:
         ctx.exchange, ctx.shape, ctx.step, ctx.way = exchange, shape, step, way
         with exchange.exchanging():
-            return _forward(exchange, part, shape, step, way)
+            return exchange.convert(part, shape, step, way)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         with ctx.exchange.exchanging():
             return _backward(ctx.exchange, gradients[0], ctx.shape, ctx.step, ctx.way), None, None, None, None
-
-
-def _forward(exchange: Exchange, part: Tensor, shape: tuple[int, ...], step: Conversion, way: Way) -> Tensor:
-    match step.kind:
-        case Collective.ALL_REDUCE:
-            return exchange.all_reduce(part)
-        case Collective.REDUCE_SCATTER:
-            return exchange.reduce_scatter(part, step.after)
-        case Collective.ALL_GATHER:
-            return exchange.all_gather(part, shape, step.before, GATHERS.get(way, GatherBy.ALL_TO_ALL))
-    assert step.kind is Collective.ALL_TO_ALL
-    return exchange.all_to_all(part, shape, step.before, step.after)
 
 
 def _backward(exchange: Exchange, gradient: Tensor, shape: tuple[int, ...], step: Conversion, way: Way) -> Tensor:
