@@ -1,8 +1,15 @@
 """From numbers of devices to devices: which ones each stage takes.
 
-A stage's replicas sit in as few nodes as possible, no replica crosses a node unless it fills several, and a stage that
-fits into what is left of a node already begun goes there, next to its neighbour; otherwise it takes the emptiest
-nodes.
+The devices of a pool stand in a *row*, node by node. Stages take the next ones of the row, in stage order:
+
+    (1)  a part of a stage that fits into what is left of a node begins there,
+    (2)  any other begins with the next node, and leaves what it passes idle.
+
+So numbers alone decide which stages are neighbours inside a node, and the search can price hand-overs by it
+(``solve.bounds``). Where the row is too short because of (2), every part takes the fullest node begun that has room for
+it, or else the emptiest nodes; such plans are outside the scope of a certificate.
+
+No group of devices that works on one layer crosses a node unless it fills several.
 """
 
 from __future__ import annotations
@@ -15,41 +22,89 @@ from argosy.plan.plan import Replica
 from argosy.space.option import Option, Part
 from argosy.space.pool import Pool
 
+Places = tuple[tuple[int, int], ...]
+"""Per part of a stage, its first place in the row of its pool and the place behind its last one."""
+
+
+def row_places(pools: Sequence[Pool], options: Sequence[Option]) -> list[Places] | None:
+    """The places of every stage by (1) and (2); None if a row is too short."""
+    used = [0] * len(pools)
+    found: list[Places] = []
+    for option in options:
+        places = []
+        for part in option.parts:
+            size = pools[part.pool].per_node
+            begin = row_start(used[part.pool], part.devices, size)
+            end = begin + part.devices
+            if end > pools[part.pool].count or (size % part.width and part.devices > size):
+                return None
+            places.append((begin, end))
+            used[part.pool] = end
+        found.append(tuple(places))
+    return found
+
+
+def row_start(used: int, devices: int, per_node: int) -> int:
+    """Where so many devices begin, if ``used`` places of the row are taken or passed.
+
+    >>> [row_start(2, devices, 4) for devices in (1, 2, 3, 4, 8)]
+    [2, 2, 4, 4, 4]
+    """
+    inside = used % per_node
+    return used if not inside or inside + devices <= per_node else used - inside + per_node
+
 
 def place_stages(pools: Sequence[Pool], options: Sequence[Option]) -> list[tuple[Replica, ...]]:
     """The replicas of every stage, in stage order."""
-    placed = _placed(pools, options)
+    places = row_places(pools, options)
+    if places is not None:
+        rows = [tuple(itertools.chain(*pool.nodes)) for pool in pools]
+        return [
+            tuple(
+                replica
+                for part, (begin, end) in zip(option.parts, stage, strict=True)
+                for replica in _replicas(part, rows[part.pool][begin:end])
+            )
+            for option, stage in zip(options, places, strict=True)
+        ]
+    placed = _best_fit(pools, options)
     if placed is None:  # no plan that wins, but perhaps the one that comes closest where nothing fits
         joined = [replace(pool, nodes=(tuple(itertools.chain(*pool.nodes)),)) for pool in pools]
-        placed = _placed(joined, options)
+        placed = _best_fit(joined, options)
     assert placed is not None, "there are devices for all"
     return [tuple(itertools.chain(*(placed[stage, part] for part in o.parts))) for stage, o in enumerate(options)]
 
 
+def _replicas(part: Part, names: Sequence[str]) -> list[Replica]:
+    samples = [part.samples + (index < part.extra) for index in range(part.replicas)]
+    groups = [tuple(names[at : at + part.width]) for at in range(0, part.devices, part.width)]
+    return [Replica(devices=group, samples=number) for group, number in zip(groups, samples, strict=True)]
+
+
 def can_place(pools: Sequence[Pool], options: Sequence[Option]) -> bool:
-    """Whether all groups find a node; a question only where widths do not divide nodes, and there are several."""
+    """Whether every group of devices finds a node; always where widths divide nodes, or there is one node."""
     parts = (part for option in options for part in option.parts)
     sizes = ((part.width, pools[part.pool].per_node, len(pools[part.pool].nodes)) for part in parts)
     is_certain = all(nodes == 1 or size % width == 0 or width % size == 0 for width, size, nodes in sizes)
-    return is_certain or _placed(pools, options) is not None
+    return is_certain or _best_fit(pools, options) is not None
 
 
-def _placed(pools: Sequence[Pool], options: Sequence[Option]) -> dict[tuple[int, Part], list[Replica]] | None:
+def _best_fit(pools: Sequence[Pool], options: Sequence[Option]) -> dict[tuple[int, Part], list[Replica]] | None:
+    """In stage order; if that leaves no node for a wide group, the widest first, which never does where widths divide
+    one another."""
     parts = [(stage, part) for stage, option in enumerate(options) for part in option.parts]
     return _place(pools, parts) or _place(pools, sorted(parts, key=lambda item: -item[1].width))
 
 
 def _place(pools: Sequence[Pool], parts: Sequence[tuple[int, Part]]) -> dict[tuple[int, Part], list[Replica]] | None:
-    """Parts of stages in the order given, which may leave no node for a wide group: then None. Widest first never does
-    where widths divide one another."""
+    """Parts of stages in the order given; None if there is no node for a group."""
     free = [[list(node) for node in pool.nodes] for pool in pools]
     placed = {}
     for stage, part in parts:
         groups = _take(free[part.pool], part.width, part.replicas, pools[part.pool].per_node)
         if len(groups) < part.replicas:
             return None
-        samples = [part.samples + (index < part.extra) for index in range(part.replicas)]
-        placed[stage, part] = [Replica(devices=tuple(g), samples=n) for g, n in zip(groups, samples, strict=True)]
+        placed[stage, part] = _replicas(part, list(itertools.chain(*groups)))
     return placed
 
 
