@@ -186,12 +186,32 @@ class _Stages:
 
 
 def complete_plans(case: Case, shape: Shape, options: Options) -> Iterator[Complete]:
-    """All complete plans of a shape, in any order of stages."""
+    """All complete plans of a shape whose stages stand along the nodes, in any order of stages."""
     num_layers = len(case.chain.layers)
     stages = _Stages(shape, options, num_layers)
     for num_stages in range(1, min(num_layers, sum(case.counts)) + 1):
         kept = held(shape.schedules[0], num_stages, shape.num_micro_batches)
-        yield from _extended((), kept, 0, case.counts, stages)
+        plans = _extended((), kept, 0, case.counts, stages)
+        yield from (plan for plan in plans if stands_along_nodes(case, plan))
+
+
+def stands_along_nodes(case: Case, plan: Complete) -> bool:
+    """Whether every stage finds its devices behind those of the stages before it, inside a node where it fits."""
+    nodes = [[len(node) for node in pool.nodes] for pool in case.pools]
+    for choice in plan:
+        for part in choice.option.parts:
+            free, size = nodes[part.pool], case.pools[part.pool].per_node
+            missing = part.devices
+            if free and free[0] < min(missing, size):
+                free.pop(0)
+            while missing and free:
+                taken = min(missing, free[0])
+                free[0], missing = free[0] - taken, missing - taken
+                if not free[0]:
+                    free.pop(0)
+            if missing:
+                return False
+    return True
 
 
 def _extended(front: Complete, kept: Sequence[int], first: int, devices: Vector, stages: _Stages) -> Iterator[Complete]:

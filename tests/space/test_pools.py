@@ -74,10 +74,22 @@ def shortest(cluster: Cluster, pool: Pool) -> float:
     return min(cluster.latency(route) for one, other in pairs for route in cluster.routes(one, other))
 
 
-def test_latency_between_nodes_is_the_best_case_also_in_racks() -> None:
+def racked(uplink: dict[str, str]) -> Cluster:
     """a0 and a2 share a rack; a1, which looks like a2, is further away and comes first."""
-    uplink = {"bandwidth": "1 GB/s", "latency": "50 ms"}
     racks = [{"name": f"rack{i}", "nodes": [f"a{i}", f"a{i + 2}"], "uplink": uplink} for i in range(2)]
-    racked = cluster(node_fields("a", count=4, latency=1.0), switches=racks)
-    (pool,) = find_pools(racked)
-    assert pool.nic_latency == pytest.approx(shortest(racked, pool))
+    return cluster(node_fields("a", count=4, latency=1.0), switches=racks)
+
+
+def test_latency_between_nodes_is_the_best_case_also_in_racks() -> None:
+    found = racked({"bandwidth": "100 GB/s", "latency": "500 us"})
+    (pool,) = find_pools(found)
+    assert pool.nic_latency == pytest.approx(shortest(found, pool))
+    assert [node[0] for node in pool.nodes] == ["a0.0", "a2.0", "a1.0", "a3.0"]
+
+
+@pytest.mark.parametrize("uplink", [("1 MB/s", "0 us"), ("100 GB/s", "50 ms")])
+def test_racks_behind_a_narrow_or_far_uplink_are_sites_with_pools_of_their_own(uplink: tuple[str, str]) -> None:
+    found = racked({"bandwidth": uplink[0], "latency": uplink[1]})
+    pools = find_pools(found)
+    assert [(pool.count, pool.site) for pool in pools] == [(2, 0), (2, 1)]
+    assert pools[0].far[1][0] == found.links[found.edges["rack0.uplink"][0]].bandwidth.at(0)

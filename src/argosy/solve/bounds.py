@@ -30,40 +30,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from argosy.solve.menu import Menu
+from argosy.solve.row import Moves, States, Where
 from argosy.solve.shape import Shape
 from argosy.space.option import Vector
 from argosy.space.price import FloatArray
 
 Values = FloatArray
-"""[programme, state, first layer]: P, R, W, S; P is 0 under several schedules, where nothing asks for it."""
-
-
-class States:
-    """How many devices of each pool are left, numbered: the vectors up to ``counts`` in row order."""
-
-    def __init__(self, counts: Vector) -> None:
-        self.sizes = tuple(number + 1 for number in counts)
-        self.vectors = np.stack([axis.ravel() for axis in np.indices(self.sizes)], axis=1)
-        steps = [int(np.prod(self.sizes[at + 1 :])) for at in range(len(counts))]
-        self.steps = np.array(steps)
-
-    def __len__(self) -> int:
-        return len(self.vectors)
-
-    def index(self, vector: Vector) -> int:
-        return int(np.dot(vector, self.steps))
-
-    def taking(self, vector: Vector) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """The states that have a vector to give, and what they become."""
-        rich = np.nonzero((self.vectors >= np.array(vector)).all(axis=1))[0]
-        return rich, rich - self.index(vector)
+"""[beginning or group of them (``solve.row``), programme, state, first layer]: P, R, W, S; P is 0 under several
+schedules, where nothing asks for it."""
 
 
 @dataclass(frozen=True)
@@ -82,33 +62,31 @@ class Bounds:
 
     def root(self, num_stages: int, devices: Vector) -> float:
         """Of all plans of so many stages."""
-        _, _, whole, tail = self.after(has_odd=False)[num_stages]
-        state = self.states.index(devices)
-        return max(float(whole[state, 0]), float(tail[state, 0]))
+        values = self.after(has_odd=False)[num_stages][0, :, self.states.index(devices), 0]
+        return max(float(values[2]), float(values[3]))
 
 
 def suffix_bounds(menu: Menu, counts: Vector, most_stages: int, upper: float, *, only_kind: bool = False) -> Bounds:
     """(0) to (3) for all suffixes, with (4) if plans of later kinds do not count; what cannot stay below ``upper``
     becomes infinite."""
-    states, size = States(counts), menu.grid.size
-    never = np.full((4, len(states), size + 1), np.inf)
+    states, size, beginnings = States(counts), menu.grid.size, menu.beginnings
+    never = np.full((len(beginnings.groups), 4, len(states), size + 1), np.inf)
     start = never.copy()
-    start[:, :, size] = 0.0
+    start[..., size] = 0.0
     has_odd = only_kind and not menu.odd.all()
     bounds = Bounds(states, [start], [never] if has_odd else None)
     strips = _strips(menu, menu.rows, upper)
     odd = _strips(menu, [rows[menu.odd[rows]] for rows in menu.rows], upper) if has_odd else []
-    moves = [states.taking(vector) for vector in menu.vectors]
-    advance = partial(_advance, moves=moves, with_way=len(menu.shape.schedules) == 1)
+    moves = [beginnings.moves(states, vector) for vector in menu.vectors]
     for left in range(1, most_stages + 1):
         following = bounds.any[-1]
-        terms = [strip.least(menu.shape, left) for strip in strips]
         if bounds.odd is not None:
-            later = advance(terms, following=bounds.odd[-1])
-            here = advance([strip.least(menu.shape, left) for strip in odd], following=following)
-            bounds.odd.append(_below(np.minimum(later, here), upper))
-        bounds.any.append(_below(advance(terms, following=following), upper))
-        if np.isinf(bounds.any[-1][2]).all():
+            later = _advance(menu, strips, left, moves, bounds.odd[-1])
+            here = _advance(menu, odd, left, moves, following)
+            bounds.odd.append(beginnings.grouped(_below(np.minimum(later, here), upper)))
+        new = _below(_advance(menu, strips, left, moves, following), upper)
+        bounds.any.append(beginnings.grouped(new))
+        if np.isinf(new[:, 2]).all():
             break
     return bounds
 
@@ -122,44 +100,53 @@ def _strips(menu: Menu, rows: Sequence[NDArray[np.intp]], upper: float) -> list[
 
 
 def _below(new: Values, upper: float) -> Values:
-    new[:, (new[2] >= upper) | (new[3] >= upper)] = np.inf
+    for values in new:
+        values[:, (values[2] >= upper) | (values[3] >= upper)] = np.inf
     return new
 
 
 def _advance(
-    terms: Sequence[_Least | None],
-    moves: Sequence[tuple[NDArray[np.intp], NDArray[np.intp]]],
-    following: Values,
-    *,
-    with_way: bool,
+    menu: Menu, strips: Sequence[_Strip], left: int, moves: Sequence[Sequence[Moves]], following: Values
 ) -> Values:
-    """One more stage in front, any of the given ones."""
-    new = np.full(following.shape, np.inf)
-    if not with_way:
-        new[0] = 0.0
-    asked = slice(0 if with_way else 1, 4)
-    goes_on = np.isfinite(following[2])
-    is_left = np.asarray(goes_on.any(axis=1))  # fewer devices than stages are no use, nor are too slow ones
-    for least, (target, source) in zip(terms, moves, strict=True):
-        target, source = target[is_left[source]], source[is_left[source]]
-        if least is None or not len(source):
-            continue
-        ends = np.nonzero(goes_on[source].any(axis=0))[0]
-        begin = max(0, int(ends[0]) - least.fewest - least.length + 1)  # other stages end where nothing goes on
-        at = slice(begin, int(ends[-1]) - least.fewest + 1)
-        *way, rest, whole, tail = _windows(following[asked, source], least, at)
-        passing = least.passing[:, :, at]
-        longest = whole + passing
-        np.maximum(longest, least.busy[:, :, at], out=longest)
-        np.maximum(longest, rest + least.drained[:, :, at], out=longest)
-        later = rest + passing
-        np.maximum(later, least.warm[:, :, at], out=later)
-        ending = longest + least.after[:, :, at]
-        np.maximum(ending, least.done[:, :, at], out=ending)
-        np.maximum(ending, tail + least.ahead[:, :, at], out=ending)
-        found = np.array([each.min(axis=0) for each in (*(one + passing for one in way), later, longest, ending)])
-        new[asked, target, at] = np.minimum(new[asked, target, at], found)
+    """One more stage in front, the ``left``-th from the end: any of the given ones, by its beginning."""
+    new = np.full((menu.beginnings.count, *following.shape[1:]), np.inf)
+    skipped = 0 if len(menu.shape.schedules) == 1 else 1
+    new[:, :skipped] = 0.0
+    goes_on = [np.isfinite(values[2]) for values in following]
+    # fewer devices than stages are no use, nor are too slow ones
+    is_left = [np.asarray(each.any(axis=1)) for each in goes_on]
+    for strip, alike, ways in zip(strips, moves, menu.beginnings.ways, strict=True):
+        for where, group in ways:
+            for beginnings, before, after in alike:
+                which = is_left[group][after]
+                target, source = before[which], after[which]
+                least = strip.least(menu.shape, left, where) if len(source) else None
+                if least is None:
+                    continue
+                at, found = _step(least, following[group][skipped:, source], goes_on[group][source])
+                for beginning in beginnings:
+                    mine = new[beginning, skipped:]
+                    mine[:, target, at] = np.minimum(mine[:, target, at], found)
     return new
+
+
+def _step(least: _Least, following: FloatArray, goes_on: NDArray[np.bool_]) -> tuple[slice, FloatArray]:
+    """The programmes of one more stage in front of what follows from some states; for which first layers."""
+    ends = np.nonzero(goes_on.any(axis=0))[0]
+    begin = max(0, int(ends[0]) - least.fewest - least.length + 1)  # other stages end where nothing goes on
+    at = slice(begin, int(ends[-1]) - least.fewest + 1)
+    *way, rest, whole, tail = _windows(following, least, at)
+    passing = least.passing[:, :, at]
+    longest = whole + passing
+    np.maximum(longest, least.busy[:, :, at], out=longest)
+    np.maximum(longest, rest + least.drained[:, :, at], out=longest)
+    later = rest + passing
+    np.maximum(later, least.warm[:, :, at], out=later)
+    ending = longest + least.after[:, :, at]
+    np.maximum(ending, least.done[:, :, at], out=ending)
+    np.maximum(ending, tail + least.ahead[:, :, at], out=ending)
+    found = [each.min(axis=0) for each in (*(one + passing for one in way), later, longest, ending)]
+    return at, np.array(found)
 
 
 @dataclass(frozen=True)
@@ -175,7 +162,7 @@ class _Least:
     warm: FloatArray
     """(n - 1) f_p + p."""
     busy: FloatArray
-    """M g."""
+    """M g, or what the links need for all micro-batches that are handed on."""
     drained: FloatArray
     """M g - (n - 1) f + 2x."""
     after: FloatArray
@@ -211,15 +198,15 @@ class _Strip:
         self.forward = strip(tables.ahead)
         self.quick = strip(tables.quick)
         self.quick_forward = strip(tables.quick_forward)
-        self.over = menu.over[rows].min(axis=0)[columns]
-        self.both = menu.both[rows].min(axis=0)[columns]
+        self.over = [over[rows].min(axis=0)[columns] for over in menu.over]
+        self.crossing = [count * crossing[rows][:, columns] for crossing in menu.crossing]
         self.most = strip(tables.most)
         self.most[count * strip(tables.load) >= upper] = 0.0
         self.most[:, outside] = 0.0
         self.mask: NDArray[np.bool_] | None = None
 
-    def least(self, shape: Shape, left: int) -> _Least | None:
-        """For the q-th stage from the end."""
+    def least(self, shape: Shape, left: int, where: int) -> _Least | None:
+        """For the q-th stage from the end, by the place of the next one (``solve.menu.Where``)."""
         if self.length < 1:
             return None
         least, most = shape.least_in_flight(left), shape.most_in_flight(left)
@@ -229,24 +216,27 @@ class _Strip:
             self.misfit = np.where(fits, 0.0, np.inf)
             self.warm: dict[int, FloatArray] = {}
             self.drained: dict[int, FloatArray] = {}
-            self.known = [
-                self._least(values) for values in (self.busy, self.done, self.after, self.quick, self.quick_forward)
-            ]
-        busy, done, after, quick, quick_forward = self.known
+            self.full: dict[int, FloatArray] = {}
+            self.known = [self._least(values) for values in (self.done, self.after, self.quick, self.quick_forward)]
+        done, after, quick, quick_forward = self.known
         if least not in self.warm:  # far from the end all micro-batches are in flight
             self.warm[least] = self._least(self.quick + (least - 1) * self.quick_forward) if least > 1 else quick
         if most not in self.drained:
-            self.drained[most] = self._least(self.busy - (most - 1) * self.forward) + self.both[:, None, :]
+            self.drained[most] = self._least(self.busy - (most - 1) * self.forward)
+        if where not in self.full:
+            is_free = where == Where.ANYWHERE
+            self.full[where] = self._least(self.busy if is_free else np.maximum(self.busy, self.crossing[where]))
+        over = self.over[where][:, None, :]
         return _Least(
             fewest=self.fewest,
             length=self.length,
-            passing=quick + self.both[:, None, :],
+            passing=quick + 2 * over,
             warm=self.warm[least],
-            busy=busy,
-            drained=self.drained[most],
+            busy=self.full[where],
+            drained=self.drained[most] + 2 * over,
             after=after,
             done=done,
-            ahead=quick_forward + self.over[:, None, :],
+            ahead=quick_forward + over,
         )
 
     def _least(self, values: FloatArray) -> FloatArray:
@@ -254,7 +244,7 @@ class _Strip:
         return least
 
 
-def _windows(values: Values, least: _Least, at: slice) -> FloatArray:
+def _windows(values: FloatArray, least: _Least, at: slice) -> FloatArray:
     """[programme, l, state, a] = values[programme, state, a + fewest + l] for some a, infinite past the end."""
     num_programmes, num_states, _ = values.shape
     length, count = least.length, at.stop - at.start

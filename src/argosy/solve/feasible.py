@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from argosy.cost.memory import USABLE
 from argosy.schedule import ScheduleSpec
 from argosy.schedule.generate import group_size, usual_depth
-from argosy.solve.bounds import States
 from argosy.solve.judge import Complete
 from argosy.solve.pipeline import Choice
+from argosy.solve.row import States
 from argosy.solve.shape import MOST_STAGES, Shape
 from argosy.space.enumerate import Scope, stage_options
 from argosy.space.granularity import granularities

@@ -31,7 +31,7 @@ from argosy.sim.constant import pipeline_seconds
 from argosy.solve.pipeline import Choice
 from argosy.solve.shape import Shape, held
 from argosy.space.option import Option, Part
-from argosy.space.place import can_place
+from argosy.space.place import can_place, place_stages, row_places
 from argosy.space.pool import Pool
 from argosy.space.price import Prices
 
@@ -49,8 +49,8 @@ class Judge:
         self.prices = prices
         self.cluster = cluster
         self.wires: dict[tuple[int, int], tuple[float, float, float, float]] = {}
-        self.hops: dict[tuple[Parts, Parts], tuple[float, float, float, float]] = {}
-        self.between: dict[tuple[Option, Option], tuple[float, float, float, float]] = {}
+        self.hops: dict[tuple[Parts, Parts, bool], tuple[float, float, float, float]] = {}
+        self.between: dict[tuple[Option, Option, bool], tuple[float, float, float, float]] = {}
         """The same, quicker to ask for."""
         self.stages: dict[tuple[Option, int, int], tuple[float, float, float]] = {}
         """Forward, backward and tail."""
@@ -97,8 +97,9 @@ class Judge:
         busiest, before = 0.0, 0.0
         stages = [self._stage(choice) for choice in plan]
         forward, backward = [stage[0] for stage in stages], [stage[1] for stage in stages]
-        for choice, follower in itertools.zip_longest(plan, plan[1:]):
-            hop = self._between(choice.option, follower.option) if follower is not None else _NO_HOP
+        shared = self._shared_nodes(plan)
+        for choice, follower, inside in itertools.zip_longest(plan, plan[1:], shared):
+            hop = self._between(choice.option, follower.option, inside) if follower is not None else _NO_HOP
             output = self.outputs[choice.end]
             transfer.append(max(hop[:3]) * output)
             latency.append(hop[3])
@@ -162,22 +163,41 @@ class Judge:
         latency = max(pool.intra_latency if inside else pool.nic_latency for pool in pools)
         return 2 * ring_seconds(weights * self.prices.bytes_summed, count, bandwidth, latency)
 
-    def _between(self, source: Option, target: Option) -> tuple[float, float, float, float]:
-        found = self.between.get((source, target))
+    def _shared_nodes(self, plan: Complete) -> list[bool]:
+        """Per boundary, whether both of its stages are in one and the same node."""
+        pools = self.prices.pools
+        options = [choice.option for choice in plan]
+        places = row_places(pools, options)
+        homes: list[set[str]] = []
+        if places is None:
+            for replicas in place_stages(pools, options):
+                homes.append({name.partition(".")[0] for replica in replicas for name in replica.devices})
+        else:
+            for option, stage in zip(options, places, strict=True):
+                mine = set()
+                for part, (begin, end) in zip(option.parts, stage, strict=True):
+                    pool = pools[part.pool]
+                    first, last = begin // pool.per_node, (end - 1) // pool.per_node
+                    mine |= {pool.nodes[at][0].partition(".")[0] for at in range(first, last + 1)}
+                homes.append(mine)
+        return [len(one | other) == 1 for one, other in itertools.pairwise(homes)]
+
+    def _between(self, source: Option, target: Option, inside: bool) -> tuple[float, float, float, float]:
+        found = self.between.get((source, target, inside))
         if found is None:
-            found = self.between[source, target] = self._hop(source.parts, target.parts)
+            found = self.between[source, target, inside] = self._hop(source.parts, target.parts, inside)
         return found
 
     def hop_seconds(self, source: Parts, target: Parts, output: float) -> float:
         """(2) and the latency, for so many output bytes of a sample."""
-        hop = self._hop(source, target)
+        hop = self._hop(source, target, _side_by_side(source, target, self.prices.pools))
         return max(hop[:3]) * output + hop[3]
 
-    def _hop(self, source: Parts, target: Parts) -> tuple[float, float, float, float]:
+    def _hop(self, source: Parts, target: Parts, inside: bool) -> tuple[float, float, float, float]:
         """(2) per output byte of a sample: out of the source's nodes, into the target's, in between; and latency."""
-        key = (source, target)
+        key = (source, target, inside)
         if key not in self.hops:
-            if _side_by_side(source, target, self.prices.pools):
+            if inside:
                 per_byte, latency = self._inside(source, target)
                 self.hops[key] = (0.0, 0.0, per_byte, latency)
             else:

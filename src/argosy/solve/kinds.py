@@ -19,9 +19,11 @@ Kinds later in this list have tighter bounds. A plan is of the last kind that fi
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from argosy.cluster.topology import Cluster
 from argosy.space.option import Option, Part, Vector
@@ -36,20 +38,31 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Ground:
-    """What is known about placement before anything is placed."""
+    """What is known about placement before anything is placed (``space.place``)."""
 
-    whole: tuple[bool, ...]
-    """Per pool, whether stages take whole nodes of it, so that what leaves a stage leaves its nodes."""
+    node_units: Vector
+    """Per pool, the units of a node; 1 where a unit is one or several nodes, 0 where units do not divide nodes."""
+    alone: tuple[bool, ...]
+    """Per pool, whether its nodes have no devices of other pools."""
     plain: bool
     """Whether nodes talk over their NICs and one switch, and nothing else."""
+    through_nics: bool = True
+    """Whether all that leaves a node passes its NIC."""
+
+    def leaves_nodes(self, part: Part, pool: Pool) -> bool:
+        """Whether a part of a stage fills nodes, so that what leaves the stage leaves these."""
+        return self.alone[pool.index] and part.devices % pool.per_node == 0
 
 
 def ground_of(cluster: Cluster, pools: Sequence[Pool], units: Vector) -> Ground:
     """For stages that take multiples of ``units`` devices."""
-    whole = tuple(
-        unit % pool.per_node == 0 and pool.per_node == pool.node_size for pool, unit in zip(pools, units, strict=True)
+    sizes = [(pool.per_node, unit) for pool, unit in zip(pools, units, strict=True)]
+    return Ground(
+        node_units=tuple(1 if unit % size == 0 else 0 if size % unit else size // unit for size, unit in sizes),
+        alone=tuple(pool.per_node == pool.node_size for pool in pools),
+        plain=not cluster.wires and not any(node.uplinks for node in cluster.nodes),
+        through_nics=not any(wire.bypasses_nic for wire in cluster.wires),
     )
-    return Ground(whole=whole, plain=not cluster.wires and not any(node.uplinks for node in cluster.nodes))
 
 
 def kinds_of(options: Sequence[Option], ground: Ground) -> list[Kind]:
@@ -74,28 +87,72 @@ def _is_even(option: Option, ground: Ground) -> bool:
     part, pool = option.parts[0], option.pools[0]
     if len(option.parts) > 1 or part.extra or option.context > 1 or option.expert > 1:
         return False
-    return ground.whole[part.pool] and pool.nic_bandwidth > 0
+    return ground.leaves_nodes(part, pool) and ground.node_units[part.pool] > 0 and pool.nic_bandwidth > 0
 
 
-def hop_per_byte(option: Option, ground: Ground, samples: int) -> tuple[float, float]:
-    """The least seconds per output byte, and latency, of handing so many samples on from any replica."""
-    seconds, latency = [], []
+class Hop(NamedTuple):
+    """Handing samples on, at least: seconds per output byte, and latency."""
+
+    per_byte: float
+    latency: float
+
+
+def hop_inside(option: Option, ground: Ground, samples: int) -> Hop:
+    """From any replica to a stage that may be in the same node."""
+    hops = []
     for part, pool in zip(option.parts, option.pools, strict=True):
-        nics = max(1, part.width // pool.per_node)
-        ways = [(1 / (nics * pool.nic_bandwidth), pool.nic_latency)] if pool.nic_bandwidth else []
-        if not ground.whole[pool.index] or not ways:
+        ways = [_over_nics(part, pool)] if pool.nic_bandwidth else []
+        if not ground.leaves_nodes(part, pool) or not ways:
             lanes = 1 if pool.intra_is_shared else part.width
-            ways.append((1 / (pool.intra_bandwidth * lanes), pool.intra_latency))
-        seconds.append(min(samples, part.most) * min(way[0] for way in ways))
-        latency.append(min(way[1] for way in ways))
-    return min(seconds), min(latency)
+            ways.append(Hop(1 / (pool.intra_bandwidth * lanes), pool.intra_latency))
+        per_byte = min(samples, part.most) * min(way.per_byte for way in ways)
+        hops.append(Hop(per_byte, min(way.latency for way in ways)))
+    return _least(hops)
+
+
+def hop_outside(option: Option, samples: int) -> Hop:
+    """From any replica to a stage that is in other nodes."""
+    hops = []
+    for part, pool in zip(option.parts, option.pools, strict=True):
+        way = _over_nics(part, pool) if pool.nic_bandwidth else Hop(0.0, 0.0)
+        hops.append(Hop(min(samples, part.most) * way.per_byte, way.latency))
+    return _least(hops)
+
+
+def hop_to_site(option: Option, samples: int, site: int) -> Hop:
+    """From any replica to a stage of another site."""
+    near = hop_outside(option, samples)
+    links = [(pool.far[site], part) for part, pool in zip(option.parts, option.pools, strict=True)]
+    per_byte = min(min(samples, part.most) / rate for (rate, _), part in links)
+    return Hop(max(near.per_byte, per_byte), min(latency for (_, latency), _ in links))
+
+
+def _over_nics(part: Part, pool: Pool) -> Hop:
+    nics = max(1, part.width // pool.per_node)
+    return Hop(1 / (nics * pool.nic_bandwidth), pool.nic_latency)
+
+
+def _least(hops: Sequence[Hop]) -> Hop:
+    return Hop(min(hop.per_byte for hop in hops), min(hop.latency for hop in hops))
 
 
 def nic_seconds(part: Part, pool: Pool) -> float:
-    """Seconds per output byte that the NICs of a part's nodes need for a micro-batch."""
+    """Seconds per output byte that the NICs of a part's nodes need for a micro-batch that leaves these."""
     if not pool.nic_bandwidth:
         return 0.0
-    return part.all_samples * pool.per_node / (part.devices * pool.nic_bandwidth)
+    return part.all_samples / (math.ceil(part.devices / pool.per_node) * pool.nic_bandwidth)
+
+
+def leaving_seconds(option: Option, ground: Ground) -> float:
+    """The same for the busiest part of an option."""
+    if not ground.through_nics:
+        return 0.0
+    return max(nic_seconds(part, pool) for part, pool in zip(option.parts, option.pools, strict=True))
+
+
+def crossing_seconds(option: Option, site: int) -> float:
+    """Seconds per output byte that the links to another site need for a micro-batch."""
+    return sum(part.all_samples for part in option.parts) / max(pool.far[site][0] for pool in option.pools)
 
 
 def tied_seconds(option: Option, weights: int, ground: Ground, other: Option | None = None) -> float:
@@ -111,6 +168,6 @@ def tied_seconds(option: Option, weights: int, ground: Ground, other: Option | N
 def _widest_way_out(option: Option, ground: Ground) -> float:
     ways = []
     for part, pool in zip(option.parts, option.pools, strict=True):
-        inside = 0.0 if ground.whole[pool.index] and ground.plain else pool.intra_bandwidth * part.width
+        inside = 0.0 if ground.leaves_nodes(part, pool) and ground.plain else pool.intra_bandwidth * part.width
         ways.append(max(pool.nic_bandwidth, inside))
     return max(ways)

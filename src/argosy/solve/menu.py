@@ -2,7 +2,8 @@
 
 For a stage from cut a to cut b of a grid, (1) to (7) of ``solve.tables``, and
 
-    (8)  over, both  handing a micro-batch on across cut b, and both ways
+    (8)  over       handing a micro-batch on across cut b, once, by where the next stage is (``solve.row.Where``)
+    (9)  crossing   seconds that links need for all samples of a micro-batch that crosses cut b, likewise
 """
 
 from __future__ import annotations
@@ -18,7 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argosy.solve.grid import Grid, all_cuts
-from argosy.solve.kinds import Ground, Kind, hop_per_byte, kinds_of, nic_seconds
+from argosy.solve.kinds import (
+    Ground,
+    Kind,
+    crossing_seconds,
+    hop_inside,
+    hop_outside,
+    hop_to_site,
+    kinds_of,
+    nic_seconds,
+)
+from argosy.solve.row import Beginnings
 from argosy.solve.shape import Shape
 from argosy.solve.tables import Costs, Indices, Tables
 from argosy.space.option import Option, Part, Vector
@@ -57,7 +68,9 @@ class Menu:
         """Micro-batches in a row whose receive buffers count."""
         is_mixed = self.kind is Kind.MIXED
         self.costs = Costs(self.options, shape, ground, self.grid, is_mixed=is_mixed, group=self.group)
-        self.over, self.both = self._full_hops() if self.kind is Kind.EVEN else self._hops()
+        self.beginnings = Beginnings(prices.pools, ground, self.vectors)
+        self.over = self._full_hops() if self.kind is Kind.EVEN else self._hops()
+        self.crossing = self._crossings()
 
     @cached_property
     def rows(self) -> list[NDArray[np.intp]]:
@@ -159,19 +172,38 @@ class Menu:
             groups[option.parts].append(row)
         return [np.array(rows) for rows in groups.values() if len(rows) > 1]
 
-    def _hops(self) -> tuple[FloatArray, FloatArray]:
-        """(8) along a thread: [option, cut], 0 at the ends of the chain."""
+    def _hops(self) -> list[FloatArray]:
+        """(8) along a thread, per ``Where``: [option, cut], 0 at the ends of the chain."""
         common = 1 if self.kind is Kind.MIXED else min(option.parts[0].most for option in self.options)
-        hops = np.array([hop_per_byte(option, self.ground, common) for option in self.options])
-        return self._both_ways(hops)
+        hops = [
+            [hop_inside(option, self.ground, common) for option in self.options],
+            [hop_outside(option, common) for option in self.options],
+        ]
+        for site in self._other_sites:
+            hops.append([hop_to_site(option, common, site) for option in self.options])
+        return [self._at_cuts(np.array(each)) for each in hops]
 
-    def _full_hops(self) -> tuple[FloatArray, FloatArray]:
-        """(8) of even plans."""
+    def _full_hops(self) -> list[FloatArray]:
+        """(8) of even plans, whose stages are always in nodes of their own, and in one site."""
         pools = [option.pools[0] for option in self.options]
         pairs = zip(self.options, pools, strict=True)
-        return self._both_ways(np.array([(nic_seconds(o.parts[0], pool), pool.nic_latency) for o, pool in pairs]))
+        over = self._at_cuts(np.array([(nic_seconds(o.parts[0], pool), pool.nic_latency) for o, pool in pairs]))
+        return [over, over]
 
-    def _both_ways(self, hops: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def _crossings(self) -> list[FloatArray]:
+        """(9)."""
+        leaving = self.costs.leaving
+        each = [np.zeros(len(leaving)), leaving]
+        for site in self._other_sites:
+            crossing = np.array([crossing_seconds(option, site) for option in self.options])
+            each.append(np.maximum(leaving, crossing))
+        return [np.multiply.outer(seconds, self.prices.outputs[self.grid.cuts]) for seconds in each]
+
+    @property
+    def _other_sites(self) -> range:
+        sites = self.beginnings.num_sites
+        return range(sites if sites > 1 else 0)
+
+    def _at_cuts(self, hops: FloatArray) -> FloatArray:
         outputs = self.prices.outputs[self.grid.cuts]
-        over = np.where(outputs > 0, outputs * hops[:, :1] + hops[:, 1:], 0.0)
-        return over, 2 * over
+        return np.where(outputs > 0, outputs * hops[:, :1] + hops[:, 1:], 0.0)

@@ -6,14 +6,16 @@ iteration, with the exchange and update of the stage in front where it is longes
 whose forwards wait for backwards. The next stage q, with c = max(G, F + w + tail), gives
 
     (1)  bound = max( what is fixed,  F + M t + tail,  c + M g,  M load,
-                      c + p + 2x + W',  F + f_p + x + S',
+                      M crossing,  c + p + 2x + W',  F + f_p + x + S',
                       max(Y + p + 2x,  c + M g - (n_q - 1) f + 2x) + R',   Y + (n_q - 1) f_p + p )
 
 which never decreases along a path: a best-first search on it meets complete plans in the order of their bounds, and
 whatever is left in the queue when the best plan is no slower than the next bound is proven no better. Children of a
 node are looked at one by one, the best first, so that the queue stays as long as the search is deep.
 
-Not in here: contention between boundaries, changes over time, placement. The simulator judges those.
+Placement follows from the numbers of devices (``space.place``), so the hand-over from one fixed stage to the next is
+priced by whether they share a node, a site, or neither. Not in here: contention between boundaries, changes over time.
+The simulator judges those.
 """
 
 from __future__ import annotations
@@ -22,14 +24,16 @@ import heapq
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from argosy.solve.bounds import suffix_bounds
-from argosy.solve.kinds import Kind, tied_seconds
+from argosy.solve.kinds import tied_seconds
 from argosy.solve.menu import Menu
 from argosy.solve.prefix import Fixed, Rest, prefix_seconds
+from argosy.solve.row import Way, Where, row_steps
 from argosy.space.option import Option, Vector
 from argosy.space.price import FloatArray
 
@@ -37,6 +41,24 @@ _MOST_STEPS = 2048
 """Forwards of fixed stages up to which their recurrence is worth its time."""
 _CHILDREN = 4
 """Of a node, that a dive looks at."""
+_ROWS = (
+    "option",
+    "vector",
+    "end",
+    "slow",
+    "gated",
+    "waits",
+    "warm",
+    "passing",
+    "ahead",
+    "tail",
+    "late",
+    "load",
+    "over",
+    "entering",
+    "leaving",
+    "returning",
+)
 _DESCENTS = 3
 """Numbers of stages for which the bounds are followed down at once."""
 
@@ -70,8 +92,10 @@ class _Node:
     """The largest of (1) that does not depend on what follows."""
     drained: float = 0.0
     """Y."""
+    row: int = -1
+    """The option of the last fixed stage."""
     over: float = 0.0
-    """The hand-over from the last fixed stage, seen from that."""
+    """The hand-over from the last fixed stage, as far as it is certain without the next one."""
     stages: tuple[Fixed, ...] = ()
     """For the recurrence of ``solve.prefix``."""
     is_played: bool = False
@@ -90,7 +114,8 @@ class _Entry:
 
 @dataclass(frozen=True)
 class _Fan:
-    """All stages that may stand at a place and begin at a cut, one row each: the terms of (1)."""
+    """All stages that may stand at a place and begin at a cut, one row each: the terms of (1), with the hand-over to a
+    stage that may be in the same node."""
 
     option: NDArray[np.intp]
     vector: NDArray[np.intp]
@@ -109,10 +134,29 @@ class _Fan:
     late: FloatArray
     """w + tail."""
     load: FloatArray
+    over: FloatArray
+    """[where, row]: x by the place of the next stage (``solve.menu.Where``)."""
     entering: FloatArray
-    """What the hand-over from the stage before takes at least, seen from this one."""
+    """[where, row]: the hand-over from the stage before, seen from this one."""
+    leaving: FloatArray
+    """[where, row]: what links need for all micro-batches that are handed on."""
+    returning: FloatArray
+    """What NICs need for all gradients that go to a stage in another node."""
     fixed: FloatArray
     """[row, number]: the stage for the recurrence of ``solve.prefix``."""
+
+
+class _Next(NamedTuple):
+    """Per vector, a stage of it behind the fixed ones."""
+
+    is_short: NDArray[np.bool_]
+    """Whether there are too few devices."""
+    left: NDArray[np.intp]
+    state: NDArray[np.intp]
+    begins: NDArray[np.bool_]
+    """Whether the stage before is in another node for certain."""
+    ends: NDArray[np.bool_]
+    """The same of the stage behind it."""
 
 
 class PlanSearch:
@@ -140,7 +184,13 @@ class PlanSearch:
         self.lengths = menu.lengths(np.arange(len(menu.options)), upper)
         self.odd = menu.odd
         self.takes = np.array(menu.vectors)
-        self.steps = self.takes @ self.bounds.states.steps
+        ways = [[*ways, *[Way(-1, -1)] * (menu.beginnings.most_ways - len(ways))] for ways in menu.beginnings.ways]
+        self.ways = np.array(ways).transpose(1, 2, 0)
+        """[way, where or group, vector]; -1 where there are fewer."""
+        sites = [{pool.site for pool, n in zip(menu.prices.pools, v, strict=True) if n} for v in menu.vectors]
+        self.in_site = np.array([[site in some for some in sites] for site in range(menu.beginnings.num_sites)])
+        """[site, vector]"""
+        self.nexts: dict[Vector, _Next] = {}
         self.fans: dict[tuple[int, int], _Fan] = {}
         self.heap: list[_Entry] = []
         self.tie = itertools.count()
@@ -225,7 +275,7 @@ class PlanSearch:
         if node.left:
             state = self.bounds.states.index(node.devices)
             following = self.bounds.after(has_odd=node.has_odd)[node.left]
-            rest = Rest(*(float(values[state, node.first]) for values in following[:3]))
+            rest = Rest(*following[0, :3, state, node.first].tolist())
         (schedule,) = self.shape.schedules
         stages = node.stages if node.left else self._with_tied(node)
         seconds = prefix_seconds(schedule, len(node.choices) + node.left, count, stages, rest)
@@ -252,9 +302,7 @@ class PlanSearch:
     def _children(self, node: _Node, upper: float, *, most: int | None = None) -> Iterator[tuple[float, _Node]]:
         """All ways to add the next stage that stay below ``upper``, by (1), ties by the shortest rest."""
         fan = self._fan(node.left, node.first)
-        short = np.nonzero((self.takes > np.array(node.devices)).any(axis=1))[0]
         bound, rest = self._bounds(node, fan)
-        bound[np.isin(fan.vector, short)] = np.inf
         at = np.nonzero(bound < upper)[0]
         if most is not None and len(at) > most:
             near = bound[at] <= bound[at].min() * (1 + 1e-9)
@@ -262,6 +310,15 @@ class PlanSearch:
         order = at[np.lexsort((rest[at], bound[at]))]
         for row in order[:most].tolist():
             yield float(bound[row]), self._child(node, fan, row)
+
+    def _next(self, devices: Vector) -> _Next:
+        if devices not in self.nexts:
+            states = self.bounds.states
+            steps = row_steps(states.counts, np.array(devices), self.takes, self.menu.ground)
+            is_short = np.asarray((steps.left < 0).any(axis=1))
+            state = np.where(is_short, 0, steps.left @ states.steps)
+            self.nexts[devices] = _Next(is_short, steps.left, state, steps.begins, steps.ends)
+        return self.nexts[devices]
 
     def _fan(self, left: int, first: int) -> _Fan:
         key = (left, first)
@@ -281,7 +338,8 @@ class PlanSearch:
         gated, quick, forward, tail, late = (
             table[at] for table in (tables.gated, tables.quick, tables.quick_forward, tables.tail, tables.late)
         )
-        over, both = menu.over[option, end], menu.both[option, end]
+        every = np.array([table[option, end] for table in menu.over])
+        over = every[Where.ANYWHERE]
         most, least = shape.most_in_flight(left), shape.least_in_flight(left)
         return _Fan(
             option=option,
@@ -289,77 +347,128 @@ class PlanSearch:
             end=end,
             slow=count * tables.slow[at],
             gated=count * gated,
-            waits=count * gated - (most - 1) * tables.ahead[at] + both,
+            waits=count * gated - (most - 1) * tables.ahead[at] + 2 * over,
             warm=(least - 1) * forward + quick,
-            passing=quick + both,
+            passing=quick + 2 * over,
             ahead=forward + over,
             tail=tail,
             late=late + tail,
             load=count * tables.load[at],
-            entering=menu.over[option, first] if menu.kind is Kind.EVEN else np.zeros(len(option)),
-            fixed=np.stack([forward, quick - forward, late, over, both - over, tail], axis=1),
+            over=every,
+            entering=np.array([table[option, first] for table in menu.over]),
+            leaving=np.array([count * table[option, end] for table in menu.crossing]),
+            returning=count * menu.crossing[Where.OTHER_NODE][option, first],
+            fixed=np.stack([forward, quick - forward, late, over, over, tail], axis=1),
         )
 
     def _bounds(self, node: _Node, fan: _Fan) -> tuple[FloatArray, FloatArray]:
-        """(1) for every row, whether or not there are devices for it; and the rest of a plan, for ties."""
-        state = self.bounds.states.index(node.devices) - self.steps[fan.vector]
-        following = self.bounds.after(has_odd=node.has_odd)[node.left - 1]
-        rest, whole, tail = (values[state, fan.end] for values in following[1:])
-        if not node.has_odd and self.bounds.odd is not None:
-            every = self.bounds.any[node.left - 1]
-            rest, whole, tail = (
-                np.where(self.odd[fan.option], values[state, fan.end], own)
-                for values, own in zip(every[1:], (rest, whole, tail), strict=True)
-            )
-        longer = np.maximum(fan.entering - node.over, 0.0)
+        """(1) for every row, infinite where there are too few devices; and the rest of a plan, for ties."""
+        following = self._next(node.devices)
+        longer = np.maximum(self._entering(node, fan) - node.over, 0.0)
         ahead, waiting = node.ahead + longer, node.drained + 2 * longer
         around = np.maximum(node.around + 2 * longer, ahead + fan.late)
+        passing = around + fan.passing
         drained = np.maximum(waiting + fan.passing, around + fan.waits)
-        bound = np.maximum.reduce(
-            [
-                ahead + fan.slow + fan.tail,
-                around + fan.gated,
-                around + fan.passing + whole,
-                drained + rest,
-                waiting + fan.warm,
-                ahead + fan.ahead + tail,
-                fan.load,
-            ]
+        rows = np.arange(len(fan.option))
+        bound, rest = np.full(len(rows), np.inf), np.full(len(rows), np.inf)
+        for where, group in self.ways[:, :, fan.vector]:
+            first, whole, tail = self._following(node, fan, following, group)
+            more = fan.over[where, rows] - fan.over[Where.ANYWHERE]
+            here = np.maximum.reduce(
+                [
+                    fan.leaving[where, rows],
+                    passing + 2 * more + whole,
+                    drained + 2 * more + first,
+                    ahead + fan.ahead + more + tail,
+                ]
+            )
+            here[group < 0] = np.inf
+            np.minimum(bound, here, out=bound)
+            np.minimum(rest, fan.passing + 2 * more + first, out=rest)
+        bound = np.maximum.reduce([bound, *self._alone(node, fan, ahead, around, waiting)])
+        bound[following.is_short[fan.vector]] = np.inf
+        return bound, rest
+
+    def _alone(
+        self, node: _Node, fan: _Fan, ahead: FloatArray, around: FloatArray, waiting: FloatArray
+    ) -> tuple[FloatArray, ...]:
+        """The terms of (1) that do not depend on what follows."""
+        following = self._next(node.devices)
+        begins, ends = following.begins[fan.vector], following.ends[fan.vector]
+        returning = np.where(begins, fan.returning, 0.0)
+        load = returning + np.where(ends, fan.leaving[Where.OTHER_NODE], 0.0)
+        return (
+            ahead + fan.slow + fan.tail,
+            around + fan.gated,
+            waiting + fan.warm,
+            np.maximum(load, fan.load),
+            np.full(len(load), node.fixed),
         )
-        bound = np.maximum(bound, node.fixed)
-        return bound, fan.passing + rest
+
+    def _following(
+        self, node: _Node, fan: _Fan, following: _Next, group: NDArray[np.intp]
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """R, W and S of what follows every row, of a group of beginnings."""
+        state = following.state[fan.vector]
+        values = self.bounds.after(has_odd=node.has_odd)[node.left - 1]
+        first, whole, tail = (values[group, at, state, fan.end] for at in (1, 2, 3))
+        if not node.has_odd and self.bounds.odd is not None:
+            is_odd = self.odd[fan.option]
+            every = self.bounds.any[node.left - 1]
+            first, whole, tail = (
+                np.where(is_odd, every[group, at, state, fan.end], own)
+                for at, own in zip((1, 2, 3), (first, whole, tail), strict=True)
+            )
+        return first, whole, tail
+
+    def _entering(self, node: _Node, fan: _Fan) -> FloatArray:
+        """The hand-over from the last fixed stage to every row: each end needs its time for it."""
+        begins = self._next(node.devices).begins[fan.vector]
+        found = np.where(begins, fan.entering[Where.OTHER_NODE], fan.entering[Where.ANYWHERE])
+        if node.row < 0:
+            return np.asarray(found)
+        out = [float(table[node.row, node.first]) for table in self.menu.over]
+        found = np.maximum(found, np.where(begins, out[Where.OTHER_NODE], 0.0))
+        if len(self.in_site) > 1:
+            near = self.in_site[:, self.menu.vector_of[node.row]]
+            is_far = ~self.in_site[near][:, fan.vector].any(axis=0)
+            for site in np.nonzero(~near)[0].tolist():
+                there = is_far & self.in_site[site, fan.vector]
+                found = np.where(there, np.maximum(found, out[Where.SITE + site]), found)
+        return np.asarray(found)
 
     def _child(self, node: _Node, fan: _Fan, row: int) -> _Node:
         option, end = int(fan.option[row]), int(fan.end[row])
-        longer = max(float(fan.entering[row]) - node.over, 0.0)
+        following, vector = self._next(node.devices), int(fan.vector[row])
+        one = slice(row, row + 1)
+        fan = replace(
+            fan,
+            **{name: getattr(fan, name)[..., one] for name in _ROWS},
+        )
+        longer = max(float(self._entering(node, fan)[0]) - node.over, 0.0)
         ahead, waiting = node.ahead + longer, node.drained + 2 * longer
-        around = max(node.around + 2 * longer, ahead + float(fan.late[row]))
-        passing = float(fan.passing[row])
-        vector = self.menu.vectors[int(fan.vector[row])]
+        around = max(node.around + 2 * longer, ahead + float(fan.late[0]))
+        alone = self._alone(node, fan, np.array([ahead]), np.array([around]), np.array([waiting]))
+        where = Where.OTHER_NODE if following.ends[vector] else Where.ANYWHERE
+        over = float(fan.over[where, 0])
+        more = over - float(fan.over[Where.ANYWHERE, 0])
+        passing = float(fan.passing[0]) + 2 * more
+        forward, backward, late, hop, back, tail = fan.fixed[row].tolist()
+        stage = (forward, backward, late, hop + more, back + more, tail)
         return _Node(
             choices=(*node.choices, Choice(self.menu.options[option], self.cuts[node.first], self.cuts[end])),
             left=node.left - 1,
             first=end,
-            devices=tuple(have - take for have, take in zip(node.devices, vector, strict=True)),
+            devices=tuple(following.left[vector].tolist()),
             has_odd=node.has_odd or bool(self.odd[option]),
-            ahead=ahead + float(fan.ahead[row]),
+            ahead=ahead + float(fan.ahead[0]) + more,
             around=around + passing,
-            fixed=max(
-                node.fixed,
-                ahead + float(fan.slow[row] + fan.tail[row]),
-                around + float(fan.gated[row]),
-                waiting + float(fan.warm[row]),
-                float(fan.load[row]),
-            ),
-            drained=max(waiting + passing, around + float(fan.waits[row])),
-            over=float(self.menu.over[option, end]),
-            stages=(*_with_longer_hop(node.stages, longer), _fixed(fan.fixed[row].tolist())),
+            fixed=max(float(each[0]) for each in alone),
+            drained=max(waiting + passing, around + float(fan.waits[0]) + 2 * more),
+            row=option,
+            over=over,
+            stages=(*_with_longer_hop(node.stages, longer), stage),
         )
-
-
-def _fixed(numbers: list[float]) -> Fixed:
-    forward, backward, late, over, back, tail = numbers
-    return forward, backward, late, over, back, tail
 
 
 def _with_longer_hop(stages: tuple[Fixed, ...], seconds: float) -> tuple[Fixed, ...]:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argosy.plan.plan import Recompute
-from argosy.solve.bounds import States
+from argosy.solve.row import States
 from argosy.solve.shape import Shape
 from argosy.space.option import Option, Part, Vector
 from argosy.space.price import FloatArray, Prices

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argosy.solve.grid import Grid
-from argosy.solve.kinds import Ground, nic_seconds, tied_seconds
+from argosy.solve.kinds import Ground, leaving_seconds, nic_seconds, tied_seconds
 from argosy.solve.shape import Shape
 from argosy.space.option import Option
 from argosy.space.price import FloatArray
@@ -93,8 +93,10 @@ class Costs:
             (index, partner, np.array([tied_seconds(option, weights, ground) for option in options]))
             for index, partner, weights in self.prices.tied
         ]
-        self.nic = np.array([_nic_load(option, ground) for option in options])
-        """Seconds per byte and sample that the NICs need."""
+        self.leaving = np.array([leaving_seconds(option, ground) for option in options])
+        """Seconds per output byte that the NICs need for a micro-batch that leaves the nodes of a stage."""
+        self.nic = np.array([_always_leaving(option, ground) for option in options])
+        """The same of parts that fill nodes, wherever they stand."""
 
     def _add_memory(self, options: Sequence[Option], group: int) -> None:
         self.buffers = (2 * group + 1) * self.prices.largest_output
@@ -198,12 +200,10 @@ class Costs:
             most[row][width[row] > allowed] = 0.0
 
 
-def _nic_load(option: Option, ground: Ground) -> float:
-    """Of the busiest part, as far as its bytes must pass its NICs."""
-    if not ground.plain:
-        return 0.0
+def _always_leaving(option: Option, ground: Ground) -> float:
     both = zip(option.parts, option.pools, strict=True)
-    return max(nic_seconds(part, pool) if ground.whole[pool.index] else 0.0 for part, pool in both)
+    full = [nic_seconds(part, pool) for part, pool in both if ground.leaves_nodes(part, pool)]
+    return max(full, default=0.0) if ground.through_nics else 0.0
 
 
 def _holds(at: _Ranges, layer: int) -> NDArray[np.bool_]:

@@ -237,6 +237,10 @@ class Option:
         if self.spans_nodes:
             count, latency = self.least_nodes, max(pool.nic_latency for pool in self.pools)
             slow, fast = (end(pool.nic_bandwidth for pool in self.pools) for end in (min, max))
+            for one, other in itertools.permutations(self.pools, 2):
+                if one.site != other.site:
+                    rate, seconds = one.far[other.site]
+                    slow, latency = min(slow, rate), max(latency, seconds)
             ring = (count - 1) / count / slow
             tree = max(0.5 / slow, tree_load(count) / fast)  # leaves need not be where NICs are fast
             split = min(split, 0.5 / self.expert) / fast
@@ -388,8 +392,7 @@ def node_widths(pool: Pool, most: int) -> Iterator[int]:
 
 
 def tensor_widths(pool: Pool, devices: int, most: int) -> Iterator[int]:
-    """Those that ``devices`` of a pool can be cut into, as far as there are nodes for the groups."""
+    """Those that ``devices`` of a pool can be cut into; of several nodes only such as divide a node."""
     for width in node_widths(pool, min(devices, most)):
-        places = len(pool.nodes) * (pool.per_node // width)
-        if devices % width == 0 and (pool.per_node % width == 0 or devices // width <= places):
+        if devices % width == 0 and (pool.per_node % width == 0 or devices <= pool.per_node):
             yield width

@@ -1,16 +1,25 @@
-"""Pools: devices that can take each other's place in a plan.
+"""Pools: equal devices that also reach each other equally.
 
-Two devices belong to one pool if they are of one kind and equally efficient, and their nodes look alike from outside:
-the same devices, media, NIC, uplinks and wires. A plan then only says *how many* devices of each pool a stage takes;
-which ones is a matter of placement (``place``). This is what makes the search independent of the number of devices.
+Two devices belong to one pool if they are of one kind and equally efficient, their nodes look the same from outside
+(devices, media, NIC, uplinks and wires), and they are in one *site*: no link between their nodes is narrow or far. A
+plan then only says *how many* devices of each pool a stage takes; ``place`` says which ones. This is what makes the
+search independent of the number of devices.
+
+A link above the NICs of two nodes separates sites if
+
+    (1)  its bandwidth is less than that of two of these NICs, or its latency is over a millisecond.
+
+A wider one is left to the simulator: bounds that ignore it stay lower bounds.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from argosy.cluster.device import Device
 from argosy.cluster.topology import Cluster, Node
@@ -19,6 +28,11 @@ from argosy.cost.compute import ComputeModel
 from argosy.errors import InputError, Problem
 from argosy.units import counted
 from argosy.workload.chain import Chain
+
+_FAR = 1e-3
+"""Seconds of latency from which on a link separates sites (1)."""
+_NARROW = 2
+"""NICs whose bandwidth a link needs in order not to separate sites (1)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +55,9 @@ class Pool:
     """Bytes/s out of a node, over the widest first link to anywhere else; 0 without a way out."""
     nic_latency: float
     """Seconds between two nodes, best case."""
+    site: int = 0
+    far: tuple[tuple[float, float], ...] = ()
+    """Per site, bytes/s and least latency from here to there; infinity and 0 for its own. Empty: there is one site."""
 
     @property
     def name(self) -> str:
@@ -81,7 +98,57 @@ def find_pools(cluster: Cluster) -> tuple[Pool, ...]:
                 members.setdefault(key, []).append(name)
         for key, names in members.items():
             groups.setdefault((*key, len(names)), []).append(tuple(names))
-    return tuple(_pool(cluster, index, nodes) for index, nodes in enumerate(groups.values()))
+    rows = (sorted(nodes, key=lambda names: cluster.node_of[names[0]][0].uplinks) for nodes in groups.values())
+    return with_sites(tuple(_pool(cluster, index, nodes) for index, nodes in enumerate(rows)), cluster)
+
+
+def with_sites(pools: tuple[Pool, ...], cluster: Cluster) -> tuple[Pool, ...]:
+    """The pools, grouped into sites by (1)."""
+    ways = {(one.index, other.index): _way(cluster, one, other) for one, other in itertools.permutations(pools, 2)}
+    site_of = [pool.index for pool in pools]
+    for (one, other), way in ways.items():
+        nic = min(pools[one].nic_bandwidth, pools[other].nic_bandwidth)
+        if way.rate >= _NARROW * nic and way.extra_latency <= _FAR:
+            old, new = site_of[other], site_of[one]
+            site_of = [new if site == old else site for site in site_of]
+    sites = sorted(set(site_of))
+    if len(sites) < 2:
+        return pools
+
+    def far(pool: Pool, site: int) -> tuple[float, float]:
+        if site == site_of[pool.index]:
+            return math.inf, 0.0
+        there = [ways[pool.index, other.index] for other in pools if site_of[other.index] == site]
+        return max(way.rate for way in there), min(way.latency for way in there)
+
+    return tuple(
+        replace(pool, site=sites.index(site_of[pool.index]), far=tuple(far(pool, site) for site in sites))
+        for pool in pools
+    )
+
+
+class _Way(NamedTuple):
+    """What lies between the nodes of two pools."""
+
+    rate: float
+    """Bytes/s of all links other than NICs; infinite inside a node."""
+    latency: float
+    """The least of all routes."""
+    extra_latency: float
+    """The same without NICs."""
+
+
+def _way(cluster: Cluster, one: Pool, other: Pool) -> _Way:
+    if not one.homes.isdisjoint(other.homes):
+        return _Way(math.inf, 0.0, 0.0)
+    nics = {link for node in cluster.nodes for link in node.nic or ()}
+    rate, latency, extra = 0.0, math.inf, math.inf
+    for route in cluster.routes(one.nodes[0][0], other.nodes[0][0]):
+        middle = [cluster.links[link] for link in route.links if link not in nics]
+        rate += max(DOWN, min((link.bandwidth.at(0) for link in middle), default=math.inf))
+        latency = min(latency, cluster.latency(route))
+        extra = min(extra, sum(link.latency.at(0) for link in middle))
+    return _Way(rate, latency, extra)
 
 
 def able_pools(chain: Chain, cluster: Cluster, model: ComputeModel) -> tuple[Pool, ...]:
@@ -146,5 +213,13 @@ def _looks(cluster: Cluster, node: Node) -> tuple[Any, ...]:
     kinds = tuple((cluster.device(n).kind.name, cluster.device(n).efficiency) for n in node.devices)
     media = tuple((m.name, figures((m.outward[0], m.inward[0])), m.outward[0] == m.inward[0]) for m in node.media)
     uplinks = tuple(figures(pair) for pair in node.uplinks)
+    narrow = tuple(pair for pair in node.uplinks if _separates(cluster, node, pair))
     wires = tuple((w.name, node.name in w.one) for w in cluster.wires if node.name in w.one or node.name in w.other)
-    return kinds, media, figures(node.nic or ()), uplinks, wires
+    return kinds, media, figures(node.nic or ()), uplinks, narrow, wires
+
+
+def _separates(cluster: Cluster, node: Node, uplink: tuple[int, int]) -> bool:
+    """(1) for an uplink of a node."""
+    nic = min((cluster.links[link].bandwidth.at(0) for link in node.nic or ()), default=0.0)
+    links = [cluster.links[link] for link in uplink]
+    return any(link.bandwidth.at(0) < _NARROW * nic or link.latency.at(0) > _FAR for link in links)
