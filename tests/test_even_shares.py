@@ -11,7 +11,8 @@ from argosy.cluster.file import load_cluster
 from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError
 from argosy.plan.plan import Plan, Recompute
-from argosy.planner import Settings, _PlanSearch, find_plan
+from argosy.planner import Settings, find_plan
+from argosy.solve.pool_search import PoolSearch
 from argosy.schedule import ScheduleKind
 from argosy.workload.load import load_model
 
@@ -46,15 +47,15 @@ def test_uneven_shares_are_no_slower_when_searched_to_the_end() -> None:
 @pytest.mark.parametrize("late", [1.0, 3.0])
 def test_all_numbers_of_replicas_share_the_time(monkeypatch: pytest.MonkeyPatch, late: float) -> None:
     """Each takes its part, or some times as much: then those for which no time is left count with their bound."""
-    clock, parts, run = [0.0], list[float](), _PlanSearch.run
+    clock, parts, run = [0.0], list[float](), PoolSearch.run
 
-    def slow(search: _PlanSearch) -> Plan:
+    def slow(search: PoolSearch) -> Plan:
         parts.append(search.settings.time_budget)
         clock[0] += late * search.settings.time_budget
         return run(search)
 
     monkeypatch.setattr("argosy.solve.budget.time", SimpleNamespace(process_time=lambda: clock[0]))
-    monkeypatch.setattr(_PlanSearch, "run", slow)
+    monkeypatch.setattr(PoolSearch, "run", slow)
     found = find_plan(CHAIN, load_cluster("two-cards"), global_batch=16, settings=replace(EVEN, time_budget=6.0))
     assert found.certificate is not None
     if late == 1:
@@ -94,9 +95,9 @@ def test_a_runtime_that_blocks_gets_1f1b_and_slower_predictions() -> None:
 @pytest.mark.parametrize("has_found", [False, True])
 def test_an_interrupt_ends_all_numbers_of_replicas(has_found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the second search, before or after it has a plan; three more would follow."""
-    search, calls = _PlanSearch._search, []
+    search, calls = PoolSearch._search, []
 
-    def watched(self: _PlanSearch, units: tuple[int, ...]) -> float:
+    def watched(self: PoolSearch, units: tuple[int, ...]) -> float:
         calls.append(self.settings.replicas)
         if self.settings.replicas == 2 and not has_found:
             raise KeyboardInterrupt
@@ -105,7 +106,7 @@ def test_an_interrupt_ends_all_numbers_of_replicas(has_found: bool, monkeypatch:
             raise KeyboardInterrupt
         return bound
 
-    monkeypatch.setattr(_PlanSearch, "_search", watched)
+    monkeypatch.setattr(PoolSearch, "_search", watched)
     plan = find_plan(CHAIN, load_cluster("two-cards"), global_batch=8, settings=EVEN)
     assert set(calls) == {1, 2}
     assert {len(stage.replicas) for stage in plan.stages} <= {1, 2}

@@ -24,7 +24,7 @@ _EFFORT = {Recompute.NONE: 0, Recompute.SELECTIVE: 1, Recompute.FULL: 2}
 
 @dataclass(order=True)
 class Candidate:
-    """A complete plan with its judged time; of equal ones the one with least ZeRO and recomputation comes first."""
+    """A complete plan with its time; of equal ones the one with least ZeRO and recomputation comes first."""
 
     seconds: float
     effort: int = field(init=False)
@@ -34,9 +34,12 @@ class Candidate:
     schedule: ScheduleSpec = field(compare=False)
     plan: Complete = field(compare=False)
     units: Vector = field(compare=False)
+    is_played: bool = field(default=False, compare=False)
+    """Whether its time is the exact engine's and not the judge's."""
 
     def __post_init__(self) -> None:
-        self.seconds = float(f"{self.seconds:.9g}")
+        if not self.is_played:
+            self.seconds = float(f"{self.seconds:.9g}")
         self.effort = sum(choice.option.zero + _EFFORT[choice.option.recompute] for choice in self.plan)
 
     @cached_property
@@ -112,7 +115,7 @@ def neighbours(plan: Complete, options: Mapping[Vector, Sequence[Option]]) -> It
     """Plans one small step away: another option for a stage, a layer moved to another stage, two stages swapped."""
     alike = {id(option): group for group in options.values() for option in group}
     for index, choice in enumerate(plan):
-        for option in alike[id(choice.option)]:
+        for option in alike.get(id(choice.option), ()):
             if option is not choice.option:
                 yield (*plan[:index], replace(choice, option=option), *plan[index + 1 :])
     yield from shifted(plan)
@@ -134,6 +137,20 @@ def shifted(plan: Complete, number: int = 1) -> Iterator[Complete]:
             moved = [*lengths]
             moved[one], moved[other] = moved[one] - number, moved[other] + number
             yield _with_lengths(chosen, moved)
+
+
+def on_pools(candidate: Candidate, prices: Prices, pools: Sequence[int]) -> Candidate:
+    """A plan that was found on some of the pools, numbered from 0, as a plan on all of them: ``pools`` says which."""
+
+    def option_of(option: Option) -> Option:
+        vector = [0] * len(prices.pools)
+        for pool, number in zip(pools, option.vector, strict=True):
+            vector[pool] = number
+        parts = tuple(replace(part, pool=pools[part.pool]) for part in option.parts)
+        return replace(option, prices=prices, vector=tuple(vector), parts=parts)
+
+    plan = tuple(replace(choice, option=option_of(choice.option)) for choice in candidate.plan)
+    return replace(candidate, plan=plan, units=(1,) * len(prices.pools))
 
 
 def _with_lengths(options: Sequence[Option], lengths: Sequence[int]) -> Complete:

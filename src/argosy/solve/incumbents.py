@@ -1,36 +1,51 @@
-"""The best plans that a search has judged so far, and those that it has closed on the judge's word alone."""
+"""The best plans that a search has found so far, judged or played, and plans whose bounds are still in doubt."""
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import insort
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from argosy.solve.candidate import Candidate, Key, neighbours, plan_key, shifted
-from argosy.solve.frontier import Branch
 from argosy.solve.judge import Complete, Judge
 from argosy.solve.shape import Shape
+from argosy.solve.verdict import Trial
 from argosy.space.option import Option, Vector
 
 _MOST = 32
 _NEAR = 1.05
-"""Times the best: neighbours that are worth remembering."""
+"""Neighbours that the judge finds slower than this times the best plan are forgotten."""
 
 
 class Incumbents:
-    """Every plan is judged once; the best few are remembered."""
+    """Every plan is judged once; the best few are remembered, and the exact engine plays those that matter."""
 
-    def __init__(self, judge: Judge) -> None:
+    def __init__(self, judge: Judge, trial: Trial) -> None:
         self.judge = judge
+        self.trial = trial
         self.found: list[Candidate] = []
         """Best first."""
         self.known: dict[Key, float] = {}
         """Judged times."""
-        self.suspects: dict[Key, float] = {}
-        """Bounds of plans that are closed though the exact engine may find them faster than the judge."""
+        self.suspects: list[Candidate] = []
+        """Complete plans that came out of a search and were not played, with their bounds, as a heap."""
 
     @property
     def best(self) -> float:
         return self.found[0].seconds if self.found else math.inf
+
+    def confirm(self) -> None:
+        """Play the best plan, until the best one is one that was played."""
+        while self.found and not self.found[0].is_played:
+            self.add(self.found.pop(0))
+
+    def add(self, candidate: Candidate) -> None:
+        """Remember a plan with its exact time."""
+        (seconds,) = self.trial.seconds([candidate])
+        insort(self.found, replace(candidate, seconds=seconds, is_played=True))
+        del self.found[_MOST:]
 
     def keep(self, shape: Shape, plans: Sequence[Complete], units: Vector, below: float = math.inf) -> None:
         """Judge plans and remember the best of them, as far as they are below a time."""
@@ -72,14 +87,20 @@ class Incumbents:
                 return
             best = self.found[0]
 
-    def suspect(self, branch: Branch, plans: Sequence[tuple[float, Complete]]) -> None:
-        """Remember the bounds of plans that have come out of a search, where the judge is no lower bound."""
-        is_certain = branch.is_even and not self.judge.prices.model.blocking
+    def suspect(self, shape: Shape, plans: Sequence[tuple[float, Complete]], units: Vector) -> None:
+        """Remember complete plans that have come out of a search of one schedule, with their bounds; the judge's word
+        alone closes none."""
+        (schedule,) = shape.schedules
         for bound, plan in plans:
-            if not is_certain or any(choice.option.zero > 1 for choice in plan):
-                key = plan_key(branch.search.shape, plan)
-                self.suspects[key] = min(bound, self.suspects.get(key, math.inf))
+            if self.known[plan_key(shape, plan)] < math.inf:
+                found = Candidate(seconds=bound, number=0, shape=shape, schedule=schedule, plan=plan, units=units)
+                heapq.heappush(self.suspects, replace(found, number=len(self.suspects)))
 
-    def doubtful(self) -> Iterator[float]:
-        """The bounds of the suspects that fit."""
-        return (bound for key, bound in self.suspects.items() if self.known[key] < math.inf)
+    @property
+    def least_suspect(self) -> float:
+        """No plan that came out of a search and was not played is faster."""
+        return self.suspects[0].seconds if self.suspects else math.inf
+
+    def clear_suspect(self) -> None:
+        """Play the suspect with the least bound: then its time is certain."""
+        self.add(heapq.heappop(self.suspects))

@@ -4,13 +4,14 @@ reasons."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 
 from argosy.cluster.device import Device
 from argosy.cluster.topology import Cluster
+from argosy.cost.compute import ComputeModel
 from argosy.cost.memory import USABLE
 from argosy.plan.plan import Certificate, ClusterRef, LeftOut, ModelRef, Plan, Predicted, RunnerUp
 from argosy.sim.choose import with_collectives
@@ -24,7 +25,7 @@ from argosy.units import SIZE
 from argosy.workload.chain import Chain
 
 _SMALL = 512
-"""Devices times micro-batches of a plan that is played whole."""
+"""Devices times micro-batches of a plan that is played whole; a larger one is folded along its symmetries."""
 _MOST_RUNNER_UPS = 3
 
 
@@ -35,6 +36,11 @@ class Verdict:
     winner: Candidate
     plan: Plan
     runner_ups: tuple[RunnerUp, ...]
+
+    @property
+    def seconds(self) -> float:
+        assert self.plan.predicted is not None
+        return self.plan.predicted.iteration_seconds
 
 
 class Trial:
@@ -50,8 +56,7 @@ class Trial:
         self.executor = executor
         """Plays side by side, to the same result."""
         self.plans: dict[object, Plan] = {}
-        self.times: dict[tuple[object, bool], float] = {}
-        """Of plans folded or whole."""
+        self.times: dict[object, float] = {}
 
     def decide(self, candidates: Sequence[Candidate]) -> Verdict:
         """The candidate that is fastest on ``calm``, and how the others fared. The first is also tried with the least
@@ -59,34 +64,34 @@ class Trial:
         entries = [*candidates]
         lighter = lightened(candidates[0], self.scope)
         if lighter != candidates[0].plan:
-            entries.append(replace(candidates[0], plan=lighter))
-        times = self._play(entries)
+            entries.append(replace(candidates[0], plan=lighter, is_played=False))
+        times = self.seconds(entries)
         order = sorted(range(len(entries)), key=lambda index: (times[index], entries[index].effort, index))
         first, best = order[0], self._placed(entries[order[0]])
-        seconds = times[first]
-        if len(best.devices) * best.num_micro_batches <= _SMALL:
-            (seconds,) = self._play([entries[first]], whole=True)
         predicted = Predicted(
-            iteration_seconds=seconds,
-            samples_per_second=best.global_batch / seconds,
+            iteration_seconds=times[first],
+            samples_per_second=best.global_batch / times[first],
             peak_memory_bytes=(),
             bottleneck="",
         )
         played = [(entries[index], times[index]) for index in order]
         return Verdict(
-            winner=entries[first],
+            winner=replace(entries[first], seconds=times[first], is_played=True),
             plan=replace(best, predicted=predicted),
-            runner_ups=tuple(_runner_ups(played, seconds)),
+            runner_ups=tuple(_runner_ups(played)),
         )
 
-    def _play(self, entries: Sequence[Candidate], *, whole: bool = False) -> list[float]:
-        fresh = {one.key: one for one in entries if (one.key, whole) not in self.times}
-        chain, model = self.prices.chain, self.prices.model
-        play = partial(iteration_seconds, chain=chain, cluster=self.calm, model=model, whole=whole)
+    def seconds(self, candidates: Sequence[Candidate]) -> list[float]:
+        """What an iteration of each takes."""
+        fresh = {one.key: one for one in candidates if one.key not in self.times}
         plans = [self._placed(one) for one in fresh.values()]
-        times = self.executor.map(play, plans) if self.executor is not None else map(play, plans)
-        self.times.update(((key, whole), seconds) for key, seconds in zip(fresh, times, strict=True))
-        return [self.times[one.key, whole] for one in entries]
+        times = self.executor.map(self._play, plans) if self.executor is not None else map(self._play, plans)
+        self.times.update(zip(fresh, times, strict=True))
+        return [self.times[one.key] for one in candidates]
+
+    @property
+    def _play(self) -> Callable[[Plan], float]:
+        return partial(_exact_seconds, chain=self.prices.chain, cluster=self.calm, model=self.prices.model)
 
     def _placed(self, candidate: Candidate) -> Plan:
         if candidate.key not in self.plans:
@@ -94,7 +99,12 @@ class Trial:
         return self.plans[candidate.key]
 
 
-def _runner_ups(played: Sequence[tuple[Candidate, float]], seconds: float) -> Iterator[RunnerUp]:
+def _exact_seconds(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> float:
+    is_small = len(plan.devices) * plan.num_micro_batches <= _SMALL
+    return iteration_seconds(plan, chain, cluster, model, whole=is_small)
+
+
+def _runner_ups(played: Sequence[tuple[Candidate, float]]) -> Iterator[RunnerUp]:
     """The first few that look different from the winner and from each other, with why they lost."""
     winner, best = played[0]
     told = {repr(winner)}
@@ -105,7 +115,7 @@ def _runner_ups(played: Sequence[tuple[Candidate, float]], seconds: float) -> It
         told.add(description)
         yield RunnerUp(
             description=description,
-            iteration_seconds=max(seconds, time * seconds / best),
+            iteration_seconds=time,
             reason=why_slower(loser, time, winner, best),
         )
         if len(told) > _MOST_RUNNER_UPS:

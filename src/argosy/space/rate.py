@@ -19,7 +19,7 @@ Where stages take u devices of a pool at least, and sequences are not cut, a sta
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -29,12 +29,23 @@ from argosy.space.price import Prices, shares, widest
 
 def throughput_bound(prices: Prices, micro_batch: int, units: Vector | None = None) -> float:
     """(2): the least seconds per micro-batch; with (3) for stages of so many devices at least."""
+    return period(pool_rates(prices, micro_batch, units), [pool.count for pool in prices.pools])
+
+
+def period(rates: Sequence[float], counts: Sequence[int]) -> float:
+    """(2) for so many devices of each pool."""
+    total = sum(count * rate for count, rate in zip(counts, rates, strict=True))
+    return 1 / total if total else math.inf
+
+
+def pool_rates(prices: Prices, micro_batch: int, units: Vector | None = None) -> list[float]:
+    """(1) per pool."""
     layers = prices.chain.layers
     weight = np.array([layer.forward_flop + layer.backward_flop for layer in layers])
     if not weight.sum():
         weight = np.array([float(layer.parameters) for layer in layers])
     share = shares(weight)
-    total = 0.0
+    found = []
     for pool in prices.pools:
         best = 0.0
         for width in node_widths(pool, widest(layers)):
@@ -48,8 +59,8 @@ def throughput_bound(prices: Prices, micro_batch: int, units: Vector | None = No
                     seconds = np.where(seconds > 0, seconds, np.inf)
                 rates = share * samples / seconds
                 best = max(best, float(rates.max()) / (micro_batch * width))
-        total += pool.count * best
-    return 1 / total if total else math.inf
+        found.append(best)
+    return found
 
 
 def _sizes(prices: Prices, pool: int, width: int, most: int) -> Iterable[int]:

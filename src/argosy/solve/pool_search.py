@@ -1,0 +1,387 @@
+"""The search over all plans on some pools: shapes, units of devices, levels.
+
+    (1)  For every way to cut the global batch into micro-batches (a ``Shape``) the options of a stage are priced
+         (``space.enumerate``), and what cannot win is removed (``space.prune``).
+    (2)  Suffix programmes bound every plan of a shape (``solve.bounds``). Shapes are taken in the order of a first,
+         cheap bound on throughput; a second one (``solve.reach``) says which need no programme.
+    (3)  Level 1 (``quick``) judges the plans that the bounds lead to and improves the best by small moves. It takes
+         the first units that have a plan, and finer ones while there are few of them; of a long chain it looks at some
+         of the cuts (``solve.grid``).
+    (4)  Level 2 (``prove``) starts from the plan of level 1 and goes on best-first, from coarse to fine units, until
+         the gap between the best plan and the least open bound is small enough or time is up.
+    (5)  The exact engine plays whatever is best (``solve.verdict``): a plan that was only judged is never the answer,
+         and never closes anything in the certificate.
+
+So a plan of level 2 is never slower than that of level 1, and the gap that is shown while searching is the gap that
+the certificate states if the search ends there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from argosy.cluster.lasting import at_time_zero
+from argosy.cluster.topology import Cluster
+from argosy.cost.compute import ComputeModel
+from argosy.errors import NothingFitsError
+from argosy.plan.plan import Plan, Search
+from argosy.solve.beside import with_uniform
+from argosy.solve.budget import Budget
+from argosy.solve.candidate import Candidate, diverse, single_stages
+from argosy.solve.feasible import batch_shapes, find_fit, is_quick
+from argosy.solve.frontier import Branch
+from argosy.solve.grid import all_cuts, coarse_cuts
+from argosy.solve.incumbents import Incumbents
+from argosy.solve.judge import Judge
+from argosy.solve.kinds import ground_of
+from argosy.solve.menu import Menu
+from argosy.solve.pipeline import PlanSearch
+from argosy.solve.reach import Reach
+from argosy.solve.settings import Progress, Settings, allowed, search_scope
+from argosy.solve.shape import MOST_STAGES, Shape, estimated, hoped
+from argosy.solve.unmeasured import why_no_plan
+from argosy.solve.verdict import Trial, certify
+from argosy.space.enumerate import Scope, Shared, only_runnable, stage_options, stage_parts, with_splits
+from argosy.space.granularity import granularities
+from argosy.space.option import Option, Vector, whole_seconds
+from argosy.space.pool import Pool, able_pools
+from argosy.space.price import Prices
+from argosy.space.prune import Counters
+from argosy.space.rate import throughput_bound
+from argosy.workload.chain import Chain
+
+_AIM = 0.9
+"""A search stops at this share of the gap that it may leave, and dominance may be wrong by the rest."""
+_STEPS = 64
+"""Steps of the search of one branch before the branch with the least bound is looked up again."""
+_NEAR = 1.15
+"""A first plan is looked for below this times the bound of its shape."""
+_CLOSE = 1.02
+"""Level 1 closes a shape of a large cluster whose lower bound is within 2 % of the best plan."""
+_MISLED = 1.02
+"""Level 1 searches again if the exact engine finds its best plan slower than judged by more than this factor."""
+_TASKS = 1_500
+"""Tasks of the finalists that the exact engine plays on level 1."""
+_FEW_DEVICES = 8
+"""Up to so many devices level 1 closes no shape by ``_CLOSE``."""
+_FEW_STATES = 128
+"""Level 1 searches finer units, and proves, while the vectors of units that can be left are no more than this."""
+_QUICK_ROUNDS = 24
+"""Rounds of ``_STEPS`` steps that level 1 spends on a proof."""
+
+
+class PoolSearch:
+    """All plans on some pools of a cluster; ``run`` returns the best."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        cluster: Cluster,
+        global_batch: int,
+        settings: Settings,
+        model: ComputeModel,
+        pools: tuple[Pool, ...] | None = None,
+    ) -> None:
+        self.chain = chain
+        self.cluster = cluster
+        self.global_batch = global_batch
+        self.settings = settings
+        self.model = model
+        self.level = 1
+        """Of what is going on."""
+        self.budget = Budget(settings.time_budget, settings.memory_budget)
+        self.pools = pools or able_pools(chain, cluster, model)
+        if not self.pools:
+            lost = all(device.speed.at(0) == 0 for device in cluster.devices)
+            why = "is there at time 0" if lost else f"has {chain.dtype}, the dtype of {chain.name}"
+            raise NothingFitsError(f"no device of {cluster!r} {why}")
+        self.prices = Prices(chain, self.pools, model)
+        self.counters = Counters()
+        self.calm = at_time_zero(cluster)
+        trial = Trial(self.prices, cluster, self.calm, self._played_scope, settings.executor)
+        self.incumbents = Incumbents(Judge(self.prices, cluster), trial)
+        self.interrupted = False
+        self.left_open = math.inf
+        """The least bound of what the search of these units has not looked at."""
+        self.branches: list[Branch] = []
+        self.units = self.settings.units or next(iter(granularities(self.pools)))
+
+    def run(self) -> Plan:
+        """The best plan, with its certificate."""
+        self.quick()
+        bound = self.bound
+        if self.settings.level > 1 and not self.interrupted:
+            bound = self.prove()
+        return self.finish(bound)
+
+    def quick(self) -> None:
+        """Level 1: leaves the best plan among the incumbents, played."""
+        self.level = 1
+        self._search_levels()
+        if not self.incumbents.found:
+            raise NothingFitsError(why_no_plan(self.prices, self.cluster, self.global_batch, self.settings))
+        self._play_beside()
+
+    def prove(self) -> float:
+        """Level 2: improves on level 1; what no plan in the scope can beat."""
+        self.level = 2
+        self._search_levels()
+        return self.bound
+
+    @property
+    def _levels(self) -> list[Vector]:
+        return [self.settings.units] if self.settings.units else list(granularities(self.pools))
+
+    def _search_levels(self) -> None:
+        """All granularities, or as many as the level takes."""
+        has_plan = self.level > 1
+        for units in self._levels:
+            if units != self._levels[0] and not has_plan and not self._may_fit(units):
+                continue
+            if has_plan and units != self._levels[0] and not self._refines(units):
+                break
+            try:
+                self._search(units)
+            except KeyboardInterrupt:
+                if not self.incumbents.found or not self.settings.ends_early:
+                    raise
+                self.interrupted = True
+                self.left_open = self.free_bound
+            has_plan = bool(self.incumbents.found)
+            if self.interrupted or (has_plan and self.budget.is_spent):
+                break
+
+    def _refines(self, units: Vector) -> bool:
+        """Whether these units are searched though coarser ones have a plan."""
+        return self.level > 1 or self._has_few_states(units)
+
+    def _has_few_states(self, units: Vector) -> bool:
+        counts = self._scope(units).counts(self.pools)
+        return math.prod(count + 1 for count in counts) <= _FEW_STATES
+
+    def _may_fit(self, units: Vector) -> bool:
+        """Where a coarser granularity has no plan: whether it is worth looking at a finer one."""
+        scope = self._scope(units)
+        if not is_quick(scope.counts(self.pools)):
+            return True
+        shapes = batch_shapes(self.global_batch, self.settings.schedules)
+        return find_fit(self.prices, shapes, scope) is not None
+
+    def _shapes(self, scope: Scope) -> list[tuple[float, Shape]]:
+        """Every way to cut the global batch with its throughput bound, most promising first: a pipeline of a few stages
+        takes so many micro-batches longer to fill and drain."""
+        units = scope.units if scope.context == (1,) else None
+        shapes = [
+            (shape.num_micro_batches * throughput_bound(self.prices, shape.micro_batch_size, units), shape)
+            for shape in batch_shapes(self.global_batch, self.settings.schedules)
+        ]
+        return sorted(shapes, key=lambda item: (estimated(*item), -item[1].num_micro_batches))
+
+    @cached_property
+    def free_bound(self) -> float:
+        """No plan at all is faster, whatever its granularity and whatever was or was not looked at."""
+        shapes = batch_shapes(self.global_batch, self.settings.schedules)
+        bounds = (s.num_micro_batches * throughput_bound(self.prices, s.micro_batch_size) for s in shapes)
+        return min(bounds, default=math.inf)
+
+    @property
+    def bound(self) -> float:
+        """No plan in the scope of the units that were searched last is faster."""
+        bounds = (branch.bound - self.slack for branch in self.branches)
+        return min([self.incumbents.best, self.left_open, self.incumbents.least_suspect, *bounds])
+
+    @property
+    def _is_quick(self) -> bool:
+        """On level 1 of a large cluster, shapes whose plans would have to be far better than usual are left open, with
+        a bound that the certificate counts."""
+        return self.level == 1 and self.settings.prune and sum(pool.count for pool in self.pools) > _FEW_DEVICES
+
+    def _hardly_pays(self, bound: float, shape: Shape) -> bool:
+        """Whether a pipeline does; without one a shape is looked at in any case."""
+        return self._is_quick and estimated(bound, shape) > 1.1 * self.incumbents.best
+
+    def _scope(self, units: Vector) -> Scope:
+        settings = replace(self.settings, level=self.level)
+        return with_splits(search_scope(settings, self.pools, units), self.prices)
+
+    @property
+    def _played_scope(self) -> Scope:
+        """What may be played beside the finalists, whatever the units."""
+        scope = allowed(Scope(units=(1,) * len(self.pools)), self.settings)
+        return only_runnable(scope) if self.settings.runnable else scope
+
+    def _search(self, units: Vector) -> None:
+        """One granularity."""
+        for _ in range(3):
+            judged = self._look(units)
+            self.incumbents.confirm()
+            if self.level > 1 or self.incumbents.best <= judged * _MISLED:
+                break  # what was closed while the best plan was thought to be faster may be opened again
+        if self.level > 1 or not self.settings.prune:
+            self._prove(math.inf)
+        elif self._has_few_states(units) and all(branch.search.menu.grid.loose is None for branch in self.branches):
+            self._prove(_QUICK_ROUNDS)
+
+    def _look(self, units: Vector) -> float:
+        """Open every shape that may have a better plan; the time of the best plan as judged meanwhile."""
+        scope = self._scope(units)
+        self.units, self.branches, self.left_open = units, [], math.inf
+        counts, ground = scope.counts(self.pools), ground_of(self.cluster, self.pools, units)
+        proves = self.level > 1 or not self.settings.prune
+        grid = all_cuts(self.prices) if proves else coarse_cuts(self.prices)
+        menus: dict[int, dict[Vector, list[Option]]] = {}
+        for bound, shape in self._shapes(scope):
+            if self.settings.prune and bound >= self._goal:
+                self._leave(bound)
+                continue
+            if self.incumbents.found and self.budget.is_spent:
+                self.left_open = min(self.left_open, bound)
+                continue
+            is_alone = self._hardly_pays(bound, shape)
+            taken = replace(scope, units=tuple(pool.count for pool in self.pools)) if is_alone else scope
+            parts = stage_parts(self.prices, shape.micro_batch_size, taken, self.counters)
+            if self.settings.prune and not is_alone:
+                bound = self._reach(parts, shape, counts, bound)
+                if bound >= self._goal or (self._is_quick and bound * _CLOSE >= self.incumbents.best):
+                    self._leave(bound)
+                    continue
+            if is_alone:
+                parts = self._quick_enough(parts, shape)
+            options = stage_options(self.prices, shape.micro_batch_size, taken, self.counters, parts)
+            menus[shape.micro_batch_size] = options
+            if is_alone:
+                self.left_open = min(self.left_open, bound)
+                alone = single_stages(self.prices, shape, options, self.incumbents.best)
+                self.incumbents.keep(shape, list(alone), taken.units)
+            if is_alone or not options:
+                continue
+            menu = Menu(self.prices, options, shape, ground, grid)
+            self.branches.append(self._first_look(menu, counts, bound, units))
+            if self.level > 1:
+                self.incumbents.confirm()
+                self._report()
+        if self.incumbents.found and self.incumbents.found[0].units == units:
+            options = menus.get(self.incumbents.found[0].shape.micro_batch_size, {})
+            self.incumbents.improve(self.incumbents.found[0], options)
+        return self.incumbents.best
+
+    def _leave(self, bound: float) -> None:
+        self.counters.add("bound")
+        self.left_open = min(self.left_open, bound)
+
+    @property
+    def slack(self) -> float:
+        """Seconds by which dominance may be wrong, a fraction of the gap that is looked for."""
+        is_used = self.level > 1 and self.settings.prune
+        return (1 - _AIM) * self.settings.gap * self.free_bound if is_used else 0.0
+
+    @property
+    def _goal(self) -> float:
+        """Plans that are no faster need not be looked at."""
+        return self.incumbents.best / (1 + (_AIM * self.settings.gap if self.level > 1 else 0.0))
+
+    def _quick_enough(self, parts: Mapping[Vector, Sequence[Shared]], shape: Shape) -> dict[Vector, list[Shared]]:
+        """What a single stage need not do without: its computing alone takes less than the best plan."""
+        most = self.incumbents.best / shape.num_micro_batches
+        return {
+            vector: [one for one in each if whole_seconds(self.prices, *one) < most] for vector, each in parts.items()
+        }
+
+    def _reach(self, parts: Mapping[Vector, Sequence[Shared]], shape: Shape, counts: Vector, bound: float) -> float:
+        """A better bound of a shape, as far as it matters."""
+        ways = {vector: list(dict.fromkeys(each for each, _ in shared)) for vector, shared in parts.items()}
+        most = min(self._goal, hoped(bound, shape))
+        return Reach(self.prices, shape, ways, counts).least(bound, most) if most > bound else bound
+
+    def _first_look(self, menu: Menu, counts: Vector, bound: float, units: Vector) -> Branch:
+        """The search of a shape, with the plans that its bounds lead to at once. As long as there is no plan to beat,
+        only those near the bound, which takes less time; where there are none, all of them."""
+        hopes = (_NEAR * bound, hoped(bound, menu.shape)) if not self.incumbents.found else ()
+        for hope in (*hopes, math.inf):
+            branch = self._open(menu, counts, min(self.incumbents.best, hope), units)
+            if self.incumbents.best <= branch.search.upper:
+                break  # what the tables left out cannot win
+        return branch
+
+    def _open(self, menu: Menu, counts: Vector, upper: float, units: Vector) -> Branch:
+        most_stages = min(sum(counts), MOST_STAGES)
+        upper = upper if self.settings.prune else math.inf
+        search = PlanSearch(menu, counts, most_stages, upper, slack=None, only_kind=False)
+        self.incumbents.settle(menu.shape, list(search.descend(self.incumbents.best)), units, menu.grid.bundle)
+        return Branch(search=search, counts=counts, most_stages=most_stages)
+
+    def _prove(self, most_rounds: float) -> None:
+        """Best-first over all shapes, until the gap is small enough."""
+        rounds = 0
+        while rounds < most_rounds and not self.budget.is_spent:
+            rounds += 1
+            self.incumbents.confirm()
+            branch = min(self.branches, key=lambda one: one.bound, default=None)
+            least = branch.bound if branch is not None else math.inf
+            goal = self._goal + self.slack
+            self._report()
+            if min(least, self.incumbents.least_suspect + self.slack) >= goal:
+                return
+            if self.incumbents.least_suspect + self.slack <= least:
+                self.incumbents.clear_suspect()
+            elif branch is not None and branch.is_whole:
+                self._split(branch)
+            elif branch is not None:
+                self._advance(branch, goal)
+
+    def _split(self, branch: Branch) -> None:
+        upper = self.incumbents.best if self.settings.prune else math.inf
+        self.branches.remove(branch)
+        for part in branch.split(upper, self.slack if self.settings.prune else None):
+            self.branches.append(part)
+            plans = list(part.search.descend(self.incumbents.best))
+            self.incumbents.keep(part.search.shape, plans, self.units)
+
+    def _advance(self, branch: Branch, goal: float) -> None:
+        upper = self.incumbents.best if self.settings.prune else math.inf
+        shape = branch.search.shape
+        plans = branch.search.advance(upper, goal, _STEPS)
+        dived = branch.search.dive(upper)
+        self.incumbents.keep(shape, [plan for _, plan in plans] + ([dived] if dived else []), self.units)
+        self.incumbents.suspect(shape, plans, self.units)
+
+    def _report(self) -> None:
+        if self.settings.progress is not None:
+            state = Progress(seconds=self.incumbents.best, bound=self.bound, candidates=self.incumbents.judge.judged)
+            self.settings.progress(state)
+
+    def _finalists(self) -> list[Candidate]:
+        """As many as the exact engine plays in a fraction of the search."""
+        found = self.incumbents.found
+        tasks = 4 * len(found[0].plan) * found[0].shape.num_micro_batches
+        most = max(1, _TASKS // tasks) if self.level == 1 else max(4, 20 * _TASKS // tasks)
+        return diverse(found, min(most, 8))
+
+    def _play_beside(self) -> None:
+        """Play the finalists, and what a careful person would write down (``solve.beside``)."""
+        trial = self.incumbents.trial
+        verdict = trial.decide(self._finalists())
+        if self.settings.units is None or self.settings.replicas is not None:
+            shapes = list(batch_shapes(self.global_batch, self.settings.schedules))
+            verdict = with_uniform(verdict, trial, self.incumbents.judge, shapes, 12 * _TASKS)
+        self.incumbents.add(verdict.winner)
+
+    def finish(self, bound: float) -> Plan:
+        """The best plan that was played, with its certificate."""
+        self.incumbents.confirm()
+        verdict = self.incumbents.trial.decide(self._finalists())
+        scope, bounds = self._scope(self.units), (bound, self.free_bound)
+        plan = certify(verdict, self.incumbents.found, bounds, self.prices, scope, self.cluster)
+        search = Search(
+            cpu_seconds=self.budget.seconds,
+            candidates=self.incumbents.judge.judged,
+            pruned=tuple(sorted(self.counters.removed.items())),
+        )
+        return replace(plan, search=search)
+
+    def good_candidates(self, most: int) -> Iterator[Candidate]:
+        """Plans of different sorts, the best first."""
+        yield from diverse(self.incumbents.found, most)
