@@ -18,15 +18,17 @@ in the exact engine.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.plan.plan import Plan
-from argosy.schedule import ActionKind, ScheduleKind
+from argosy.schedule import ActionKind, ScheduleKind, ScheduleSpec
 from argosy.sim.constant import orders_of
 from argosy.sim.fairshare import max_min_rates
 from argosy.sim.fold import Folder, FoldedLinks
@@ -40,13 +42,8 @@ _COMPUTED, _FLOW_LEFT, _ARRIVED = range(3)
 
 def folded_seconds(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None) -> float | None:
     """The time of one iteration; None for what is not played here."""
-    model = model or ComputeModel()
-    if model.blocking or plan.schedule.kind is ScheduleKind.INTERLEAVED:
-        return None
-    if any(stage.context > 1 or stage.expert > 1 for stage in plan.stages):
-        return None
-    parts = _Builder(plan, chain, cluster, model).built()
-    return _Play(parts).run() if parts is not None else None
+    folded = FoldedPlan(plan, chain, cluster, model or ComputeModel())
+    return folded.seconds(plan.schedule) if folded.is_playable else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,86 +67,72 @@ class _Message:
     """1 for a gradient."""
 
 
-@dataclass(kw_only=True)
-class _Parts:
-    """A folded plan as ``_Play`` needs it."""
+class FoldedPlan(Folder):
+    """A folded plan, taken apart once to be timed under several schedules."""
 
-    orders: list[list[tuple[int, int]]]
-    """Per stage, kind and micro-batch of its actions."""
-    num_micro_batches: int
-    stage_of: list[int]
-    """Per bundle."""
-    seconds: list[tuple[float, ...]]
-    """Per bundle and kind of action."""
-    updates: list[float]
-    capacity: list[float]
-    """Per link, bytes/s."""
-    messages: list[_Message] = field(default_factory=list)
-    sends: tuple[list[list[int]], list[list[int]]] = ([], [])
-    """Per bundle, the messages that a forward sends on, and those that a backward sends back."""
-    waits: tuple[list[int], list[int]] = ([], [])
-    """Per bundle, how many messages a forward waits for, and a backward."""
-    exchanges: dict[int, int] = field(default_factory=dict)
-    """Per stage under ZeRO 2 or 3, the message that passes its weights around once."""
-    zero: list[int]
-    groups: list[tuple[tuple[int, ...], int]] = field(default_factory=list)
-    """Stages that sum gradients together, and the message by which they do."""
-
-
-class _Builder(Folder):
-    """Takes a folded plan apart."""
-
-    def built(self) -> _Parts | None:
-        """None if a device or a link of the plan changes."""
-        self.folded_links = FoldedLinks(self.real)
-        plan, count = self.plan, self.plan.num_micro_batches
-        speeds = [self.real.device(bundle.devices[0]).speed.at(0) for bundle in self.bundles]
-        each = [member for _, member in sorted(self.members.items())]
-        parts = _Parts(
-            orders=[
-                [(_KINDS.index(kind), index) for _, kind, index in order]
-                for order in orders_of(plan.schedule, len(plan.stages), count)
-            ],
-            num_micro_batches=count,
-            stage_of=[bundle.stage for bundle in self.bundles],
-            seconds=[
-                tuple(_over(member.of(kind)[0], speed) for kind in _KINDS)
-                for member, speed in zip(each, speeds, strict=True)
-            ],
-            updates=[_over(self._bundle_update(at), speed) for at, speed in enumerate(speeds)],
-            capacity=[],
-            sends=([[] for _ in self.bundles], [[] for _ in self.bundles]),
-            waits=([0] * len(self.bundles), [0] * len(self.bundles)),
-            zero=[stage.zero if holders > 1 else 0 for stage, holders in zip(plan.stages, self.num_holders, strict=True)],
-        )
-        for stage in range(len(plan.stages) - 1):
-            layer = plan.stages[stage].end - 1
-            self._add_channels(parts, stage, stage + 1, layer)
-            self._add_channels(parts, stage + 1, stage, layer)
-        for stage, zero in enumerate(parts.zero):
-            if zero >= 2:
-                parts.exchanges[stage] = self._add_message(parts, *self._weights_around((stage,), 1))
-        for stages, parameters, times in self._gradient_groups():
-            flows, rounds = self._weights_around(stages, times, parameters)
-            parts.groups.append((stages, self._add_message(parts, flows, rounds)))
-        if not self._is_constant:
-            return None
-        parts.capacity = [link.bandwidth.at(0) for link in self.folded_links.links]
-        return parts
+    def __init__(self, plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> None:
+        super().__init__(plan, chain, cluster, model)
+        self.folded_links = FoldedLinks(cluster)
+        self.stage_of = [bundle.stage for bundle in self.bundles]
+        self.bundles_of: list[list[int]] = [[] for _ in plan.stages]
+        for number, stage in enumerate(self.stage_of):
+            self.bundles_of[stage].append(number)
+        speeds = [cluster.device(bundle.devices[0]).speed.at(0) for bundle in self.bundles]
+        members = [member for _, member in sorted(self.members.items())]
+        self.action_seconds = [
+            tuple(_over(member.of(kind)[0], speed) for kind in _KINDS)
+            for member, speed in zip(members, speeds, strict=True)
+        ]
+        """Per bundle and kind of action."""
+        self.update = [_over(self._bundle_update(number), speed) for number, speed in enumerate(speeds)]
+        """Per bundle, in seconds."""
+        self.messages: list[_Message] = []
+        self.sends: tuple[list[list[int]], list[list[int]]] = ([[] for _ in speeds], [[] for _ in speeds])
+        """Per bundle, the messages that a forward sends on, and those that a backward sends back."""
+        self.waits = ([0] * len(speeds), [0] * len(speeds))
+        """Per bundle, how many messages a forward waits for, and a backward."""
+        for stage, (one, _) in enumerate(itertools.pairwise(plan.stages)):
+            self._add_channels(stage, stage + 1, one.end - 1)
+            self._add_channels(stage + 1, stage, one.end - 1)
+        self.zero = [
+            stage.zero if holders > 1 else 0 for stage, holders in zip(plan.stages, self.num_holders, strict=True)
+        ]
+        self.exchanges = {
+            stage: self._add_message(*self._weights_around((stage,), 1))
+            for stage, zero in enumerate(self.zero)
+            if zero >= 2
+        }
+        """Per stage under ZeRO 2 or 3, the message that passes its weights around once."""
+        self.groups = [
+            (stages, self._add_message(*self._weights_around(stages, times, parameters)))
+            for stages, parameters, times in self._gradient_groups()
+        ]
+        """Stages that sum gradients together, and the message by which they do."""
+        capacity = [link.bandwidth.at(0) for link in self.folded_links.links]
+        self.network = _Network(self.messages, capacity)
 
     @property
-    def _is_constant(self) -> bool:
+    def is_playable(self) -> bool:
+        """Whether ``seconds`` plays all that the plan does, on devices and links that do not change."""
+        if self.model.blocking or self.plan.schedule.kind is ScheduleKind.INTERLEAVED:
+            return False
+        if any(stage.context > 1 or stage.expert > 1 for stage in self.whole.stages):
+            return False
         traces = [self.real.device(bundle.devices[0]).speed for bundle in self.bundles]
         traces += [trace for link in self.folded_links.links for trace in (link.bandwidth, link.latency)]
         return all(trace.is_constant for trace in traces)
 
-    def _add_channels(self, parts: _Parts, source_stage: int, target_stage: int, layer: int) -> None:
+    def seconds(self, schedule: ScheduleSpec) -> float:
+        """The time of one iteration under a schedule; infinite if it never ends."""
+        return _Play(self, _orders(schedule, len(self.plan.stages), self.plan.num_micro_batches)).run()
+
+    def _add_channels(self, source_stage: int, target_stage: int, layer: int) -> None:
         direction = int(target_stage < source_stage)
         for source, target, _, flows in self._handed(source_stage, target_stage, layer):
-            parts.sends[direction][source].append(self._add_message(parts, flows, 1, target, direction))
-            parts.waits[direction][target] += 1
+            self.sends[direction][source].append(self._add_message(flows, 1, target, direction))
+            self.waits[direction][target] += 1
 
-    def _add_message(self, parts: _Parts, flows: Sequence[Flow], rounds: int, target: int = -1, direction: int = 0) -> int:
+    def _add_message(self, flows: Sequence[Flow], rounds: int, target: int = -1, direction: int = 0) -> int:
         lanes = []
         for flow in flows:
             bundle = self.bundles[flow.source]
@@ -160,8 +143,15 @@ class _Builder(Folder):
             assert route is not None, "what is sent has a way"
             latency = sum(self.folded_links.links[link].latency.at(0) for link in route.links)
             lanes.append(_Lane(route.links, flow.bytes, rounds * latency))
-        parts.messages.append(_Message(tuple(lanes), target, direction))
-        return len(parts.messages) - 1
+        self.messages.append(_Message(tuple(lanes), target, direction))
+        return len(self.messages) - 1
+
+
+@lru_cache(maxsize=256)
+def _orders(schedule: ScheduleSpec, num_stages: int, num_micro_batches: int) -> list[list[tuple[int, int]]]:
+    """Per stage, kind and micro-batch of its actions."""
+    orders = orders_of(schedule, num_stages, num_micro_batches)
+    return [[(_KINDS.index(kind), index) for _, kind, index in order] for order in orders]
 
 
 def _over(seconds: float, speed: float) -> float:
@@ -185,11 +175,21 @@ class _Network:
             for lane in lanes
         ]
         """Per flow, its rate if no other ever uses its links; else 0."""
+        self.first_flow = [*itertools.accumulate((len(message.lanes) for message in messages), initial=0)]
+        """Per message, the number of its first flow; the others follow."""
+        self.is_alone = [
+            all(self.alone[self.first_flow[number] : self.first_flow[number + 1]]) for number in range(len(messages))
+        ]
+        """Per message, whether it has all its links to itself."""
+        self.rates: dict[int, list[tuple[int, float]]] = {}
+        """Per set of flows under way, their rates."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Take everything off the network."""
         self.under_way: dict[int, list[float]] = {}
         """Per flow: bytes left at a moment, that moment, the rate since, and the end that follows."""
         self.mask = 0
-        self.rates: dict[int, list[tuple[int, float]]] = {}
-        """Per set of flows under way, their rates."""
         self.is_changed = False
         self.next_end = math.inf
         self.next_flow = -1
@@ -236,62 +236,46 @@ class _Network:
 class _Play:
     """Everything that is under way in one iteration."""
 
-    def __init__(self, parts: _Parts) -> None:
+    def __init__(self, parts: FoldedPlan, orders: list[list[tuple[int, int]]]) -> None:
         self.parts = parts
-        self.network = _Network(parts.messages, parts.capacity)
-        self.first_flow = [0] * len(parts.messages)
-        """Per message, the number of its first flow; the others follow."""
-        at = 0
-        for number, message in enumerate(parts.messages):
-            self.first_flow[number] = at
-            at += len(message.lanes)
-        alone = self.network.alone
-        self.has_links = [
-            all(alone[first + offset] > 0 for offset in range(len(message.lanes)))
-            for first, message in zip(self.first_flow, parts.messages, strict=True)
-        ]
-        """Per message, whether it has all its links to itself."""
+        self.orders = orders
+        self.network = parts.network
+        self.network.clear()
+        self.messages = parts.messages
         self.now = 0.0
         self.end = 0.0
         self.heap: list[tuple[float, int, int, int, int]] = []
         self.number = 0
-        num_bundles, count = len(parts.stage_of), parts.num_micro_batches
+        num_bundles, num_messages, count = len(parts.stage_of), len(parts.messages), parts.plan.num_micro_batches
         self.position = [0] * num_bundles
         self.is_busy = [False] * num_bundles
         self.missing = tuple([[need] * count for need in needs] for needs in parts.waits)
         """Per direction, bundle and micro-batch, messages that have not arrived."""
-        self.members: list[list[int]] = [[] for _ in parts.orders]
-        for bundle, stage in enumerate(parts.stage_of):
-            self.members[stage].append(bundle)
-        self.free_at = [0.0] * len(parts.messages)
+        self.free_at = [0.0] * num_messages
         """Per message that has its links to itself, when its channel is free."""
-        self.queues: list[deque[int]] = [deque() for _ in parts.messages]
-        self.carrying = [-1] * len(parts.messages)
+        self.queues: list[deque[int]] = [deque() for _ in range(num_messages)]
+        self.carrying = [-1] * num_messages
         """Per channel, the micro-batch under way."""
-        self.flows_left = [0] * len(parts.messages)
-        self.arrival = [0.0] * len(parts.messages)
+        self.flows_left = [0] * num_messages
+        self.arrival = [0.0] * num_messages
         self.chains = {stage: self._chain(stage) for stage in parts.exchanges}
         self.num_exchanged = dict.fromkeys(parts.exchanges, 0)
         self.num_begun = dict.fromkeys(parts.exchanges, 0)
         self.num_gathered = {stage: 0 for stage in parts.exchanges if parts.zero[stage] == 3}
         """Per stage under ZeRO 3, the number of actions whose weights have been gathered."""
-        self.group_messages = {message for _, message in parts.groups}
-        self.stages_of = {message: stages for stages, message in parts.groups}
-        """Per collective."""
-        self.stages_of |= {message: (stage,) for stage, message in parts.exchanges.items()}
         self.stages_left = [set(stages) for stages, _ in parts.groups]
         self.groups_left = [0] * num_bundles
         for stages, _ in parts.groups:
             for stage in stages:
-                for bundle in self.members[stage]:
+                for bundle in parts.bundles_of[stage]:
                     self.groups_left[bundle] += 1
-        self.bundles_left = [len(members) for members in self.members]
+        self.bundles_left = [len(members) for members in parts.bundles_of]
 
     def _chain(self, stage: int) -> list[tuple[int, int]]:
         """(3): per exchange, how many actions of the stage must be over, and the action that waits for it or -1."""
         chain = []
         zero = self.parts.zero[stage]
-        for at, (kind, _) in enumerate(self.parts.orders[stage]):
+        for at, (kind, _) in enumerate(self.orders[stage]):
             if zero == 3 and kind != _WEIGHT:
                 chain.append((max(0, at - 1), at))
             if kind in (_BACKWARD, _WEIGHT):
@@ -332,7 +316,7 @@ class _Play:
     def _try(self, bundle: int) -> None:
         """(1)"""
         at, stage = self.position[bundle], self.parts.stage_of[bundle]
-        order = self.parts.orders[stage]
+        order = self.orders[stage]
         if self.is_busy[bundle] or at == len(order):
             return
         kind, index = order[at]
@@ -341,11 +325,11 @@ class _Play:
         if kind != _WEIGHT and self.num_gathered.get(stage, at + 1) <= at:
             return
         self.is_busy[bundle] = True
-        self._at(self.now + self.parts.seconds[bundle][kind], _COMPUTED, bundle)
+        self._at(self.now + self.parts.action_seconds[bundle][kind], _COMPUTED, bundle)
 
     def _computed(self, bundle: int) -> None:
         at, stage = self.position[bundle], self.parts.stage_of[bundle]
-        order = self.parts.orders[stage]
+        order = self.orders[stage]
         kind, index = order[at]
         self.is_busy[bundle] = False
         self.position[bundle] = at + 1
@@ -364,10 +348,10 @@ class _Play:
 
     def _send(self, message: int, index: int) -> None:
         """(2)"""
-        if self.has_links[message]:
+        if self.network.is_alone[message]:
             start = max(self.now, self.free_at[message])
             left = arrival = start
-            for flow, lane in enumerate(self.parts.messages[message].lanes, self.first_flow[message]):
+            for flow, lane in enumerate(self.messages[message].lanes, self.network.first_flow[message]):
                 end = start + lane.bytes / self.network.alone[flow]
                 left = max(left, end)
                 arrival = max(arrival, end + lane.latency)
@@ -380,10 +364,10 @@ class _Play:
 
     def _begin(self, message: int, index: int) -> None:
         self.carrying[message] = index
-        lanes = self.parts.messages[message].lanes
+        lanes = self.messages[message].lanes
         self.flows_left[message] = len(lanes)
         self.arrival[message] = self.now
-        for flow, lane in enumerate(lanes, self.first_flow[message]):
+        for flow, lane in enumerate(lanes, self.network.first_flow[message]):
             if not lane.bytes:
                 self._flow_left(flow)
             elif self.network.alone[flow]:
@@ -402,7 +386,7 @@ class _Play:
                 self._begin(message, self.queues[message].popleft())
 
     def _arrived(self, message: int, index: int) -> None:
-        sent = self.parts.messages[message]
+        sent = self.messages[message]
         if sent.target < 0:
             self._collected(message)
             return
@@ -412,12 +396,13 @@ class _Play:
             self._try(sent.target)
 
     def _collected(self, message: int) -> None:
-        stages = self.stages_of[message]
-        if message not in self.group_messages:
-            self._exchanged(stages[0])
-            return
+        for stage, exchange in self.parts.exchanges.items():
+            if exchange == message:
+                self._exchanged(stage)
+                return
+        stages = next(stages for stages, group in self.parts.groups if group == message)
         for stage in stages:
-            for bundle in self.members[stage]:
+            for bundle in self.parts.bundles_of[stage]:
                 self.groups_left[bundle] -= 1
                 self._finish(bundle)
 
@@ -426,7 +411,7 @@ class _Play:
         begun, chain = self.num_begun[stage], self.chains[stage]
         if begun > self.num_exchanged[stage] or begun == len(chain):
             return
-        if min(self.position[bundle] for bundle in self.members[stage]) >= chain[begun][0]:
+        if min(self.position[bundle] for bundle in self.parts.bundles_of[stage]) >= chain[begun][0]:
             self.num_begun[stage] += 1
             self._send(self.parts.exchanges[stage], 0)
 
@@ -436,7 +421,7 @@ class _Play:
         self.num_exchanged[stage] += 1
         if action >= 0:
             self.num_gathered[stage] = action + 1
-            for bundle in self.members[stage]:
+            for bundle in self.parts.bundles_of[stage]:
                 self._try(bundle)
         self._exchange(stage)
         if self.num_exchanged[stage] == len(chain):
@@ -452,4 +437,4 @@ class _Play:
 
     def _finish(self, bundle: int) -> None:
         if not self.groups_left[bundle]:
-            self.end = max(self.end, self.now + self.parts.updates[bundle])
+            self.end = max(self.end, self.now + self.parts.update[bundle])
