@@ -25,8 +25,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from argosy.cluster.topology import Cluster
-from argosy.space.option import Option
-from argosy.space.place import Places
+from argosy.space.option import Option, Part
+from argosy.space.place import Places, row_places
 from argosy.space.pool import Pool
 
 Load = tuple[int, float]
@@ -62,6 +62,8 @@ class _Bundle:
 class Wiring:
     """The loads of all plans whose stages have the same parts."""
 
+    number: int
+    """Tells wirings apart."""
     num_links: int
     boundaries: tuple[tuple[tuple[Load, ...], tuple[Load, ...]], ...]
     """Per boundary, forward and back."""
@@ -71,6 +73,10 @@ class Wiring:
     """Per stage."""
     sites: tuple[tuple[int, ...], ...]
     """Per stage, numbers of its sites."""
+    places: tuple[Places, ...]
+    """Per stage."""
+    homes: tuple[str | None, ...]
+    """Per stage, the name of its node; None if it has several."""
 
     def seconds(self, outputs: Sequence[float]) -> tuple[list[float], list[float], float]:
         """(4) and (5) per boundary, and (6), if so many bytes per sample cross the boundaries."""
@@ -95,6 +101,9 @@ class Wirings:
         self.cluster = cluster
         self.pools = pools
         self.nics = {link for node in cluster.nodes for link in node.nic or ()}
+        self.known: dict[tuple[Option, ...], Wiring | None] = {}
+        self.by_parts: dict[tuple[tuple[Part, ...], ...], Wiring | None] = {}
+        """The same, slower to look up and with fewer entries."""
         self.routes: dict[tuple[str, str], tuple[tuple[int, ...], float]] = {}
         self.shares: dict[tuple[_Bundle, _Bundle], float] = {}
         self.medium = [self._medium(pool) for pool in pools]
@@ -109,9 +118,18 @@ class Wirings:
         widest = max(links, key=lambda link: link.bandwidth.at(0), default=None)
         return (widest.bandwidth.at(0), widest.latency.at(0)) if widest is not None else (0.0, 0.0)
 
-    def of(self, options: Sequence[Option], places: Sequence[Places]) -> Wiring:
-        """The wiring of stages at these places."""
-        stages = [self._bundles(option, at) for option, at in zip(options, places, strict=True)]
+    def of(self, options: tuple[Option, ...]) -> Wiring | None:
+        """The wiring of stages; None if a row is too short for them."""
+        if options not in self.known:
+            key = tuple(option.parts for option in options)
+            if key not in self.by_parts:
+                places = row_places(self.pools, options)
+                self.by_parts[key] = self._wiring(key, places) if places is not None else None
+            self.known[options] = self.by_parts[key]
+        return self.known[options]
+
+    def _wiring(self, parts: Sequence[tuple[Part, ...]], places: Sequence[Places]) -> Wiring:
+        stages = [self._bundles(stage, at) for stage, at in zip(parts, places, strict=True)]
         sites = self._sites(list(itertools.chain.from_iterable(stages)))
         numbers: dict[Hashable, int] = {}
         boundaries, latencies = [], []
@@ -130,17 +148,20 @@ class Wirings:
             boundaries.append((tuple(forward.items()), tuple(back.items())))
             latencies.append(latency)
         return Wiring(
+            number=len(self.by_parts),
             num_links=len(numbers),
             boundaries=tuple(boundaries),
             latency=tuple(latencies),
             num_bundles=tuple(map(len, stages)),
             sites=tuple(tuple(sorted({sites[bundle][0] for bundle in stage})) for stage in stages),
+            places=tuple(places),
+            homes=tuple(map(self._home, stages)),
         )
 
-    def _bundles(self, option: Option, places: Places) -> list[_Bundle]:
+    def _bundles(self, parts: Sequence[Part], places: Places) -> list[_Bundle]:
         found: list[_Bundle] = []
         start = 0
-        for part, (begin, _) in zip(option.parts, places, strict=True):
+        for part, (begin, _) in zip(parts, places, strict=True):
             size = self.pools[part.pool].per_node
             runs = ((part.extra, part.samples + 1), (part.replicas - part.extra, part.samples))
             for replicas, samples in runs:
@@ -225,7 +246,9 @@ class Wirings:
 
     def _inside_share(self, source: _Bundle, target: _Bundle) -> float:
         """(2)"""
-        if source.pool != target.pool or source.first_node > target.last_node or target.first_node > source.last_node:
+        if source.pool != target.pool:
+            return float(self._share_one_node(source, target))
+        if source.first_node > target.last_node or target.first_node > source.last_node:
             return 0.0
         if source.first_node == source.last_node == target.first_node == target.last_node:
             return 1.0
@@ -233,6 +256,21 @@ class Wirings:
         if key not in self.shares:
             self.shares[key] = _share_inside(source, target, self.pools[source.pool].per_node)
         return self.shares[key]
+
+
+    def _share_one_node(self, source: _Bundle, target: _Bundle) -> bool:
+        """Whether two bundles of different pools are all in one node."""
+        if self.are_apart:
+            return False
+        one, other = self.pools[source.pool].nodes, self.pools[target.pool].nodes
+        nodes = {one[at][0].partition(".")[0] for at in range(source.first_node, source.last_node + 1)}
+        nodes |= {other[at][0].partition(".")[0] for at in range(target.first_node, target.last_node + 1)}
+        return len(nodes) == 1
+
+    def _home(self, bundles: Sequence[_Bundle]) -> str | None:
+        places = {(bundle.pool, node) for bundle in bundles for node in (bundle.first_node, bundle.last_node)}
+        nodes = {self.pools[pool].nodes[node][0].partition(".")[0] for pool, node in places}
+        return nodes.pop() if len(nodes) == 1 else None
 
 
 def _load(loads: dict[int, float], numbers: dict[Hashable, int], key: Hashable, seconds: float) -> None:
