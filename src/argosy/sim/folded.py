@@ -20,7 +20,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,7 +37,7 @@ from argosy.workload.chain import Chain
 
 _KINDS = (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)
 _FORWARD, _BACKWARD, _INPUT, _WEIGHT = range(4)
-_COMPUTED, _FLOW_LEFT, _ARRIVED = range(3)
+_COMPUTED, _ARRIVED, _FLOW_LEFT, _FLOW_ENDS = range(4)
 
 
 def folded_seconds(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None) -> float | None:
@@ -159,78 +159,89 @@ def _over(seconds: float, speed: float) -> float:
 
 
 class _Network:
-    """Flows that share links with others: which are under way, at which rates, and when the first of them ends."""
+    """The flows of all messages: which ones have their links to themselves, and which ones share them."""
 
     def __init__(self, messages: Sequence[_Message], capacity: Sequence[float]) -> None:
-        lanes = [lane for message in messages for lane in message.lanes]
+        self.lanes = [lane for message in messages for lane in message.lanes]
         self.message_of = [number for number, message in enumerate(messages) for _ in message.lanes]
-        self.lanes = lanes
-        users: dict[int, int] = {}
-        for lane in lanes:
-            for link in lane.links:
-                users[link] = users.get(link, 0) + 1
-        self.capacity = dict(enumerate(capacity))
-        self.alone = [
-            min(capacity[link] for link in lane.links) if all(users[link] == 1 for link in lane.links) else 0.0
-            for lane in lanes
-        ]
-        """Per flow, its rate if no other ever uses its links; else 0."""
         self.first_flow = [*itertools.accumulate((len(message.lanes) for message in messages), initial=0)]
         """Per message, the number of its first flow; the others follow."""
+        users: dict[int, list[int]] = defaultdict(list)
+        for flow, lane in enumerate(self.lanes):
+            for link in lane.links:
+                users[link].append(flow)
+        self.alone = [
+            min(capacity[link] for link in lane.links) if all(len(users[link]) == 1 for link in lane.links) else 0.0
+            for lane in self.lanes
+        ]
+        """Per flow, its rate if no other ever uses its links; else 0."""
         self.is_alone = [
-            all(self.alone[self.first_flow[number] : self.first_flow[number + 1]]) for number in range(len(messages))
+            all(self.alone[begin:end]) for begin, end in itertools.pairwise(self.first_flow)
         ]
         """Per message, whether it has all its links to itself."""
-        self.rates: dict[int, list[tuple[int, float]]] = {}
-        """Per set of flows under way, their rates."""
-        self.clear()
+        self.crowds: dict[int, _Crowd] = {}
+        """Per other flow, those that it shares links with, directly or not."""
+        for flow, rate in enumerate(self.alone):
+            if not rate and flow not in self.crowds:
+                crowd = _Crowd(self.lanes, capacity)
+                reached = [flow]
+                while reached:
+                    member = reached.pop()
+                    if member not in self.crowds:
+                        self.crowds[member] = crowd
+                        reached += [other for link in self.lanes[member].links for other in users[link]]
 
     def clear(self) -> None:
         """Take everything off the network."""
+        for crowd in self.crowds.values():
+            crowd.clear()
+
+
+class _Crowd:
+    """Flows that share links: which are under way, at which rates, and when the first of them ends."""
+
+    def __init__(self, lanes: Sequence[_Lane], capacity: Sequence[float]) -> None:
+        self.lanes = lanes
+        self.capacity = dict(enumerate(capacity))
+        self.rates: dict[int, list[tuple[int, float]]] = {}
+        """Per set of flows under way, their rates."""
+        self.version = 0
+        """Counts refreshes, so that an end that was foreseen earlier is recognised as stale."""
+        self.clear()
+
+    def clear(self) -> None:
         self.under_way: dict[int, list[float]] = {}
         """Per flow: bytes left at a moment, that moment, the rate since, and the end that follows."""
         self.mask = 0
         self.is_changed = False
-        self.next_end = math.inf
-        self.next_flow = -1
 
     def start(self, flow: int, now: float) -> None:
         self.under_way[flow] = [self.lanes[flow].bytes, now, 0.0, math.inf]
         self.mask |= 1 << flow
-        self.is_changed = True
 
-    def finish(self) -> int:
-        """Take the flow that ends first off the network."""
-        flow = self.next_flow
+    def finish(self, flow: int) -> None:
         del self.under_way[flow]
         self.mask ^= 1 << flow
-        self.is_changed = True
-        self._find_next()
-        return flow
 
-    def refresh(self, now: float) -> None:
-        """Rates from now on."""
+    def refresh(self, now: float) -> tuple[float, int]:
+        """Find the rates from now on, and the first flow to end."""
         self.is_changed = False
+        self.version += 1
         rates = self.rates.get(self.mask)
         if rates is None:
-            rates = self.rates[self.mask] = self._fair_rates()
+            flows = list(self.under_way)
+            fair = max_min_rates([self.lanes[flow].links for flow in flows], self.capacity) if flows else []
+            rates = self.rates[self.mask] = list(zip(flows, fair, strict=True))
+        first, first_flow = math.inf, -1
         for flow, rate in rates:
             state = self.under_way[flow]
             if state[2] != rate:
                 state[0] = max(state[0] - state[2] * (now - state[1]), 0.0)
                 state[1], state[2] = now, rate
                 state[3] = now + state[0] / rate if rate else math.inf
-        self._find_next()
-
-    def _fair_rates(self) -> list[tuple[int, float]]:
-        flows = list(self.under_way)
-        return list(zip(flows, max_min_rates([self.lanes[flow].links for flow in flows], self.capacity), strict=True))
-
-    def _find_next(self) -> None:
-        self.next_end, self.next_flow = math.inf, -1
-        for flow, state in self.under_way.items():
-            if state[3] < self.next_end:
-                self.next_end, self.next_flow = state[3], flow
+            if state[3] < first:
+                first, first_flow = state[3], flow
+        return first, first_flow
 
 
 class _Play:
@@ -246,6 +257,8 @@ class _Play:
         self.end = 0.0
         self.heap: list[tuple[float, int, int, int, int]] = []
         self.number = 0
+        self.changed: list[_Crowd] = []
+        """Of which flows have begun or ended at this moment."""
         num_bundles, num_messages, count = len(parts.stage_of), len(parts.messages), parts.plan.num_micro_batches
         self.position = [0] * num_bundles
         self.is_busy = [False] * num_bundles
@@ -287,26 +300,41 @@ class _Play:
             self._exchange(stage)
         for bundle in range(len(self.position)):
             self._try(bundle)
-        heap, network = self.heap, self.network
-        while True:
-            upcoming = heap[0][0] if heap else math.inf
-            if network.is_changed and upcoming > self.now:
-                network.refresh(self.now)
-            if network.next_end <= upcoming:
-                if network.next_end == math.inf:
-                    break
-                self.now = network.next_end
-                self._flow_left(network.finish())
+        heap = self.heap
+        while heap or self.changed:
+            if self.changed and (not heap or heap[0][0] > self.now):
+                self._refresh()
                 continue
             self.now, _, what, one, other = heapq.heappop(heap)
             if what == _COMPUTED:
                 self._computed(one)
             elif what == _ARRIVED:
                 self._arrived(one, other)
-            else:
+            elif what == _FLOW_LEFT:
                 self._flow_left(one)
+            else:
+                self._flow_ends(one, other)
         is_over = not any(self.bundles_left) and not any(self.groups_left)
         return self.end if is_over else math.inf
+
+    def _refresh(self) -> None:
+        """Find the rates again of what has changed at this moment."""
+        for crowd in self.changed:
+            end, flow = crowd.refresh(self.now)
+            self._at(end, _FLOW_ENDS, flow, crowd.version)
+        self.changed.clear()
+
+    def _flow_ends(self, flow: int, version: int) -> None:
+        crowd = self.network.crowds[flow]
+        if version == crowd.version and flow in crowd.under_way:
+            crowd.finish(flow)
+            self._change(crowd)
+            self._flow_left(flow)
+
+    def _change(self, crowd: _Crowd) -> None:
+        if not crowd.is_changed:
+            crowd.is_changed = True
+            self.changed.append(crowd)
 
     def _at(self, time: float, what: int, one: int, other: int = 0) -> None:
         if time < math.inf:
@@ -373,7 +401,9 @@ class _Play:
             elif self.network.alone[flow]:
                 self._at(self.now + lane.bytes / self.network.alone[flow], _FLOW_LEFT, flow)
             else:
-                self.network.start(flow, self.now)
+                crowd = self.network.crowds[flow]
+                crowd.start(flow, self.now)
+                self._change(crowd)
 
     def _flow_left(self, flow: int) -> None:
         message = self.network.message_of[flow]

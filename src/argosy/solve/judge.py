@@ -21,7 +21,7 @@ import itertools
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,9 +46,13 @@ from argosy.space.price import Prices
 
 Complete = tuple[Choice, ...]
 Parts = tuple[Part, ...]
-_SURE = 0.1
+_SURE = 0.15
 """A plan is not played if what is shared adds at most this share of its time; it adds a third of that at most, as seen
 on random clusters."""
+_ALIKE = 0.97
+"""Times what sharing links costs a plan under one schedule: the least that it costs under another."""
+_CHEAP = 1.03
+"""If sharing links costs a plan no more than this factor, plans of the same wiring are not played."""
 _NAMES = ("forward", "backward", "transfer", "latency", "tail")
 
 
@@ -162,21 +166,25 @@ class Judge:
         guesses = [time.least * self.costs.get(key, 1.0) for time, key in zip(times, keys, strict=True)]
         order = sorted(range(len(times)), key=guesses.__getitem__)
         best, under = guesses[order[0]], times[order[0]].schedule
-        if best >= limit or self.prices.model.blocking:
+        is_cheap = 0.0 < self.costs.get(keys[order[0]], 0.0) <= _CHEAP
+        if best >= limit or is_cheap or self.prices.model.blocking:
             return best, under
         placed = on_devices(shape, under, plan, self.prices, self.cluster)
         folded = FoldedPlan(placed, self.prices.chain, self.calm, self.prices.model)
         if not folded.is_playable:
             return best, under
-        best = math.inf
+        best, cost = math.inf, 1.0
         for at in order:
-            if times[at].least < best and (guesses[at] < limit or best == math.inf):
-                self.played += 1
-                seconds = folded.seconds(times[at].schedule)
-                if number >= 0:
-                    self.costs[keys[at]] = min(self.costs.get(keys[at], math.inf), seconds / times[at].least)
-                if seconds < best * (1 - 1e-12):
-                    best, under = seconds, times[at].schedule
+            schedule, least, _ = times[at]
+            if cost * least >= best or (best < math.inf and guesses[at] >= limit):
+                continue
+            self.played += 1
+            seconds = folded.seconds(schedule)
+            cost = max(1.0, _ALIKE * seconds / least)
+            if number >= 0:
+                self.costs[keys[at]] = min(self.costs.get(keys[at], math.inf), seconds / least)
+            if seconds < best * (1 - 1e-12):
+                best, under = seconds, schedule
         return best, under
 
     def _columns(self, plan: Complete) -> _Quick:
@@ -239,26 +247,20 @@ class Judge:
         """(3), and by how much exchanges can be late because of each other and of transfers."""
         tails = [stage[2] for stage in stages]
         updates = [self.prices.weigh_range(c.option.update, c.first, c.end) for c in plan]
-        late = 0.0
-        on_site: dict[int, list[float]] = defaultdict(list)
         for at, choice in enumerate(plan):
-            option = choice.option
-            if option.zero == 3:  # the first gather hides behind the way to the stage only
-                tails[at] += max(0.0, option.once_around(choice.first, choice.end) - sum(forward[:at]))
+            if choice.option.zero == 3:  # the first gather hides behind the way to the stage only
+                tails[at] += max(0.0, choice.option.once_around(choice.first, choice.end) - sum(forward[:at]))
             longer = self._sum_seconds(choice, wiring.places[at]) if wiring is not None else None
             tails[at] = tails[at] if longer is None else longer + updates[at]
-            if option.holders > 1 and (option.spans_nodes or any(pool.intra_is_shared for pool in option.pools)):
-                exchange = max(0.0, tails[at] - updates[at])
-                late += min(exchange, transfer[at - 1] if at else 0.0)
-                for site in wiring.sites[at] if wiring is not None else ():
-                    on_site[site].append(exchange)
-        late += sum(sum(each) - max(each) for each in on_site.values())
+        exchanges = [max(0.0, tail - update) for tail, update in zip(tails, updates, strict=True)]
+        late = _late_seconds(plan, exchanges, transfer, wiring) if wiring is not None else 0.0
         ends = [choice.end for choice in plan]
         for layers, weights in self.prices.chain.shared:
             homes = sorted({bisect_right(ends, layer) for layer in layers})
             if len(homes) > 1:
                 around = self._tied_seconds(plan, homes, weights, wiring)
-                late += min(around, max(0.0, *(tails[home] - updates[home] for home in homes)))
+                if wiring is None or _over(wiring, homes[0], homes[0]) == _over(wiring, *homes[:2]):
+                    late += min(around, exchanges[homes[0]])
                 tails[homes[0]] = max(tails[homes[0]], around + max(updates[home] for home in homes))
         return tails, late
 
@@ -323,6 +325,31 @@ def _recurrence(schedule: ScheduleSpec, count: int, plans: Sequence[_Quick], *, 
         arrays["transfer"] = np.array([plan.shared for plan in plans]).T
     found = pipeline_seconds(schedule, count, **arrays)
     return [max(seconds, count * plan.busiest) for seconds, plan in zip(found.tolist(), plans, strict=True)]
+
+
+def _over(wiring: Wiring, one: int, other: int) -> Hashable:
+    """What bytes between two stages, or inside one, may share with others: the medium of a node, or the NICs of a
+    site."""
+    home = wiring.homes[one]
+    return home if home is not None and home == wiring.homes[other] else wiring.sites[one]
+
+
+def _late_seconds(
+    plan: Complete, exchanges: Sequence[float], transfer: Sequence[float], wiring: Wiring
+) -> float:
+    """By how much gradient sums on the same links can be late because of each other, and because of the gradients that
+    leave at the same time."""
+    late = 0.0
+    together: dict[Hashable, list[float]] = defaultdict(list)
+    for at, choice in enumerate(plan):
+        option = choice.option
+        if option.holders < 2 or (wiring.homes[at] is not None and not option.pools[0].intra_is_shared):
+            continue
+        over = _over(wiring, at, at)
+        together[over].append(exchanges[at])
+        if at and over == _over(wiring, at, at - 1):
+            late += min(exchanges[at], transfer[at - 1])
+    return late + sum(sum(each) - max(each) for each in together.values())
 
 
 def _may_share(plan: _Quick) -> bool:
