@@ -59,7 +59,7 @@ def fold_plan(
     model = model or ComputeModel()
     if plan.schedule.kind is ScheduleKind.INTERLEAVED:
         return compile_plan(plan, chain, cluster, model), cluster
-    folder = _Folder(plan, chain, cluster, model)
+    folder = Folder(plan, chain, cluster, model)
     graph = folder.run()
     return with_blocking_transfers(graph) if model.blocking else graph, folded_cluster(cluster, folder.bundles)
 
@@ -80,7 +80,7 @@ def find_bundles(plan: Plan, cluster: Cluster) -> list[Bundle]:
     return bundles
 
 
-class _Folder(Compiler):
+class Folder(Compiler):
     """Compiles a plan of one device per bundle; what stays inside nodes goes from a bundle to a twin of itself."""
 
     def __init__(self, plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> None:
@@ -89,7 +89,7 @@ class _Folder(Compiler):
         self.bundles = find_bundles(plan, cluster)
         self.home = {name: at for at, bundle in enumerate(self.bundles) for name in bundle.devices}
         self.sites = _sites(self.bundles)
-        links = _Links(cluster)
+        links = FoldedLinks(cluster)
         self.outward = {name: links.outward(name) for name in self.home}
         self.num_outward = [len({self.outward[name] for name in bundle.devices}) for bundle in self.bundles]
         super().__init__(_one_device_each(plan, self.bundles), chain, cluster, model)
@@ -206,10 +206,14 @@ class _Folder(Compiler):
         return max(loads) * len(loads) / sum(loads) if any(loads) else 1.0
 
     def _add_update(self, device: int, waits: list[int]) -> None:
+        self._end_with_update(device, self._bundle_update(device), waits)
+
+    def _bundle_update(self, device: int) -> float:
+        """Seconds of the slowest device of a bundle."""
         bundle = self.bundles[device]
-        stage, one = self.whole.stages[bundle.stage], bundle.replicas[0]
-        seconds = max(update_seconds(self.chain, stage, self._real_portion(one, m)) for m in range(one.width))
-        self._end_with_update(device, seconds, waits)
+        stage, replica = self.whole.stages[bundle.stage], bundle.replicas[0]
+        portions = (self._real_portion(replica, member) for member in range(replica.width))
+        return max(update_seconds(self.chain, stage, portion) for portion in portions)
 
     def graph(self) -> TaskGraph:
         names = tuple(bundle.name for bundle in self.bundles)
@@ -228,7 +232,7 @@ def _one_device_each(plan: Plan, bundles: Sequence[Bundle]) -> Plan:
 
 def folded_cluster(cluster: Cluster, bundles: Sequence[Bundle]) -> Cluster:
     """(1) to (3)."""
-    builder = _Links(cluster)
+    builder = FoldedLinks(cluster)
     sites = _sites(bundles)
     routes: dict[tuple[str, str], tuple[Route, ...]] = {}
     for one, other in itertools.product(bundles, repeat=2):
@@ -257,7 +261,7 @@ def _sites(bundles: Sequence[Bundle]) -> dict[str, frozenset[str]]:
     return {b.name: frozenset(next(group for group in groups if b.nodes <= group)) for b in bundles}
 
 
-class _Links:
+class FoldedLinks:
     """The links of a folded cluster, made when a route first needs them."""
 
     def __init__(self, cluster: Cluster) -> None:

@@ -11,6 +11,7 @@ from argosy.plan.plan import Plan
 from argosy.sim.compile import compile_plan
 from argosy.sim.exact import simulate_exact
 from argosy.sim.fold import fold_plan
+from argosy.sim.folded import folded_seconds
 from argosy.timeline import Timeline
 from argosy.workload.chain import Chain
 
@@ -39,10 +40,13 @@ def iteration_seconds(
     plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None, *, whole: bool
 ) -> float:
     """What the first iteration of a plan that makes sense takes, played whole or folded along its symmetries; infinite
-    where it never ends."""
+    if it never ends."""
     if whole:
         graph = compile_plan(plan, chain, cluster, model)
     else:
+        seconds = folded_seconds(plan, chain, cluster, model)
+        if seconds is not None:
+            return seconds
         graph, cluster = fold_plan(plan, chain, cluster, model)
     ends = simulate_exact(graph, cluster, record=0).iteration_ends
     return ends[0] if ends else math.inf

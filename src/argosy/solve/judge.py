@@ -1,16 +1,18 @@
-"""Judging complete plans of a search, many at a time: the pipeline recurrence with what is known before placement.
+"""Judging complete plans of a search, many at a time, on the devices that they will be placed on.
+
+Most plans are timed by the pipeline recurrence (``sim.constant``), all of one length together:
 
     (1)  forward, backward of a stage = those of its slowest replica; ZeRO that cannot hide behind compute stretches
          the backward
-    (2)  transfer between stages = what the busiest NIC or shared link needs for a whole micro-batch, and one latency
+    (2)  transfer between stages = (4) of ``solve.wiring`` and its latency, by the places of both
     (3)  tail of a stage = gradient exchange and update; tied weights are summed across the stages that hold them once
          the first of these is through, beside its own exchange
-    (4)  a plan takes no less than M times what the busiest NIC sends per micro-batch, forward and back
+    (4)  a plan takes no less than M times what its busiest link needs per micro-batch
 
-Never below the bound of ``solve.bounds``. Boundaries disturb each other in (4) only, and (2) takes any two neighbours
-that could share a node to do so, also where a third one leaves no room; the exact engine says what that costs. Of even
-plans (``solve.menu``) without ZeRO 2 and 3 it is itself a lower bound: there everything happens in every replica at
-once, and contention can only add.
+That is exact if nothing that is under way at the same time shares a link. How much sharing can cost at most is known,
+too: every transfer takes (5) of ``solve.wiring``, and exchanges of gradients on the same NICs follow one another. A
+plan for which that is more than ``_SURE`` is folded and played on its links (``sim.folded``), under every schedule that
+may be the best.
 """
 
 from __future__ import annotations
@@ -19,27 +21,69 @@ import itertools
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from argosy.cluster.lasting import at_time_zero
 from argosy.cluster.topology import Cluster
 from argosy.cost.communicate import ring_seconds
+from argosy.plan.plan import Algorithm, Recompute
 from argosy.schedule import ScheduleSpec
 from argosy.schedule.generate import group_size
 from argosy.sim.constant import pipeline_seconds
+from argosy.sim.folded import FoldedPlan
+from argosy.solve.devices import on_devices
 from argosy.solve.pipeline import Choice
 from argosy.solve.shape import Shape, held
+from argosy.solve.sums import Sums
+from argosy.solve.wiring import Wiring, Wirings
 from argosy.space.option import Option, Part
-from argosy.space.place import can_place, place_stages, row_places
-from argosy.space.pool import Pool
+from argosy.space.place import Places, can_place
 from argosy.space.price import Prices
 
 Complete = tuple[Choice, ...]
 Parts = tuple[Part, ...]
-_Columns = tuple[list[float], list[float], list[float], list[float], list[float], float]
-"""Per stage: forward, backward, transfer, latency and tail; and the busiest NIC's seconds per micro-batch."""
-_NO_HOP = (0.0, 0.0, 0.0, 0.0)
+_SURE = 0.15
+"""A plan is not played if what is shared adds at most this share of its time; it adds a third of that at most, as seen
+on random clusters."""
+_ALIKE = 0.97
+"""Times what sharing links costs a plan under one schedule: the least that it costs under another."""
+_CHEAP = 1.03
+"""If sharing links costs a plan no more than this factor, plans of the same wiring are not played."""
+_NAMES = ("forward", "backward", "transfer", "latency", "tail")
+
+
+@dataclass(slots=True)
+class _Quick:
+    """What the recurrence needs of a plan, per stage, and how far off it can be."""
+
+    forward: list[float]
+    backward: list[float]
+    transfer: list[float]
+    latency: list[float]
+    tail: list[float]
+    busiest: float
+    """Seconds per micro-batch of the busiest link."""
+    shared: list[float]
+    """Like ``transfer``, if all boundaries send at the same time."""
+    late: float
+    """Seconds that exchanges on the same links can add at the end."""
+    passing: float
+    """Seconds per micro-batch that weights and gradients are passed around under ZeRO 2 and 3, beside transfers."""
+    is_known: bool
+    """Whether it is known on which nodes the stages stand, and by which rates they exchange weights."""
+
+
+class _Time(NamedTuple):
+    """What the recurrence says of a plan under a schedule."""
+
+    schedule: ScheduleSpec
+    least: float
+    most: float
+    """If every transfer shares its links with all others."""
 
 
 class Judge:
@@ -48,71 +92,132 @@ class Judge:
     def __init__(self, prices: Prices, cluster: Cluster) -> None:
         self.prices = prices
         self.cluster = cluster
-        self.wires: dict[tuple[int, int], tuple[float, float, float, float]] = {}
-        self.hops: dict[tuple[Parts, Parts, bool], tuple[float, float, float, float]] = {}
-        self.between: dict[tuple[Option, Option, bool], tuple[float, float, float, float]] = {}
-        """The same, quicker to ask for."""
+        self.calm = at_time_zero(cluster)
+        self.wirings = Wirings(self.calm, prices.pools)
+        self.sums = Sums(self.calm, prices.pools)
         self.stages: dict[tuple[Option, int, int], tuple[float, float, float]] = {}
         """Forward, backward and tail."""
         self.fitting: dict[tuple[Option, int, int, int, int], bool] = {}
-        """Whether layers fit with so many micro-batches in flight, so many of them in a row."""
-        self.tied: dict[tuple[tuple[Option, ...], int], float] = {}
-        """What weights take that several stages hold."""
+        """Whether layers fit with a number of micro-batches in flight, a number of them in a row."""
+        self.tied: dict[tuple[tuple[Option, ...], int, bool], float] = {}
+        """Seconds to sum weights that several stages hold."""
+        self.hops: dict[tuple[Parts, Parts], tuple[float, float]] = {}
+        """Seconds per output byte of a sample, and latency."""
         self.outputs: list[float] = prices.outputs.tolist()
+        self.costs: dict[tuple[int, int, ScheduleSpec], float] = {}
+        """Per wiring, micro-batches and schedule, the least that sharing links has cost, as a factor."""
         self.judged = 0
+        self.played = 0
 
     def seconds(
-        self, shape: Shape, plans: Sequence[Complete], *, below: float = math.inf
+        self, shape: Shape, plans: Sequence[Complete], *, below: float = math.inf, near: float = math.inf
     ) -> tuple[list[float], list[ScheduleSpec]]:
         """The time of every plan under the best schedule that fits in memory, and that schedule; infinity if none
-        does, or if it is not below a time anyway."""
+        does, or if it is not below a time anyway. Plans that take as long as ``near`` by the recurrence keep that
+        time."""
         best = [math.inf] * len(plans)
         under = [shape.schedules[0]] * len(plans)
+        self.judged += len(plans)
         by_length: dict[int, list[int]] = defaultdict(list)
         for index, plan in enumerate(plans):
             if can_place(self.prices.pools, [choice.option for choice in plan]):
                 by_length[len(plan)].append(index)
-        count = shape.num_micro_batches
-        for length, members in by_length.items():
+        for members in by_length.values():
             columns = {index: self._columns(plans[index]) for index in members}
             if below < math.inf:
-                members = [index for index in members if _least_seconds(shape, *columns[index]) < below]
-            for schedule in shape.schedules:
-                kept, group = held(schedule, length, count), group_size(schedule, count)
-                fitting = [index for index in members if self._fits(plans[index], kept, group)]
-                if not fitting:
-                    continue
-                names = ("forward", "backward", "transfer", "latency", "tail")
-                arrays = {name: np.array([columns[i][at] for i in fitting]).T for at, name in enumerate(names)}
-                found = pipeline_seconds(schedule, count, **arrays)
-                for index, seconds in zip(fitting, found.tolist(), strict=True):
-                    least = max(seconds, count * columns[index][-1])
-                    if least < best[index] * (1 - 1e-12):
-                        best[index], under[index] = least, schedule
-        self.judged += len(plans)
+                members = [index for index in members if _least_seconds(shape, columns[index]) < below]
+            for index, times in self._times(shape, plans, members, columns).items():
+                if _is_sure(times, columns[index], shape.num_micro_batches):
+                    best[index], under[index] = min(((t.least, t.schedule) for t in times), key=lambda pair: pair[0])
+                else:
+                    limit = min(below, near)
+                    best[index], under[index] = self._shared_time(shape, plans[index], times, limit)
         return best, under
 
-    def _columns(self, plan: Complete) -> _Columns:
-        transfer, latency = [], []
-        busiest, before = 0.0, 0.0
+    def _times(
+        self, shape: Shape, plans: Sequence[Complete], members: Sequence[int], columns: dict[int, _Quick]
+    ) -> dict[int, list[_Time]]:
+        """Per plan of one length, its times under the schedules that fit."""
+        times: dict[int, list[_Time]] = defaultdict(list)
+        count = shape.num_micro_batches
+        for schedule in shape.schedules if members else ():
+            kept, group = held(schedule, len(plans[members[0]]), count), group_size(schedule, count)
+            fitting = [index for index in members if self._fits(plans[index], kept, group)]
+            if not fitting:
+                continue
+            found = _recurrence(schedule, count, [columns[index] for index in fitting])
+            doubted = [index for index in fitting if _may_share(columns[index])]
+            most = dict(zip(fitting, found, strict=True))
+            if doubted:
+                slower = _recurrence(schedule, count, [columns[index] for index in doubted], shared=True)
+                most.update(zip(doubted, slower, strict=True))
+            for index, seconds in zip(fitting, found, strict=True):
+                times[index].append(_Time(schedule, seconds, most[index]))
+        return times
+
+    def _shared_time(
+        self, shape: Shape, plan: Complete, times: Sequence[_Time], limit: float
+    ) -> tuple[float, ScheduleSpec]:
+        """The time of a plan on links that it shares with itself, under the best schedule. It is played if it may be
+        below the limit; else, by the recurrence and what sharing has cost other plans of its wiring."""
+        wiring = self.wirings.of(tuple(choice.option for choice in plan))
+        number, count = wiring.number if wiring is not None else -1, shape.num_micro_batches
+        keys = [(number, count, time.schedule) for time in times]
+        guesses = [time.least * self.costs.get(key, 1.0) for time, key in zip(times, keys, strict=True)]
+        order = sorted(range(len(times)), key=guesses.__getitem__)
+        best, under = guesses[order[0]], times[order[0]].schedule
+        is_cheap = 0.0 < self.costs.get(keys[order[0]], 0.0) <= _CHEAP
+        if best >= limit or is_cheap or self.prices.model.blocking:
+            return best, under
+        placed = on_devices(shape, under, plan, self.prices, self.cluster)
+        folded = FoldedPlan(placed, self.prices.chain, self.calm, self.prices.model)
+        if not folded.is_playable:
+            return best, under
+        best, cost = math.inf, 1.0
+        for at in order:
+            schedule, least, _ = times[at]
+            if cost * least >= best or (best < math.inf and guesses[at] >= limit):
+                continue
+            self.played += 1
+            seconds = folded.seconds(schedule)
+            cost = max(1.0, _ALIKE * seconds / least)
+            if number >= 0:
+                self.costs[keys[at]] = min(self.costs.get(keys[at], math.inf), seconds / least)
+            if seconds < best * (1 - 1e-12):
+                best, under = seconds, schedule
+        return best, under
+
+    def _columns(self, plan: Complete) -> _Quick:
         stages = [self._stage(choice) for choice in plan]
         forward, backward = [stage[0] for stage in stages], [stage[1] for stage in stages]
-        shared = self._shared_nodes(plan)
-        for choice, follower, inside in itertools.zip_longest(plan, plan[1:], shared):
-            hop = self._between(choice.option, follower.option, inside) if follower is not None else _NO_HOP
-            output = self.outputs[choice.end]
-            transfer.append(max(hop[:3]) * output)
-            latency.append(hop[3])
-            busiest = max(busiest, hop[0] * output + before)
-            before = hop[1] * output
-        busiest = 0.0 if self.cluster.wires else max(busiest, before)
+        wiring = self.wirings.of(tuple(choice.option for choice in plan))
+        outputs = [self.outputs[choice.end] for choice in plan[:-1]]
+        is_known = wiring is not None and self.wirings.are_apart
+        if wiring is not None:
+            alone, shared, busiest = wiring.seconds(outputs)
+            latency = [*wiring.latency]
+        else:
+            hops = [
+                self._hop(one.option.parts, other.option.parts) for one, other in itertools.pairwise(plan)
+            ]
+            alone = shared = [hop[0] * output for hop, output in zip(hops, outputs, strict=True)]
+            busiest, latency = 0.0, [hop[1] for hop in hops]
+        transfer, latency, shared = [*alone, 0.0], [*latency, 0.0], [*shared, 0.0]
         if self.prices.model.blocking:  # both ends of a transfer wait for it, there and back
             hops = [one + other for one, other in zip(transfer, latency, strict=True)]
             waits = [one + other for one, other in zip(hops, [0.0, *hops[:-1]], strict=True)]
             forward = [seconds + more for seconds, more in zip(forward, waits, strict=True)]
             backward = [seconds + more for seconds, more in zip(backward, waits, strict=True)]
-            transfer = latency = [0.0] * len(plan)
-        return forward, backward, transfer, latency, self._tails(plan, stages, forward), busiest
+            transfer = latency = shared = [0.0] * len(plan)
+        tail, late = self._tails(plan, stages, forward, transfer, wiring)
+        passing = 0.0
+        for at, choice in enumerate(plan):
+            if choice.option.zero > 1 and choice.option.holders > 1:
+                if wiring is None or not self._is_in_closed_form(choice, wiring.places[at]):
+                    is_known = False
+                if len(plan) > 1:
+                    passing += choice.option.zero * choice.option.once_around(choice.first, choice.end)
+        return _Quick(forward, backward, transfer, latency, tail, busiest, shared, late, passing, is_known)
 
     def _fits(self, plan: Complete, depths: Sequence[int], group: int) -> bool:
         for choice, depth in zip(plan, depths, strict=True):
@@ -132,143 +237,140 @@ class Judge:
         return found
 
     def _tails(
-        self, plan: Complete, stages: Sequence[tuple[float, float, float]], forward: Sequence[float]
-    ) -> list[float]:
-        """(3)."""
+        self,
+        plan: Complete,
+        stages: Sequence[tuple[float, float, float]],
+        forward: Sequence[float],
+        transfer: Sequence[float],
+        wiring: Wiring | None,
+    ) -> tuple[list[float], float]:
+        """(3), and by how much exchanges can be late because of each other and of transfers."""
         tails = [stage[2] for stage in stages]
+        updates = [self.prices.weigh_range(c.option.update, c.first, c.end) for c in plan]
         for at, choice in enumerate(plan):
             if choice.option.zero == 3:  # the first gather hides behind the way to the stage only
                 tails[at] += max(0.0, choice.option.once_around(choice.first, choice.end) - sum(forward[:at]))
+            longer = self._sum_seconds(choice, wiring.places[at]) if wiring is not None else None
+            tails[at] = tails[at] if longer is None else longer + updates[at]
+        exchanges = [max(0.0, tail - update) for tail, update in zip(tails, updates, strict=True)]
+        late = _late_seconds(plan, exchanges, transfer, wiring) if wiring is not None else 0.0
         ends = [choice.end for choice in plan]
         for layers, weights in self.prices.chain.shared:
             homes = sorted({bisect_right(ends, layer) for layer in layers})
-            if len(homes) == 1:
-                continue
-            holders = [plan[home] for home in homes]
-            key = (tuple(choice.option for choice in holders), weights)
-            around = self.tied.get(key)
-            if around is None:
-                around = self.tied[key] = self._tied_seconds(*key)
-            updates = [self.prices.weigh_range(c.option.update, c.first, c.end) for c in holders]
-            tails[homes[0]] = max(tails[homes[0]], around + max(updates))
-        return tails
+            if len(homes) > 1:
+                around = self._tied_seconds(plan, homes, weights, wiring)
+                if wiring is None or _over(wiring, homes[0], homes[0]) == _over(wiring, *homes[:2]):
+                    late += min(around, exchanges[homes[0]])
+                tails[homes[0]] = max(tails[homes[0]], around + max(updates[home] for home in homes))
+        return tails, late
 
-    def _tied_seconds(self, options: tuple[Option, ...], weights: int) -> float:
+    def _is_in_closed_form(self, choice: Choice, places: Places) -> bool:
+        option = choice.option
+        return self.sums.is_plain or option.holders < 2 or self.sums.is_in_closed_form(option.parts, places)
+
+    def _sum_seconds(self, choice: Choice, places: Places) -> float | None:
+        """The gradient sum of a stage whose nodes have something narrow between them; else None."""
+        option = choice.option
+        if self._is_in_closed_form(choice, places) or option.zero > 1 or option.context > 1 or option.expert > 1:
+            return None
+        algorithms = (Algorithm.RING, Algorithm.HIERARCHICAL, *(() if option.zero else (Algorithm.TREE,)))
+        num_bytes = self.prices.weigh_range((self.prices.bytes_summed, 0.0, 0.0), choice.first, choice.end)
+        return self.sums.seconds([(option.parts, places)], algorithms, num_bytes)
+
+    def _tied_seconds(self, plan: Complete, homes: Sequence[int], weights: int, wiring: Wiring | None) -> float:
         """Twice around a ring of all that hold the weights."""
-        count = sum(option.holders for option in options)
-        pools = [pool for option in options for pool in option.pools]
-        first, *others = (option.parts for option in options)
-        inside = _side_by_side(first, tuple(itertools.chain.from_iterable(others)), self.prices.pools)
-        bandwidth = min(pool.intra_bandwidth if inside else pool.nic_bandwidth for pool in pools)
-        latency = max(pool.intra_latency if inside else pool.nic_latency for pool in pools)
-        return 2 * ring_seconds(weights * self.prices.bytes_summed, count, bandwidth, latency)
-
-    def _shared_nodes(self, plan: Complete) -> list[bool]:
-        """Per boundary, whether both of its stages are in one and the same node."""
-        pools = self.prices.pools
-        options = [choice.option for choice in plan]
-        places = row_places(pools, options)
-        homes: list[set[str]] = []
-        if places is None:
-            for replicas in place_stages(pools, options):
-                homes.append({name.partition(".")[0] for replica in replicas for name in replica.devices})
-        else:
-            for option, stage in zip(options, places, strict=True):
-                mine = set()
-                for part, (begin, end) in zip(option.parts, stage, strict=True):
-                    pool = pools[part.pool]
-                    first, last = begin // pool.per_node, (end - 1) // pool.per_node
-                    mine |= {pool.nodes[at][0].partition(".")[0] for at in range(first, last + 1)}
-                homes.append(mine)
-        return [len(one | other) == 1 for one, other in itertools.pairwise(homes)]
-
-    def _between(self, source: Option, target: Option, inside: bool) -> tuple[float, float, float, float]:
-        found = self.between.get((source, target, inside))
-        if found is None:
-            found = self.between[source, target, inside] = self._hop(source.parts, target.parts, inside)
-        return found
+        options = tuple(plan[home].option for home in homes)
+        if wiring is not None and not self.sums.is_plain:
+            stages = [(plan[home].option.parts, wiring.places[home]) for home in homes]
+            return self.sums.seconds(stages, (Algorithm.RING,), weights * self.prices.bytes_summed)
+        nodes = {wiring.homes[home] for home in homes} if wiring is not None else {None}
+        key = (options, weights, len(nodes) == 1 and None not in nodes)
+        if key not in self.tied:
+            count = sum(option.holders for option in options)
+            pools = [pool for option in options for pool in option.pools]
+            inside = key[2]
+            bandwidth = min(pool.intra_bandwidth if inside else pool.nic_bandwidth for pool in pools)
+            latency = max(pool.intra_latency if inside else pool.nic_latency for pool in pools)
+            self.tied[key] = 2 * ring_seconds(weights * self.prices.bytes_summed, count, bandwidth, latency)
+        return self.tied[key]
 
     def hop_seconds(self, source: Parts, target: Parts, output: float) -> float:
-        """(2) and the latency, for so many output bytes of a sample."""
-        hop = self._hop(source, target, _side_by_side(source, target, self.prices.pools))
-        return max(hop[:3]) * output + hop[3]
+        """Seconds between two stages that stand at the beginning of their rows, for output bytes of a sample."""
+        per_byte, latency = self._hop(source, target)
+        return per_byte * output + latency
 
-    def _hop(self, source: Parts, target: Parts, inside: bool) -> tuple[float, float, float, float]:
-        """(2) per output byte of a sample: out of the source's nodes, into the target's, in between; and latency."""
-        key = (source, target, inside)
+    def _hop(self, source: Parts, target: Parts) -> tuple[float, float]:
+        """The same per output byte, and the latency."""
+        key = (source, target)
         if key not in self.hops:
-            if inside:
-                per_byte, latency = self._inside(source, target)
-                self.hops[key] = (0.0, 0.0, per_byte, latency)
-            else:
-                pairs = [self._pair(one, other) for one in source for other in target]
-                self.hops[key] = _outside(source, target, pairs, self.prices.pools)
+            options = tuple(
+                Option(prices=self.prices, vector=(), parts=parts, recompute=Recompute.NONE, zero=0) for parts in key
+            )
+            wiring = self.wirings.of(options)
+            self.hops[key] = (wiring.seconds([1.0])[0][0], wiring.latency[0]) if wiring is not None else (0.0, 0.0)
         return self.hops[key]
 
-    def _inside(self, source: Parts, target: Parts) -> tuple[float, float]:
-        pool = self.prices.pools[source[0].pool]
-        if pool.intra_is_shared:
-            return sum(part.most * part.replicas for part in source) / pool.intra_bandwidth, pool.intra_latency
-        slowest = max(part.most / (part.width * pool.intra_bandwidth) for part in (*source, *target))
-        return slowest, pool.intra_latency
 
-    def _pair(self, one: Part, other: Part) -> tuple[float, float, float, float]:
-        """Between two pools: bandwidth out of a node, into a node, of what lies between, and latency."""
-        key = (one.pool, other.pool)
-        if key not in self.wires:
-            source, target = self.prices.pools[one.pool].nodes, self.prices.pools[other.pool].nodes
-            start, end = source[0][0], target[-1][-1]
-            if len({start.partition(".")[0], end.partition(".")[0]}) == 1:
-                pool = self.prices.pools[one.pool]
-                self.wires[key] = (pool.intra_bandwidth, pool.intra_bandwidth, math.inf, pool.intra_latency)
-            else:
-                route = self.cluster.fastest(start, end, 1e6)
-                rates = [self.cluster.links[link].bandwidth.at(0) for link in route.links]
-                between = min(rates[1:-1], default=math.inf) if len(rates) > 1 else rates[0]
-                self.wires[key] = (rates[0], rates[-1], between, self.cluster.latency(route))
-        return self.wires[key]
+def _is_sure(times: Sequence[_Time], plan: _Quick, count: int) -> bool:
+    """Whether the best of some times is near enough."""
+    least = min(time.least for time in times)
+    most = min(time.most for time in times)
+    return plan.is_known and most + plan.late + count * plan.passing <= (1 + _SURE) * least
 
 
-def _least_seconds(
-    shape: Shape,
-    forward: Sequence[float],
-    backward: Sequence[float],
-    transfer: Sequence[float],
-    latency: Sequence[float],
-    tail: Sequence[float],
-    busiest: float,
+def _recurrence(schedule: ScheduleSpec, count: int, plans: Sequence[_Quick], *, shared: bool = False) -> list[float]:
+    """(1) to (4) of plans of one length; ``shared`` for what they take at most."""
+    arrays = {name: np.array([getattr(plan, name) for plan in plans]).T for name in _NAMES}
+    if shared:
+        arrays["transfer"] = np.array([plan.shared for plan in plans]).T
+    found = pipeline_seconds(schedule, count, **arrays)
+    return [max(seconds, count * plan.busiest) for seconds, plan in zip(found.tolist(), plans, strict=True)]
+
+
+def _over(wiring: Wiring, one: int, other: int) -> Hashable:
+    """What bytes between two stages, or inside one, may share with others: the medium of a node, or the NICs of a
+    site."""
+    home = wiring.homes[one]
+    return home if home is not None and home == wiring.homes[other] else wiring.sites[one]
+
+
+def _late_seconds(
+    plan: Complete, exchanges: Sequence[float], transfer: Sequence[float], wiring: Wiring
 ) -> float:
+    """By how much gradient sums on the same links can be late because of each other, and because of the gradients that
+    leave at the same time."""
+    late = 0.0
+    together: dict[Hashable, list[float]] = defaultdict(list)
+    for at, choice in enumerate(plan):
+        option = choice.option
+        if option.holders < 2 or (wiring.homes[at] is not None and not option.pools[0].intra_is_shared):
+            continue
+        over = _over(wiring, at, at)
+        together[over].append(exchanges[at])
+        if at and over == _over(wiring, at, at - 1):
+            late += min(exchanges[at], transfer[at - 1])
+    return late + sum(sum(each) - max(each) for each in together.values())
+
+
+def _may_share(plan: _Quick) -> bool:
+    """Whether sharing links can cost more than ``_SURE``: a transfer on the longest path is followed by what it was
+    waited for."""
+    for stage in range(len(plan.forward) - 1):
+        following = min(plan.forward[stage + 1], plan.backward[stage])
+        if plan.shared[stage] - plan.transfer[stage] > _SURE * following:
+            return True
+    return False
+
+
+def _least_seconds(shape: Shape, plan: _Quick) -> float:
     """No schedule is faster: the first micro-batch comes to a stage, all pass through it, and the last goes back to the
     front, at each stage followed by its tail."""
     count, gate = shape.num_micro_batches, shape.gate
-    least, ahead, after = count * busiest, 0.0, 0.0
-    for stage, rest in enumerate(tail):
+    least, ahead, after = count * plan.busiest, 0.0, 0.0
+    for stage, rest in enumerate(plan.tail):
         after = max(after, rest) if gate == 1 else rest
-        least = max(least, ahead + count * (forward[stage] + backward[stage]) + after)
-        hop = transfer[stage] + latency[stage]
-        ahead += forward[stage] + hop
-        after += backward[stage] + hop
+        least = max(least, ahead + count * (plan.forward[stage] + plan.backward[stage]) + after)
+        hop = plan.transfer[stage] + plan.latency[stage]
+        ahead += plan.forward[stage] + hop
+        after += plan.backward[stage] + hop
     return least
-
-
-def _side_by_side(source: Parts, target: Parts, pools: Sequence[Pool]) -> bool:
-    """Whether two stages can share a node."""
-    used: dict[int, int] = defaultdict(int)
-    for part in (*source, *target):
-        used[part.pool] += part.devices
-    if any(count > pools[pool].per_node for pool, count in used.items()):
-        return False
-    return bool(frozenset.intersection(*(pools[pool].homes for pool in used)))
-
-
-def _outside(
-    source: Parts, target: Parts, pairs: Sequence[tuple[float, float, float, float]], pools: Sequence[Pool]
-) -> tuple[float, float, float, float]:
-    samples = sum(part.all_samples for part in source)
-
-    def per_node(part: Part) -> float:
-        return part.all_samples / math.ceil(part.devices / pools[part.pool].per_node)
-
-    leaving = max(per_node(part) for part in source) / min(pair[0] for pair in pairs)
-    entering = max(per_node(part) for part in target) / min(pair[1] for pair in pairs)
-    return leaving, entering, samples / min(pair[2] for pair in pairs), max(pair[3] for pair in pairs)

@@ -17,6 +17,7 @@ from argosy.plan.plan import Certificate, ClusterRef, LeftOut, ModelRef, Plan, P
 from argosy.sim.choose import with_collectives
 from argosy.sim.simulate import iteration_seconds
 from argosy.solve.candidate import Candidate, lightened
+from argosy.solve.devices import on_devices
 from argosy.solve.reasons import why_left_out, why_slower
 from argosy.space.enumerate import Scope
 from argosy.space.place import place_stages
@@ -173,21 +174,7 @@ def _why_unable(plan: Plan, device: Device) -> str:
 
 def placed(candidate: Candidate, prices: Prices, cluster: Cluster) -> Plan:
     """The candidate on devices, with algorithms for its collectives."""
-    chain, shape = prices.chain, candidate.shape
-    replicas = place_stages(prices.pools, [choice.option for choice in candidate.plan])
-    plan = Plan(
-        model=ModelRef.of(chain),
-        cluster=ClusterRef.of(cluster),
-        global_batch=shape.micro_batch_size * shape.num_micro_batches,
-        micro_batch_size=shape.micro_batch_size,
-        num_micro_batches=shape.num_micro_batches,
-        schedule=candidate.schedule,
-        stages=tuple(
-            choice.option.stage(choice.first, choice.end, group)
-            for choice, group in zip(candidate.plan, replicas, strict=True)
-        ),
-    )
-    return with_collectives(plan, chain, cluster)
+    return on_devices(candidate.shape, candidate.schedule, candidate.plan, prices, cluster)
 
 
 def why_infeasible(prices: Prices, cluster: Cluster) -> str:

@@ -1,0 +1,112 @@
+"""How long a complete plan's stages need to sum their gradients, on the links between the devices that hold them.
+
+For weights of B bytes that go once around the holders of one or more stages by an algorithm of ``cost.collective``:
+
+    (1)  seconds = max over routes ( max over links of (share of B that crosses it / bandwidth) B + its latencies )
+
+A sum is twice around. Between nodes that see each other over their NICs alone, ``space.option`` has the same in closed
+form; (1) is for stages whose nodes have a wire, an uplink or a shared capacity between them that is narrower, or
+farther apart.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+from argosy.cluster.topology import Cluster
+from argosy.cost.collective import in_ring_order, sliced
+from argosy.plan.plan import Algorithm
+from argosy.space.option import Part
+from argosy.space.place import Places
+from argosy.space.pool import Pool
+
+Rates = tuple[tuple[float, float], ...]
+"""Per route: seconds per byte of weights, and latency in seconds."""
+_FAR = 0.1
+"""A link whose latency is at most this share of that of the NICs does not, either."""
+_AMPLE = 2.0
+"""A link that is this many times as wide as a NIC does not slow an exchange down: trees cross it twice."""
+
+
+class Sums:
+    """Rates of exchanges, by the places of the devices."""
+
+    def __init__(self, cluster: Cluster, pools: Sequence[Pool]) -> None:
+        self.cluster = cluster
+        self.pools = pools
+        self.rows = [tuple(itertools.chain(*pool.nodes)) for pool in pools]
+        self.is_plain = not (cluster.wires or cluster.shared or any(node.uplinks for node in cluster.nodes))
+        """Whether nothing lies between any two NICs."""
+        self.rates: dict[tuple[object, ...], list[Rates]] = {}
+        self.ample: dict[tuple[str, str], bool] = {}
+
+    def seconds(
+        self, stages: Sequence[tuple[tuple[Part, ...], Places]], algorithms: tuple[Algorithm, ...], num_bytes: float
+    ) -> float:
+        """(1) by the best of the algorithms, twice around."""
+        key = (*stages, algorithms)
+        if key not in self.rates:
+            self.rates[key] = [self._rates(stages, algorithm) for algorithm in algorithms]
+        return min(
+            max((2 * (per_byte * num_bytes + latency) for per_byte, latency in rates), default=0.0)
+            for rates in self.rates[key]
+        )
+
+    def is_in_closed_form(self, parts: Sequence[Part], places: Places) -> bool:
+        """Whether the nodes of a stage have nothing narrow between them."""
+        return self.is_plain or all(
+            self._is_ample(one, other) for one, other in itertools.pairwise(self._nodes(parts, places))
+        )
+
+    def _nodes(self, parts: Sequence[Part], places: Places) -> list[str]:
+        """The first device in each node of a stage, in order."""
+        found = []
+        for part, (begin, end) in zip(parts, places, strict=True):
+            size = self.pools[part.pool].per_node
+            found += [self.rows[part.pool][at * size] for at in range(begin // size, (end - 1) // size + 1)]
+        return found
+
+    def _is_ample(self, one: str, other: str) -> bool:
+        key = (one, other)
+        if key not in self.ample:
+            self.ample[key] = self._find_ample(one, other)
+        return self.ample[key]
+
+    def _find_ample(self, one: str, other: str) -> bool:
+        if self.cluster.node_of[one][0] is self.cluster.node_of[other][0]:
+            return True
+        route = self.cluster.routes(one, other)[0]
+        widths = [self.cluster.links[link].bandwidth.at(0) for link in route.links]
+        latencies = [self.cluster.links[link].latency.at(0) for link in route.links]
+        if len(widths) < 2:
+            return False
+        is_near = sum(latencies[1:-1]) <= _FAR * (latencies[0] + latencies[-1])
+        return is_near and min(widths[1:-1], default=math.inf) >= _AMPLE * min(widths[0], widths[-1])
+
+    def _rates(self, stages: Sequence[tuple[tuple[Part, ...], Places]], algorithm: Algorithm) -> Rates:
+        """(1) for one byte."""
+        holders: list[tuple[str, ...]] = []
+        for parts, places in stages:
+            for part, (begin, end) in zip(parts, places, strict=True):
+                row = self.rows[part.pool]
+                holders += [row[at : at + part.width] for at in range(begin, end, part.width)]
+
+        def node_of(name: str) -> str:
+            return self.cluster.device(name).node
+
+        order = in_ring_order([name for holder in holders for name in holder], node_of)
+        pairs, rounds = sliced(algorithm, holders, order, node_of)
+        loads: dict[int, float] = defaultdict(float)
+        routes = {pair: self.cluster.routes(*pair)[0] for pair in pairs}
+        for pair, share in pairs.items():
+            for link in routes[pair].links:
+                loads[link] += share
+        seconds = {link: load / max(self.cluster.links[link].bandwidth.at(0), 1e-9) for link, load in loads.items()}
+        found = {
+            (max(seconds[link] for link in route.links), rounds * self.cluster.latency(route))
+            for route in routes.values()
+        }
+        return tuple(sorted(found))
