@@ -175,9 +175,7 @@ class _Network:
             for lane in self.lanes
         ]
         """Per flow, its rate if no other ever uses its links; else 0."""
-        self.is_alone = [
-            all(self.alone[begin:end]) for begin, end in itertools.pairwise(self.first_flow)
-        ]
+        self.is_alone = [all(self.alone[begin:end]) for begin, end in itertools.pairwise(self.first_flow)]
         """Per message, whether it has all its links to itself."""
         self.crowds: dict[int, _Crowd] = {}
         """Per other flow, those that it shares links with, directly or not."""

@@ -47,6 +47,22 @@ class Candidate:
         """What it is, however it was found."""
         return self.schedule, plan_key(self.shape, self.plan)
 
+    @property
+    def num_steps(self) -> int:
+        """Devices times micro-batches."""
+        devices = sum(part.devices for choice in self.plan for part in choice.option.parts)
+        return devices * self.shape.num_micro_batches
+
+    @property
+    def folds_exactly(self) -> bool:
+        """Whether ``sim.fold`` loses nothing: equal replicas, on whole nodes or inside one, hand on to as many, or to a
+        multiple or a part of that number."""
+        parts = [(part, pool) for c in self.plan for part, pool in zip(c.option.parts, c.option.pools, strict=True)]
+        if any(part.extra or (part.devices > pool.per_node and part.devices % pool.per_node) for part, pool in parts):
+            return False
+        counts = sorted({choice.option.replicas for choice in self.plan})
+        return all(large % small == 0 for small, large in itertools.pairwise(counts))
+
     def fits(self, plan: Complete) -> bool:
         """Whether another plan of as many stages fits under this one's schedule."""
         count = self.shape.num_micro_batches

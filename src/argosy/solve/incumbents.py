@@ -31,6 +31,8 @@ class Incumbents:
         """Judged times."""
         self.suspects: list[Candidate] = []
         """Complete plans that came out of a search and were not played, with their bounds, as a heap."""
+        self.cleared = math.inf
+        """The least time of those that were played and lose something when folded."""
 
     @property
     def best(self) -> float:
@@ -97,10 +99,19 @@ class Incumbents:
                 heapq.heappush(self.suspects, replace(found, number=len(self.suspects)))
 
     @property
-    def least_suspect(self) -> float:
+    def least_open_suspect(self) -> float:
         """No plan that came out of a search and was not played is faster."""
         return self.suspects[0].seconds if self.suspects else math.inf
 
+    @property
+    def least_suspect(self) -> float:
+        """No plan that came out of a search is faster."""
+        return min(self.cleared, self.least_open_suspect)
+
     def clear_suspect(self) -> None:
         """Play the suspect with the least bound: then its time is certain."""
-        self.add(heapq.heappop(self.suspects))
+        candidate = heapq.heappop(self.suspects)
+        if not candidate.folds_exactly:
+            (seconds,) = self.trial.seconds([candidate], exactly=True)
+            self.cleared = min(self.cleared, seconds)
+        self.add(candidate)

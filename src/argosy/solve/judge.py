@@ -197,9 +197,7 @@ class Judge:
             alone, shared, busiest = wiring.seconds(outputs)
             latency = [*wiring.latency]
         else:
-            hops = [
-                self._hop(one.option.parts, other.option.parts) for one, other in itertools.pairwise(plan)
-            ]
+            hops = [self._hop(one.option.parts, other.option.parts) for one, other in itertools.pairwise(plan)]
             alone = shared = [hop[0] * output for hop, output in zip(hops, outputs, strict=True)]
             busiest, latency = 0.0, [hop[1] for hop in hops]
         transfer, latency, shared = [*alone, 0.0], [*latency, 0.0], [*shared, 0.0]
@@ -334,9 +332,7 @@ def _over(wiring: Wiring, one: int, other: int) -> Hashable:
     return home if home is not None and home == wiring.homes[other] else wiring.sites[one]
 
 
-def _late_seconds(
-    plan: Complete, exchanges: Sequence[float], transfer: Sequence[float], wiring: Wiring
-) -> float:
+def _late_seconds(plan: Complete, exchanges: Sequence[float], transfer: Sequence[float], wiring: Wiring) -> float:
     """By how much gradient sums on the same links can be late because of each other, and because of the gradients that
     leave at the same time."""
     late = 0.0

@@ -40,7 +40,7 @@ from argosy.solve.kinds import ground_of
 from argosy.solve.menu import Menu
 from argosy.solve.pipeline import PlanSearch
 from argosy.solve.reach import Reach
-from argosy.solve.settings import Progress, Settings, allowed, search_scope
+from argosy.solve.settings import FEW_DEVICES, Progress, Settings, allowed, search_scope
 from argosy.solve.shape import MOST_STAGES, Shape, estimated, hoped
 from argosy.solve.unmeasured import why_no_plan
 from argosy.solve.verdict import Trial, certify
@@ -65,10 +65,8 @@ _MISLED = 1.02
 """Level 1 searches again if the exact engine finds its best plan slower than judged by more than this factor."""
 _TASKS = 1_500
 """Tasks of the finalists that the exact engine plays on level 1."""
-_FEW_DEVICES = 8
-"""Up to so many devices level 1 closes no shape by ``_CLOSE``."""
 _FEW_STATES = 128
-"""Level 1 searches finer units, and proves, while the vectors of units that can be left are no more than this."""
+"""Level 1 searches finer units of few devices while the vectors of units that can be left are no more than this."""
 _QUICK_ROUNDS = 24
 """Rounds of ``_STEPS`` steps that level 1 spends on a proof."""
 
@@ -158,9 +156,13 @@ class PoolSearch:
         """Whether these units are searched though coarser ones have a plan."""
         return self.level > 1 or self._has_few_states(units)
 
+    @property
+    def _are_few(self) -> bool:
+        return sum(pool.count for pool in self.pools) <= FEW_DEVICES
+
     def _has_few_states(self, units: Vector) -> bool:
         counts = self._scope(units).counts(self.pools)
-        return math.prod(count + 1 for count in counts) <= _FEW_STATES
+        return self._are_few and math.prod(count + 1 for count in counts) <= _FEW_STATES
 
     def _may_fit(self, units: Vector) -> bool:
         """Where a coarser granularity has no plan: whether it is worth looking at a finer one."""
@@ -197,7 +199,7 @@ class PoolSearch:
     def _is_quick(self) -> bool:
         """On level 1 of a large cluster, shapes whose plans would have to be far better than usual are left open, with
         a bound that the certificate counts."""
-        return self.level == 1 and self.settings.prune and sum(pool.count for pool in self.pools) > _FEW_DEVICES
+        return self.level == 1 and self.settings.prune and not self._are_few
 
     def _hardly_pays(self, bound: float, shape: Shape) -> bool:
         """Whether a pipeline does; without one a shape is looked at in any case."""
@@ -241,8 +243,7 @@ class PoolSearch:
                 self.left_open = min(self.left_open, bound)
                 continue
             is_alone = self._hardly_pays(bound, shape)
-            taken = replace(scope, units=tuple(pool.count for pool in self.pools)) if is_alone else scope
-            parts = stage_parts(self.prices, shape.micro_batch_size, taken, self.counters)
+            parts = stage_parts(self.prices, shape.micro_batch_size, scope, self.counters)
             if self.settings.prune and not is_alone:
                 bound = self._reach(parts, shape, counts, bound)
                 if bound >= self._goal or (self._is_quick and bound * _CLOSE >= self.incumbents.best):
@@ -250,12 +251,12 @@ class PoolSearch:
                     continue
             if is_alone:
                 parts = self._quick_enough(parts, shape)
-            options = stage_options(self.prices, shape.micro_batch_size, taken, self.counters, parts)
+            options = stage_options(self.prices, shape.micro_batch_size, scope, self.counters, parts)
             menus[shape.micro_batch_size] = options
             if is_alone:
                 self.left_open = min(self.left_open, bound)
                 alone = single_stages(self.prices, shape, options, self.incumbents.best)
-                self.incumbents.keep(shape, list(alone), taken.units)
+                self.incumbents.keep(shape, list(alone), units)
             if is_alone or not options:
                 continue
             menu = Menu(self.prices, options, shape, ground, grid)
@@ -323,9 +324,10 @@ class PoolSearch:
             least = branch.bound if branch is not None else math.inf
             goal = self._goal + self.slack
             self._report()
-            if min(least, self.incumbents.least_suspect + self.slack) >= goal:
+            doubtful = self.incumbents.least_open_suspect + self.slack if self.level > 1 else math.inf
+            if min(least, doubtful) >= goal:
                 return
-            if self.incumbents.least_suspect + self.slack <= least:
+            if doubtful <= least:
                 self.incumbents.clear_suspect()
             elif branch is not None and branch.is_whole:
                 self._split(branch)

@@ -21,6 +21,8 @@ SCHEDULES = (
     ScheduleSpec(kind=ScheduleKind.KFKB, k=4),
 )
 
+FEW_DEVICES = 32
+"""Up to so many devices level 1 looks at every shape and every setting of memory, and tightens its bounds."""
 _MIXED_POOLS, _MIXED_DEVICES = 3, 64
 
 
@@ -85,7 +87,7 @@ def search_scope(settings: Settings, pools: Sequence[Pool], units: Vector) -> Sc
         devices = sum(pool.count for pool in pools)
         mixed = devices <= 8 or (settings.level > 1 and (len(pools) <= _MIXED_POOLS or devices <= _MIXED_DEVICES))
     scope = Scope(units=units, mixed=mixed, prune=settings.prune)
-    if settings.level == 1:
+    if settings.level == 1 and sum(pool.count for pool in pools) > FEW_DEVICES:
         scope = replace(scope, zero=(1, 0, 3), recompute=(Recompute.NONE, Recompute.FULL))
     scope = allowed(scope, settings)
     return only_runnable(scope) if settings.runnable else scope

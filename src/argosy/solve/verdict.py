@@ -4,7 +4,7 @@ reasons."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -57,7 +57,8 @@ class Trial:
         self.executor = executor
         """Plays side by side, to the same result."""
         self.plans: dict[object, Plan] = {}
-        self.times: dict[object, float] = {}
+        self.times: dict[tuple[object, bool], float] = {}
+        """By candidate, played folded or exactly."""
 
     def decide(self, candidates: Sequence[Candidate]) -> Verdict:
         """The candidate that is fastest on ``calm``, and how the others fared. The first is also tried with the least
@@ -66,7 +67,7 @@ class Trial:
         lighter = lightened(candidates[0], self.scope)
         if lighter != candidates[0].plan:
             entries.append(replace(candidates[0], plan=lighter, is_played=False))
-        times = self.seconds(entries)
+        times = self.seconds(entries, exactly=True)
         order = sorted(range(len(entries)), key=lambda index: (times[index], entries[index].effort, index))
         first, best = order[0], self._placed(entries[order[0]])
         predicted = Predicted(
@@ -82,17 +83,18 @@ class Trial:
             runner_ups=tuple(_runner_ups(played)),
         )
 
-    def seconds(self, candidates: Sequence[Candidate]) -> list[float]:
-        """What an iteration of each takes."""
-        fresh = {one.key: one for one in candidates if one.key not in self.times}
+    def seconds(self, candidates: Sequence[Candidate], *, exactly: bool = False) -> list[float]:
+        """What an iteration of each takes: folded along its symmetries, which takes a tenth of the time, or
+        ``exactly``: then only large ones are folded."""
+        whole = [exactly and one.num_steps <= _SMALL for one in candidates]
+        keys = [(one.key, each) for one, each in zip(candidates, whole, strict=True)]
+        fresh = {key: one for key, one in zip(keys, candidates, strict=True) if key not in self.times}
         plans = [self._placed(one) for one in fresh.values()]
-        times = self.executor.map(self._play, plans) if self.executor is not None else map(self._play, plans)
-        self.times.update(zip(fresh, times, strict=True))
-        return [self.times[one.key] for one in candidates]
-
-    @property
-    def _play(self) -> Callable[[Plan], float]:
-        return partial(_exact_seconds, chain=self.prices.chain, cluster=self.calm, model=self.prices.model)
+        play = partial(_seconds, chain=self.prices.chain, cluster=self.calm, model=self.prices.model)
+        are_whole = [key[1] for key in fresh]
+        run = self.executor.map if self.executor is not None else map
+        self.times.update(zip(fresh, run(play, plans, are_whole), strict=True))
+        return [self.times[key] for key in keys]
 
     def _placed(self, candidate: Candidate) -> Plan:
         if candidate.key not in self.plans:
@@ -100,9 +102,8 @@ class Trial:
         return self.plans[candidate.key]
 
 
-def _exact_seconds(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> float:
-    is_small = len(plan.devices) * plan.num_micro_batches <= _SMALL
-    return iteration_seconds(plan, chain, cluster, model, whole=is_small)
+def _seconds(plan: Plan, whole: bool, chain: Chain, cluster: Cluster, model: ComputeModel) -> float:
+    return iteration_seconds(plan, chain, cluster, model, whole=whole)
 
 
 def _runner_ups(played: Sequence[tuple[Candidate, float]]) -> Iterator[RunnerUp]:

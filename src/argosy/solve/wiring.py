@@ -257,7 +257,6 @@ class Wirings:
             self.shares[key] = _share_inside(source, target, self.pools[source.pool].per_node)
         return self.shares[key]
 
-
     def _share_one_node(self, source: _Bundle, target: _Bundle) -> bool:
         """Whether two bundles of different pools are all in one node."""
         if self.are_apart:
