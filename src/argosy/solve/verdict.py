@@ -12,9 +12,9 @@ from functools import partial
 from argosy.cluster.device import Device
 from argosy.cluster.topology import Cluster
 from argosy.cost.memory import USABLE
-from argosy.plan.plan import Certificate, ClusterRef, LeftOut, ModelRef, Plan, Predicted, RunnerUp
+from argosy.plan.plan import Certificate, ClusterRef, LeftOut, ModelRef, Plan, RunnerUp
 from argosy.sim.choose import with_collectives
-from argosy.sim.simulate import iteration_seconds
+from argosy.sim.prediction import Played, play_once, prediction
 from argosy.solve.candidate import Candidate, lightened
 from argosy.solve.reasons import why_left_out, why_slower
 from argosy.space.enumerate import Scope
@@ -50,7 +50,7 @@ class Trial:
         self.executor = executor
         """Plays side by side, to the same result."""
         self.plans: dict[object, Plan] = {}
-        self.times: dict[tuple[object, bool], float] = {}
+        self.iterations: dict[tuple[object, bool], Played] = {}
         """Of plans folded or whole."""
 
     def decide(self, candidates: Sequence[Candidate]) -> Verdict:
@@ -63,30 +63,26 @@ class Trial:
         times = self._play(entries)
         order = sorted(range(len(entries)), key=lambda index: (times[index], entries[index].effort, index))
         first, best = order[0], self._placed(entries[order[0]])
-        seconds = times[first]
+        winner = self.iterations[entries[first].key, False]
         if len(best.devices) * best.num_micro_batches <= _SMALL:
-            (seconds,) = self._play([entries[first]], whole=True)
-        predicted = Predicted(
-            iteration_seconds=seconds,
-            samples_per_second=best.global_batch / seconds,
-            peak_memory_bytes=(),
-            bottleneck="",
-        )
+            self._play([entries[first]], whole=True)
+            winner = self.iterations[entries[first].key, True]
+        predicted = prediction(best, winner, self.prices.chain)
         played = [(entries[index], times[index]) for index in order]
         return Verdict(
             winner=entries[first],
             plan=replace(best, predicted=predicted),
-            runner_ups=tuple(_runner_ups(played, seconds)),
+            runner_ups=tuple(_runner_ups(played, winner.seconds)),
         )
 
     def _play(self, entries: Sequence[Candidate], *, whole: bool = False) -> list[float]:
-        fresh = {one.key: one for one in entries if (one.key, whole) not in self.times}
+        fresh = {one.key: one for one in entries if (one.key, whole) not in self.iterations}
         chain, model = self.prices.chain, self.prices.model
-        play = partial(iteration_seconds, chain=chain, cluster=self.calm, model=model, whole=whole)
+        play = partial(play_once, chain=chain, cluster=self.calm, model=model, whole=whole)
         plans = [self._placed(one) for one in fresh.values()]
-        times = self.executor.map(play, plans) if self.executor is not None else map(play, plans)
-        self.times.update(((key, whole), seconds) for key, seconds in zip(fresh, times, strict=True))
-        return [self.times[one.key, whole] for one in entries]
+        played = self.executor.map(play, plans) if self.executor is not None else map(play, plans)
+        self.iterations.update(((key, whole), one) for key, one in zip(fresh, played, strict=True))
+        return [self.iterations[one.key, whole].seconds for one in entries]
 
     def _placed(self, candidate: Candidate) -> Plan:
         if candidate.key not in self.plans:
