@@ -7,7 +7,7 @@ This is a little less than a simulated peak, because of tensors that arrive earl
 
 from __future__ import annotations
 
-from collections import defaultdict
+import operator
 
 from argosy.cost.memory import activation_bytes, passing_bytes, state_bytes
 from argosy.plan.plan import Plan, Stage
@@ -23,7 +23,7 @@ def planned_memory(plan: Plan, chain: Chain) -> dict[str, float]:
 def planned_parts(plan: Plan, chain: Chain) -> dict[str, tuple[float, ...]]:
     """Return the terms of (1) for every device in use: weights, gradients, optimizer, activations, buffers."""
     depths = in_flight(build_schedule(plan.schedule, len(plan.stages), plan.num_micro_batches))
-    held: dict[str, tuple[float, ...]] = defaultdict(lambda: (0.0,) * 5)
+    held: dict[str, tuple[float, ...]] = {}
     for index, stage in enumerate(plan.stages):
         arriving = chain.layers[stage.first - 1].output_bytes if index else 0.0
         returning = chain.layers[stage.end - 1].output_bytes if index + 1 < len(plan.stages) else 0.0
@@ -35,9 +35,12 @@ def planned_parts(plan: Plan, chain: Chain) -> dict[str, tuple[float, ...]]:
                     kept = depths[index] * activation_bytes(chain, stage, replica.samples, share)
                     more = _passing(chain, stage, replica.samples, share, arriving, returning)
                     parts[replica.samples, share] = (state.weights, state.gradients, state.optimizer, kept, more)
-                mine = parts[replica.samples, share]
-                held[name] = tuple(a + b for a, b in zip(held[name], mine, strict=True))
-    return dict(held)
+                own = parts[replica.samples, share]
+                earlier = held.get(name)
+                if earlier is not None:
+                    own = tuple(map(operator.add, earlier, own))
+                held[name] = own
+    return held
 
 
 def _passing(chain: Chain, stage: Stage, samples: int, share: float, arriving: float, returning: float) -> float:

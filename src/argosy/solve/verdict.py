@@ -12,7 +12,7 @@ from functools import partial
 from argosy.cluster.device import Device
 from argosy.cluster.topology import Cluster
 from argosy.cost.memory import USABLE
-from argosy.plan.plan import Certificate, ClusterRef, LeftOut, ModelRef, Plan, RunnerUp
+from argosy.plan.plan import Certificate, ClusterRef, LeftOut, ModelRef, Plan, Predicted, RunnerUp
 from argosy.sim.choose import with_collectives
 from argosy.sim.prediction import Played, play_once, prediction
 from argosy.solve.candidate import Candidate, lightened
@@ -34,6 +34,8 @@ class Verdict:
 
     winner: Candidate
     plan: Plan
+    """With its time; ``certify`` adds the rest of the prediction."""
+    played: Played
     runner_ups: tuple[RunnerUp, ...]
 
 
@@ -67,11 +69,17 @@ class Trial:
         if len(best.devices) * best.num_micro_batches <= _SMALL:
             self._play([entries[first]], whole=True)
             winner = self.iterations[entries[first].key, True]
-        predicted = prediction(best, winner, self.prices.chain)
+        predicted = Predicted(
+            iteration_seconds=winner.seconds,
+            samples_per_second=best.global_batch / winner.seconds,
+            peak_memory_bytes=(),
+            bottleneck="",
+        )
         played = [(entries[index], times[index]) for index in order]
         return Verdict(
             winner=entries[first],
             plan=replace(best, predicted=predicted),
+            played=winner,
             runner_ups=tuple(_runner_ups(played, winner.seconds)),
         )
 
@@ -123,6 +131,7 @@ def certify(
     bound, free = (min(one, plan.predicted.iteration_seconds) for one in bounds)
     return replace(
         plan,
+        predicted=prediction(plan, verdict.played, prices.chain),
         certificate=Certificate(
             lower_bound_seconds=bound,
             gap=plan.predicted.iteration_seconds / bound - 1,
