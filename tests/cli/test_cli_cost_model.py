@@ -184,3 +184,14 @@ def test_a_comparison_under_another_cost_model_is_refused_on_a_page(run: Run) ->
     same = run("compare", "-m", "gpt2-xl", "-c", "pair.toml", "-b", "8", "--only", "dp-ev", "--json", "-q", *PROFILE)
     Path("compare.json").write_text(same.out)
     assert run("report", "plan.json", "--compare", "compare.json", "-q").code == 0
+
+
+@pytest.mark.usefixtures("files")
+def test_a_run_that_adapts_by_another_cost_model_says_so(run: Run) -> None:
+    plan = planned(run, *PROFILE, "--runnable")
+    assert plan.cost_model is not None
+    command = ("run", "plan.json", "train.py", "--adapt", "k", "--dry-run", "-q")
+    assert run(*command).err == ""
+    assert run(*command, *PROFILE).err == ""
+    warning = f"the plan was made with the {plan.cost_model.words}, and this command uses the default cost model"
+    assert run(*command, "--profile", "none").err == f"warning: {warning} to adapt\n"

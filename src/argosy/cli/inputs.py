@@ -16,7 +16,7 @@ from argosy.cli.names import known_name
 from argosy.cluster.file import build_cluster, cluster_from_content, load_cluster, with_changes
 from argosy.cluster.fitted import fitted
 from argosy.cluster.schema import ChangeSchema
-from argosy.cluster.topology import Cluster, is_meant
+from argosy.cluster.topology import Cluster, Fit, is_meant
 from argosy.cluster.tracefile import read_trace
 from argosy.cost.calibration import Calibration
 from argosy.cost.calibration_file import read_calibration
@@ -96,19 +96,25 @@ def cost_model_for(
 
 
 def _with_what_holds(scenario: Scenario) -> Plan:
-    """Return the plan without what was predicted and proven of it under another cost model, with a warning on
-    stderr."""
+    """Return the plan; with a warning on stderr and without prediction, certificate and runner-ups if these were made
+    under another cost model."""
     plan = scenario.plan
-    made_for = cluster_from_content(plan.cluster.content)
-    fitted_for = replace(made_for, fit=scenario.cluster.fit)
-    used = cost_model_ref(scenario.chain, fitted_for, scenario.model)
-    if used == plan.cost_model:
+    difference = another_cost_model(plan, scenario.chain, scenario.cluster.fit, scenario.model)
+    if difference is None:
         return plan
-    made, here = cost_model_words(plan.cost_model), cost_model_words(used)
-    told = f"the plan was made with the {made}, and this command uses the {here}"
     why = "the plan's prediction and certificate are not shown, because they do not hold here"
-    sys.stderr.write(f"warning: {told}: {why}\n")
+    sys.stderr.write(f"warning: {difference}: {why}\n")
     return replace(plan, predicted=None, certificate=None, runner_ups=())
+
+
+def another_cost_model(plan: Plan, chain: Chain, fit: Fit, model: ComputeModel) -> str | None:
+    """Return how the cost model in use differs from the plan's; None if it is the same."""
+    made_for = replace(cluster_from_content(plan.cluster.content), fit=fit)
+    used = cost_model_ref(chain, made_for, model)
+    if used == plan.cost_model:
+        return None
+    made, here = cost_model_words(plan.cost_model), cost_model_words(used)
+    return f"the plan was made with the {made}, and this command uses the {here}"
 
 
 def plan_of_layers(document: Document) -> Plan:

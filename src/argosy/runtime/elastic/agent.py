@@ -41,7 +41,7 @@ class Agent:
     def __init__(self, job: Job) -> None:
         self.job = job
         plan = load_plan(job.plan)
-        self.replanner = _replanner(job, plan)
+        self.replanner = replanner_of(job, plan)
         node = next(node for node in self.replanner.cluster.nodes if node.name == job.node)
         self.devices = node.devices
         self.claims = Claims(job.folder)
@@ -289,7 +289,7 @@ class Agent:
             line.close()
 
 
-def _replanner(job: Job, plan: Plan) -> Replanner:
+def replanner_of(job: Job, plan: Plan) -> Replanner:
     """Make the planner of later generations, with the cost model of the first plan."""
     costs, chain = cost_model_of(plan, job.profile), _chain(job, plan.model)
     return Replanner(
