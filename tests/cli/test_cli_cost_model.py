@@ -188,6 +188,7 @@ def test_a_comparison_under_another_cost_model_is_refused_on_a_page(run: Run) ->
 
 @pytest.mark.usefixtures("files")
 def test_a_run_that_adapts_by_another_cost_model_says_so(run: Run) -> None:
+    Path("train.py").write_text("def build(): ...\n")
     plan = planned(run, *PROFILE, "--runnable")
     assert plan.cost_model is not None
     command = ("run", "plan.json", "train.py", "--adapt", "k", "--dry-run", "-q")
