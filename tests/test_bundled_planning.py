@@ -12,8 +12,8 @@ import pytest
 from argosy.cluster.file import bundled_clusters, load_cluster
 from argosy.cluster.lasting import at_time_zero
 from argosy.cluster.topology import Cluster
+from argosy.cost.planned import planned_memory
 from argosy.errors import InputError
-from argosy.explain.memory import planned_memory
 from argosy.plan.check import check_plan
 from argosy.plan.plan import Plan, Replica, Stage
 from argosy.planner import Settings, find_plan

@@ -13,12 +13,13 @@ from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel
 from argosy.cost.memory import USABLE, activation_bytes, state_bytes
+from argosy.cost.planned import planned_memory
 from argosy.document import parse_toml
 from argosy.errors import InfeasibleError
 from argosy.explain import explain_plan, with_prediction
 from argosy.explain.contest import contest
 from argosy.explain.load import bottleneck, edge_loads, stage_loads
-from argosy.explain.memory import memory_stack, planned_memory
+from argosy.explain.memory import memory_stack
 from argosy.explain.whatif import cheaper_settings, with_faster_devices, with_replica, with_wider_edges
 from argosy.plan.file import read_plan
 from argosy.plan.plan import Certificate, LeftOut, Plan, Recompute, Replica, Stage
@@ -270,7 +271,7 @@ def test_a_plan_that_never_ends_cannot_be_explained() -> None:
         explain_plan(case.plan, case.chain, dead)
 
 
-def test_prediction_is_the_simulation_and_the_gap_follows() -> None:
+def test_prediction_is_the_simulation_and_the_certificate_stays() -> None:
     case = scenario()
     certificate = Certificate(lower_bound_seconds=2.0, gap=0.5, granularity=1, scope="all")
     plan = with_prediction(replace(case.plan, certificate=certificate), case.chain, case.cluster)
@@ -279,22 +280,22 @@ def test_prediction_is_the_simulation_and_the_gap_follows() -> None:
     assert plan.predicted.iteration_seconds == timeline.iteration_ends[0]
     assert dict(plan.predicted.peak_memory_bytes) == timeline.peak_memory()
     assert plan.predicted.bottleneck == "stage 0"
-    assert plan.certificate == replace(certificate, gap=timeline.iteration_ends[0] / 2 - 1)
-    late = replace(plan, certificate=replace(certificate, lower_bound_seconds=100.0))
-    beaten = with_prediction(late, case.chain, case.cluster).certificate
-    assert beaten is not None
-    assert (beaten.lower_bound_seconds, beaten.gap) == (timeline.iteration_ends[0], 0.0)
+    assert (plan.certificate, plan.cost_model) == (certificate, None)
+    other = with_prediction(plan, case.chain, case.cluster, model=ComputeModel(forward_peak=0.1))
+    assert other.predicted is not None and other.cost_model is not None
+    assert other.predicted.iteration_seconds > plan.predicted.iteration_seconds
+    assert other.certificate is None
 
 
-def test_prediction_of_a_large_plan_keeps_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_plan_is_folded_for_its_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
     case = scenario()
     small = with_prediction(case.plan, case.chain, case.cluster)
     assert small.predicted is not None
     monkeypatch.setattr("argosy.explain.explanation._MOST_REPLAYED", 1)
-    told = replace(small.predicted, iteration_seconds=8.0, peak_memory_bytes=(), bottleneck="")
-    large = with_prediction(replace(case.plan, predicted=told), case.chain, case.cluster).predicted
+    large = with_prediction(case.plan, case.chain, case.cluster).predicted
     assert large is not None
-    assert (large.iteration_seconds, large.samples_per_second, large.bottleneck) == (8.0, 8.0, "stage 0")
+    assert large.iteration_seconds == pytest.approx(small.predicted.iteration_seconds, rel=0.01)
+    assert large.bottleneck == small.predicted.bottleneck == "stage 0"
     assert dict(large.peak_memory_bytes) == planned_memory(case.plan, case.chain)
 
 

@@ -239,7 +239,7 @@ def test_any_number_of_devices_has_a_plan(groups: dict[str, tuple[int, int]], nu
 
 def without_clock(plan: Plan) -> str:
     assert plan.search is not None
-    return dumps_plan(replace(plan, search=replace(plan.search, cpu_seconds=0.0)))
+    return dumps_plan(replace(plan, search=replace(plan.search, cpu_seconds=0.0, history=())))
 
 
 @pytest.mark.parametrize("level", [1, 2])

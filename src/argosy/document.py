@@ -42,9 +42,9 @@ class Document:
     prefix: Location = ()
     """Where ``data`` stands in the file, for a document that is a part of another."""
 
-    def inside(self, *location: str) -> Document:
+    def inside(self, *location: str | int) -> Document:
         """The table at ``location`` as a document; its problems still say where in the file they are."""
-        data = self.data
+        data: Any = self.data
         for part in location:
             data = data[part]
         return Document(self.file, data, self.lines, (*self.prefix, *location))

@@ -16,11 +16,13 @@ from dataclasses import replace
 from argosy.cluster.lasting import at_time_zero, within_reach
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
+from argosy.cost.remembered import with_cost_model
 from argosy.errors import InfeasibleError, bad_input
 from argosy.plan.plan import Plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.solve.budget import Budget
 from argosy.solve.candidate import diverse
+from argosy.solve.history import History, with_history
 from argosy.solve.interleave import with_interleaved
 from argosy.solve.pool_search import PoolSearch
 from argosy.solve.settings import SCHEDULES, Progress, Settings, search_scope, without_deadlock
@@ -45,21 +47,20 @@ def find_plan(
     settings: Settings | None = None,
     model: ComputeModel | None = None,
 ) -> Plan:
-    """The best plan found, with its certificate."""
+    """Return the best plan found with its certificate, prediction, search history and cost model."""
     if not 1 <= global_batch <= _MOST_SAMPLES:
         raise bad_input(f"a global batch of 1 to {_MOST_SAMPLES:,}", global_batch, where="global_batch")
     model = model or ComputeModel()
     settings = without_deadlock(settings or Settings(), model)
+    settings = replace(settings, progress=History(settings.progress))
     cluster = within_reach(cluster)  # what a link that is down cuts off counts as lost
-    if woven := _interleaved(settings):
-        return _with_interleaved(chain, cluster, global_batch, settings, model, woven)
-    if settings.even_shares and settings.replicas is None:
-        return _best_even(chain, cluster, global_batch, settings, model)[0]
-    return PoolSearch(chain, cluster, global_batch, settings, model).run()
-
-
-def _interleaved(settings: Settings) -> tuple[ScheduleSpec, ...]:
-    return tuple(one for one in settings.schedules if one.kind is ScheduleKind.INTERLEAVED)
+    if woven := settings.interleaved:
+        plan = _with_interleaved(chain, cluster, global_batch, settings, model, woven)
+    elif settings.even_shares and settings.replicas is None:
+        plan = _best_even(chain, cluster, global_batch, settings, model)[0]
+    else:
+        plan = PoolSearch(chain, cluster, global_batch, settings, model).run()
+    return with_cost_model(with_history(plan, settings.progress), chain, cluster, model)
 
 
 def _with_interleaved(
@@ -127,10 +128,11 @@ def kept_plans(
     """The best plan and other good ones of as many sorts as there are, on devices, without what is said about them;
     the best alone where it comes from more than one search."""
     settings = without_deadlock(settings, model)
-    if _interleaved(settings) or (settings.even_shares and settings.replicas is None):
+    if settings.interleaved or (settings.even_shares and settings.replicas is None):
         return [find_plan(chain, cluster, global_batch=global_batch, settings=settings, model=model).bare]
     cluster = within_reach(cluster)
     search = PoolSearch(chain, cluster, global_batch, settings, model)
     best = search.run().bare
     others = [placed(candidate, search.prices, cluster) for candidate in diverse(search.incumbents.found, most)]
-    return [best, *(other for other in others if other != best)]
+    found = (best, *(other for other in others if other != best))
+    return [with_cost_model(plan, chain, cluster, model) for plan in found]

@@ -43,6 +43,8 @@ TABLES: dict[type[Schema], tuple[str, str]] = {
     plan_file.PlanSchema: ("`plan.json`", "The plan"),
     plan_file.ModelSchema: ("`plan.json`", "`model`"),
     plan_file.ClusterRefSchema: ("`plan.json`", "`cluster`"),
+    plan_file.CostModelSchema: ("`plan.json`", "`cost_model`"),
+    plan_file.CostContentSchema: ("`plan.json`", "`content` of `cost_model`"),
     plan_file.ScheduleSchema: ("`plan.json`", "`schedule`"),
     plan_file.StageSchema: ("`plan.json`", "`stages`"),
     plan_file.ReplicaSchema: ("`plan.json`", "`replicas`"),

@@ -25,6 +25,7 @@ from argosy.plan.plan import (
     Certificate,
     Collective,
     CollectiveChoice,
+    CostModelRef,
     LeftOut,
     Plan,
     PolicyRule,
@@ -34,6 +35,7 @@ from argosy.plan.plan import (
     Stage,
 )
 from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.workload.profile_file import dump_profile, read_profile
 
 BUNDLED = sorted(Path(str(resources.files("argosy"))).glob("data/plans/*.json"))
 
@@ -49,6 +51,8 @@ specs = st.builds(
     chunks=counts,
 )
 tables = st.dictionaries(words, amounts, max_size=4).map(lambda table: tuple(table.items()))
+constants = st.dictionaries(words, amounts | st.booleans(), max_size=4)
+PROFILES = [json.loads(dump_profile(read_profile(name))) for name in ("h200-gpt2-xl", "h200-llama-3-8b")]
 tallies = st.dictionaries(words, st.integers(0, 99), max_size=4).map(lambda table: tuple(table.items()))
 
 
@@ -87,6 +91,7 @@ def full_plans(draw: st.DrawFn) -> Plan:
                 gap=st.floats(-1, 1e6),
                 granularity=counts,
                 scope=words,
+                cost_model=st.none() | words,
             )
         ),
         search=draw(
@@ -94,7 +99,14 @@ def full_plans(draw: st.DrawFn) -> Plan:
         ),
         runner_ups=draw(few_of(st.builds(RunnerUp, description=words, iteration_seconds=amounts, reason=words))),
         left_out=draw(few_of(st.builds(LeftOut, device=words, reason=words))),
+        cost_model=draw(st.none() | st.builds(cost_model, constants, few_of(st.sampled_from(PROFILES)))),
     )
+
+
+def cost_model(constants: dict[str, float], profiles: tuple[dict[str, Any], ...]) -> CostModelRef:
+    """A cost model with only the tables that are not empty, as plans record it."""
+    content = {"constants": constants, "profiles": list(profiles)}
+    return CostModelRef.of({name: table for name, table in content.items() if table})
 
 
 def of_operations(plan: Plan) -> Iterator[Stage]:

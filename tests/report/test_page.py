@@ -16,8 +16,8 @@ from page_cases import thousand_gpus
 import argosy
 from argosy.cluster.file import cluster_from_content, load_cluster
 from argosy.cluster.topology import Cluster
+from argosy.cost.planned import planned_memory
 from argosy.explain import explain_plan, planned_stack
-from argosy.explain.memory import planned_memory
 from argosy.plan.file import dumps_plan, load_plan, loads_plan
 from argosy.plan.plan import LeftOut, Plan, RunnerUp, Search
 from argosy.report.decisions import Told

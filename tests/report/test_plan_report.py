@@ -74,7 +74,11 @@ PLAN = Plan(
         bottleneck="stage 0",
     ),
     certificate=Certificate(
-        lower_bound_seconds=6.4193, gap=0.046, granularity=2, scope="stages of multiples of 2/2 devices of each pool"
+        lower_bound_seconds=6.4193,
+        gap=0.046,
+        granularity=2,
+        scope="stages of multiples of 2/2 devices of each pool",
+        cost_model="default cost model",
     ),
     search=Search(cpu_seconds=0.758, candidates=1501, pruned=(("bound", 0), ("dominance", 28), ("divisibility", 18))),
     runner_ups=(
@@ -104,7 +108,7 @@ throughput   9.532 samples/s, 19,521 tokens/s
 memory       31.0 of 32 GiB on the fullest device, v0.0
 bottleneck   stage 0
 certificate  no plan of stages of multiples of 2/2 devices of each pool is more
-             than 4.6 % faster (bound 6.419 s)
+             than 4.6 % faster (bound 6.419 s), for the default cost model
 search       1,501 plans judged in 758 ms of CPU time; removed by dominance 28,
              divisibility 18
 """
@@ -150,12 +154,27 @@ def test_samples_that_are_no_sequences_have_no_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gap", "told"), [(0.0, "is faster"), (0.0004, "is more than 0.04 % faster"), (1.5, "is more than 150 % faster")]
+    ("gap", "told"),
+    [
+        (-1e-16, "proven optimal: no plan of {scope} is faster, for the default cost model"),
+        (0.0, "proven optimal: no plan of {scope} is faster, for the default cost model"),
+        (5.2e-10, "proven optimal (to 1e-9): no plan of {scope} is faster, for the default cost model"),
+        (9.9e-7, "proven optimal (to 1e-6): no plan of {scope} is faster, for the default cost model"),
+        (1e-6, "no plan of {scope} is more than 0.0001 % faster (bound 6.419 s), for the default cost model"),
+        (0.0004, "no plan of {scope} is more than 0.04 % faster (bound 6.419 s), for the default cost model"),
+        (1.5, "no plan of {scope} is more than 150 % faster (bound 6.419 s), for the default cost model"),
+    ],
 )
 def test_certificate(gap: float, told: str) -> None:
     assert PLAN.certificate is not None
     sentence = certificate_in_a_sentence(replace(PLAN.certificate, gap=gap))
-    assert sentence.startswith(f"no plan of stages of multiples of 2/2 devices of each pool {told}")
+    assert sentence == told.format(scope=PLAN.certificate.scope)
+
+
+def test_a_certificate_of_an_older_file_does_not_claim_a_cost_model() -> None:
+    assert PLAN.certificate is not None
+    sentence = certificate_in_a_sentence(replace(PLAN.certificate, cost_model=None))
+    assert sentence.endswith("faster (bound 6.419 s); its cost model is not recorded")
 
 
 def test_runner_ups() -> None:

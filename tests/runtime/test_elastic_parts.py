@@ -15,8 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_cases import CLUSTER, Case, plan_of
 
-from argosy.cluster.file import cluster_from_content
+from argosy.cluster.file import cluster_from_content, load_cluster
+from argosy.cost.calibration import Calibration
 from argosy.errors import InputError
+from argosy.plan.file import dumps_plan, load_plan
+from argosy.planner import find_plan
+from argosy.runtime.elastic.agent import replanner_of
 from argosy.runtime.elastic.claims import Claim, Claims, Host, Outcome
 from argosy.runtime.elastic.copies import Header, Piece, Source, Store, is_whole, newest_whole
 from argosy.runtime.elastic.folder import check_folder
@@ -255,3 +259,18 @@ def test_regrouping_keeps_layers_and_samples(data: st.DataObject) -> None:
     assert ends[-1] == plan.stages[-1].end
     assert all(sum(r.samples for r in stage.replicas) == plan.micro_batch_size for stage in found.stages)
     assert all(r.samples > 0 for stage in found.stages for r in stage.replicas)
+
+
+def test_later_generations_are_planned_with_the_cost_model_of_the_first_plan(tmp_path: Path) -> None:
+    """A slow calibration predicts slow plans, also for the devices that are left."""
+    calibration = Calibration(forward_peak=0.05, backward_peak=0.05, bandwidth=0.1)
+    chain, cluster = load_model("gpt2", sequence_length=128, dtype="fp32"), load_cluster("mixed-8")
+    first = find_plan(
+        calibration.chain(chain), calibration.cluster(cluster), global_batch=8, model=calibration.compute_model()
+    )
+    (tmp_path / "plan.json").write_text(dumps_plan(first))
+    job = Job(plan=str(tmp_path / "plan.json"), program="train.py", out=str(tmp_path), node="a0", steps=1)
+    replanner = replanner_of(job, load_plan(job.plan))
+    left = replanner.plan([device.name for device in cluster.devices if device.name not in first.devices[:1]])
+    assert left is not None and left != first
+    assert left.cost_model == first.cost_model is not None

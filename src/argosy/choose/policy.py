@@ -19,7 +19,7 @@ from argosy.choose.kept import KeptPlans, keep
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.cost.memory import USABLE
-from argosy.explain.memory import planned_memory
+from argosy.cost.planned import planned_memory
 from argosy.plan.plan import Plan, PolicyRule
 from argosy.planner import SCHEDULES, Settings
 from argosy.schedule import ScheduleKind, ScheduleSpec

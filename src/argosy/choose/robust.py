@@ -39,6 +39,7 @@ from argosy.cluster.lasting import at_time_zero, last_change
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import FloatArray
 from argosy.cost.compute import ComputeModel
+from argosy.cost.planned import planned_memory
 from argosy.errors import InfeasibleError
 from argosy.plan.plan import ClusterRef, LeftOut, Plan, Predicted, RunnerUp, Search
 from argosy.planner import Settings, kept_plans
@@ -129,7 +130,7 @@ def find_robust_plan(
     if math.isinf(judged[0].mean):
         raise InfeasibleError(f"no plan of {chain.name} on {cluster!r} ends an iteration in every scenario")
     calm, edges = at_time_zero(cluster), _edges(scenarios)
-    plan = with_policy(_finished(judged, cluster, robust), chain, calm, edges, model=model, schedules=schedules)
+    plan = with_policy(_finished(judged, chain, cluster, robust), chain, calm, edges, model=model, schedules=schedules)
     effort = Search(cpu_seconds=time.process_time() - began, candidates=len(plain) + len(ranked), pruned=())
     return RobustChoice(
         plan=replace(plan, search=effort),
@@ -173,13 +174,13 @@ def _edges(scenarios: Sequence[Cluster]) -> list[str]:
     return sorted({link.edge for scenario in scenarios for link in scenario.links if not link.bandwidth.is_constant})
 
 
-def _finished(judged: Sequence[Figures], cluster: Cluster, robust: Robust) -> Plan:
+def _finished(judged: Sequence[Figures], chain: Chain, cluster: Cluster, robust: Robust) -> Plan:
     """The best of the judged with its mean as the prediction, why the others lost, and what it leaves out."""
     best, used = judged[0], set(judged[0].plan.devices)
     predicted = Predicted(
         iteration_seconds=best.mean,
         samples_per_second=best.plan.global_batch / best.mean,
-        peak_memory_bytes=(),
+        peak_memory_bytes=tuple(planned_memory(best.plan, chain).items()),
         bottleneck="",
     )
     runner_ups = [

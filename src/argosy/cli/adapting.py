@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from argosy.cli.inputs import MOST_ITERATIONS, Scenario, compute_model, parse_time, too_long
+from argosy.cli.inputs import (
+    MOST_ITERATIONS,
+    Scenario,
+    another_cost_model,
+    cost_model_for,
+    note_of_other_kinds,
+    parse_time,
+    too_long,
+)
 from argosy.cli.names import known_name
 from argosy.errors import bad_input
 
@@ -78,7 +87,13 @@ def check_adapting(
         chain = load_model(name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)
         cluster = cluster_from_content(plan.cluster.content)
         check_plan(plan, chain, cluster)
-        compute_model(profiles, cluster=cluster, quiet=quiet)
+        costs = cost_model_for(plan, None, chain, profiles=profiles)
+        if profiles and not quiet:
+            note_of_other_kinds(costs.profiles, cluster)
+        fit = costs.cluster(cluster).fit
+        difference = another_cost_model(plan, costs.chain(chain), fit, costs.compute_model)
+        if difference is not None:
+            sys.stderr.write(f"warning: {difference} to adapt\n")
 
 
 def _name(reach: Reach) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from argosy.cli.names import known_name
@@ -87,7 +87,7 @@ def plan_for_scenarios(task: Task, names: Sequence[str], robust: str) -> Outcome
         model=task.model,
     )
     return Outcome(
-        plan=_with_memory(choice.plan, task.chain),
+        plan=choice.plan,
         beside={"scenarios": robust_to_dict(choice)},
         shown=(scenario_table(choice), *robust_lines(choice)),
     )
@@ -112,7 +112,7 @@ def plan_for_money(task: Task, objective: str, max_price: float | None, max_cost
     )
     chosen = choose(front, cheapest=objective == "cost", limits=limits)
     return Outcome(
-        plan=_with_memory(chosen.plan, task.chain),
+        plan=chosen.plan,
         beside={"pareto": [priced_to_dict(point) for point in front], "cost": priced_to_dict(chosen)},
         shown=(*money_lines(chosen), front_table(front, chosen)),
     )
@@ -136,12 +136,3 @@ def courses_over(task: Task, name: str) -> Courses:
         settings=task.settings,
         model=task.model,
     )
-
-
-def _with_memory(plan: Plan, chain: Chain) -> Plan:
-    """The plan with the memory of its devices in its prediction."""
-    from argosy.explain.memory import planned_memory
-
-    assert plan.predicted is not None
-    held = tuple(planned_memory(plan, chain).items())
-    return replace(plan, predicted=replace(plan.predicted, peak_memory_bytes=held))

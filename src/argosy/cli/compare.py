@@ -90,6 +90,7 @@ def compare(
     from argosy.cli.scenarios import load_scenarios
     from argosy.cli.terminal import print_json, stdout_console
     from argosy.cluster.file import load_cluster
+    from argosy.cost.remembered import cost_model_ref
     from argosy.errors import bad_input
     from argosy.explain.contest import moments
     from argosy.report.contest import contest_table, counted_over, rows_to_dict
@@ -113,7 +114,9 @@ def compare(
     costs = compute_model(profile or (), chain=chain, cluster=where, quiet=quiet)
     rows = compared(chain, where, batch, costs, names=_chosen(only), level=level, quiet=quiet, changes=changes)
     if json:
+        ref = cost_model_ref(chain, where, costs)
         names = {"model": model, "cluster": {"name": where.name, "hash": where.hash}, "global_batch": batch}
+        names["cost_model"] = "default" if ref is None else ref.hash
         begun = max(len(moments(cluster)) for cluster in changes.scenarios)
         counted = {"scenarios": scenario or [], "robust": robust, "moments": begun}
         print_json("compare", {**names, **counted, "rows": rows_to_dict(rows)})

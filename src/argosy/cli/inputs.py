@@ -14,12 +14,14 @@ from pydantic import Field
 
 from argosy.cli.names import known_name
 from argosy.cluster.file import build_cluster, cluster_from_content, load_cluster, with_changes
+from argosy.cluster.fitted import fitted
 from argosy.cluster.schema import ChangeSchema
-from argosy.cluster.topology import Cluster, is_meant
+from argosy.cluster.topology import Cluster, Fit, is_meant
 from argosy.cluster.tracefile import read_trace
 from argosy.cost.calibration import Calibration
 from argosy.cost.calibration_file import read_calibration
 from argosy.cost.compute import ComputeModel
+from argosy.cost.remembered import CostModel, cost_model_ref, cost_model_words, remembered
 from argosy.document import Document, Location, Schema, is_there, read_toml, validate
 from argosy.errors import InputError, Mismatch, Problem, bad_input, closest
 from argosy.plan.check import check_plan
@@ -28,12 +30,10 @@ from argosy.plan.plan import Plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.units import RATE, SIZE, TIME, Quantity
 from argosy.workload.chain import Chain
-from argosy.workload.dapple import read_dapple
-from argosy.workload.load import load_model, preset_names
+from argosy.workload.load import load_model, preset_names, read_profiles
 from argosy.workload.profile import Profile
-from argosy.workload.profile_file import read_profile
 
-_NO_CHANGES = "none"
+_NONE = "none"
 MOST_ITERATIONS = 10**6
 """That a simulation plays, also where most of them repeat others: each has its own time in the result."""
 
@@ -71,13 +71,50 @@ def load_scenario(
     check_plan(plan, chain, where, document=document)
     if not traces:
         _warn_of_another_cluster(plan, where)
-    constants = load_calibration(calibration)
-    return Scenario(
-        plan=plan,
-        chain=constants.chain(chain),
-        cluster=constants.cluster(where),
-        model=compute_model(profiles, constants, chain=chain, cluster=where, quiet=quiet),
-    )
+    costs = cost_model_for(plan, document, chain, profiles=profiles, calibration=calibration)
+    scenario = Scenario(plan=plan, chain=costs.chain(chain), cluster=costs.cluster(where), model=costs.compute_model)
+    if profiles and not quiet:
+        note_of_other_kinds(costs.profiles, where)
+    return replace(scenario, plan=_with_what_holds(scenario))
+
+
+def cost_model_for(
+    plan: Plan,
+    document: Document | None,
+    chain: Chain | None = None,
+    *,
+    profiles: Sequence[str] = (),
+    calibration: str | None = None,
+) -> CostModel:
+    """Return the cost model of a plan, with what the options give in place of its profiles or its constants."""
+    costs = remembered(plan, document)
+    if profiles:
+        costs = replace(costs, profiles=_profiles_of(profiles, chain))
+    if calibration is not None:
+        costs = replace(costs, calibration=load_calibration(calibration))
+    return costs
+
+
+def _with_what_holds(scenario: Scenario) -> Plan:
+    """Return the plan; with a warning on stderr and without prediction, certificate and runner-ups if these were made
+    under another cost model."""
+    plan = scenario.plan
+    difference = another_cost_model(plan, scenario.chain, scenario.cluster.fit, scenario.model)
+    if difference is None:
+        return plan
+    why = "the plan's prediction and certificate are not shown, because they do not hold here"
+    sys.stderr.write(f"warning: {difference}: {why}\n")
+    return replace(plan, predicted=None, certificate=None, runner_ups=())
+
+
+def another_cost_model(plan: Plan, chain: Chain, fit: Fit, model: ComputeModel) -> str | None:
+    """Return how the cost model in use differs from the plan's; None if it is the same."""
+    made_for = replace(cluster_from_content(plan.cluster.content), fit=fit)
+    used = cost_model_ref(chain, made_for, model)
+    if used == plan.cost_model:
+        return None
+    made, here = cost_model_words(plan.cost_model), cost_model_words(used)
+    return f"the plan was made with the {made}, and this command uses the {here}"
 
 
 def plan_of_layers(document: Document) -> Plan:
@@ -117,7 +154,17 @@ def costs_of_run(plan: Plan, document: Document, given: str | None, *, needed: b
 
 
 def load_calibration(path: str | None) -> Calibration:
-    return Calibration() if path is None else read_calibration(path)
+    """Return the constants in a file, or the cost model's own for None and ``none``."""
+    return Calibration() if path is None or path == _NONE else read_calibration(path)
+
+
+def _profiles_of(paths: Sequence[str], chain: Chain | None) -> tuple[Profile, ...]:
+    """Read profiles; raise ``InputError`` for one of another model than the chain."""
+    measured = read_profiles(paths)
+    for profile in measured:
+        if chain is not None:
+            _check_same_model(profile, chain)
+    return measured
 
 
 def _warn_of_another_cluster(plan: Plan, cluster: Cluster) -> None:
@@ -137,17 +184,14 @@ def compute_model(
     quiet: bool,
 ) -> ComputeModel:
     """The roofline, with measured profiles in its place for the device kinds that they are of."""
-    measured = [read_dapple(path)[1] if path.endswith(".txt") else read_profile(path) for path in profiles]
-    for profile in measured:
-        if chain is not None:
-            _check_same_model(profile, chain)
+    measured = _profiles_of(profiles, chain)
     if not quiet:
-        _note_of_other_kinds(measured, cluster)
+        note_of_other_kinds(measured, cluster)
     constants = calibration or Calibration()
     return constants.compute_model({profile.device: profile for profile in measured} or None)
 
 
-def _note_of_other_kinds(profiles: Sequence[Profile], cluster: Cluster) -> None:
+def note_of_other_kinds(profiles: Sequence[Profile], cluster: Cluster) -> None:
     """On stderr, which profiles change nothing; one set of them may serve several clusters."""
     there = sorted({device.kind.name for device in cluster.devices})
     others = sorted({profile.device for profile in profiles} - set(there))
@@ -253,7 +297,7 @@ def with_traces(cluster: Cluster, traces: Sequence[str], *, option: str = "--tra
     """The cluster with what ``option`` names in place of its own changes, one after the other."""
     cluster = with_changes(cluster, [])
     for trace in traces:
-        if trace == _NO_CHANGES:
+        if trace == _NONE:
             continue
         target, separator, file = trace.partition("=")
         if separator and target and file.endswith(".csv"):
@@ -264,7 +308,7 @@ def with_traces(cluster: Cluster, traces: Sequence[str], *, option: str = "--tra
             validate(document, _ChangesSchema)
             cluster = _add_changes(cluster, document, Path(trace).parent)
         else:
-            expected = f"LINK=FILE.csv, DEVICE=FILE.csv, a .toml with [[changes]], or {_NO_CHANGES}"
+            expected = f"LINK=FILE.csv, DEVICE=FILE.csv, a .toml with [[changes]], or {_NONE}"
             raise bad_input(expected, trace, where=option)
     return cluster
 
@@ -294,4 +338,4 @@ def _add_changes(cluster: Cluster, document: Document, folder: Path) -> Cluster:
         if len(place) > 1
     }
     combined = {**content, "changes": [*earlier, *document.data["changes"]]}
-    return build_cluster(Document(document.file, combined, lines), folder=folder)
+    return fitted(build_cluster(Document(document.file, combined, lines), folder=folder), cluster.fit)

@@ -57,7 +57,7 @@ Profiles = Annotated[
     typer.Option(
         "--profile",
         help="Measured layer times of one device kind, in place of the roofline: JSON, DAPPLE's text, or a bundled "
-        "name such as h200-llama-2-7b. Repeatable.",
+        "name such as h200-llama-2-7b. Repeatable. none: the roofline.",
         metavar="FILE",
         autocompletion=names.profiles,
     ),
@@ -67,7 +67,8 @@ CalibrationFile = Annotated[
     typer.Option(
         "--calibration",
         metavar="FILE",
-        help="Constants of the cost model, as argosy calibrate -o writes them, or h200-bf16, h200-fp32.",
+        help="Constants of the cost model, as argosy calibrate -o writes them, or h200-bf16, h200-fp32. "
+        "none: the default ones.",
         autocompletion=names.calibrations,
     ),
 ]

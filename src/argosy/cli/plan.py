@@ -6,7 +6,6 @@ import contextlib
 import math
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -65,9 +64,6 @@ if TYPE_CHECKING:
     from argosy.planner import Progress, Settings
     from argosy.schedule import ScheduleSpec
     from argosy.workload.chain import Chain
-
-_MOST_MOMENTS = 200
-"""Of a search's history that a plan keeps."""
 
 
 def plan(
@@ -234,40 +230,12 @@ def _find(
 def search(
     chain: Chain, cluster: Cluster, *, global_batch: int, settings: Settings, model: ComputeModel, quiet: bool
 ) -> Plan:
-    """Find a plan, telling on stderr how far the search is; an interrupt ends the search with the best so far."""
-    from argosy.cluster.lasting import at_time_zero
-    from argosy.explain import with_prediction
+    """Find a plan, with progress on stderr; an interrupt ends the search with the best plan so far."""
     from argosy.planner import find_plan
 
     with _watch(f"planning {chain.name} for {cluster!r}", quiet=quiet) as tell:
-        history = _History(tell)
-        settings = replace(settings, progress=history)
-        found = find_plan(chain, cluster, global_batch=global_batch, settings=settings, model=model)
-        if found.search is not None:
-            found = replace(found, search=replace(found.search, history=history.moments()))
-        complete = found.predicted is not None and found.predicted.peak_memory_bytes
-        return found if complete else with_prediction(found, chain, at_time_zero(cluster), model=model)
-
-
-class _History:
-    """Remembers how the best plan and the bound came closer, and passes on what it hears."""
-
-    def __init__(self, tell: Callable[[Progress], None] | None) -> None:
-        self._tell = tell
-        self._begin = time.process_time()
-        self._found: list[tuple[float, float, float]] = []
-
-    def __call__(self, state: Progress) -> None:
-        if self._tell is not None:
-            self._tell(state)
-        now = (state.seconds, state.bound)
-        if math.isfinite(state.seconds) and (not self._found or self._found[-1][1:] != now):
-            self._found.append((round(time.process_time() - self._begin, 6), *now))
-
-    def moments(self) -> tuple[tuple[float, float, float], ...]:
-        """At most ``_MOST_MOMENTS`` of them, the last one always."""
-        step = max(1, math.ceil(len(self._found) / _MOST_MOMENTS))
-        return tuple(self._found[::-1][::step][::-1])
+        settings = replace(settings, progress=tell)
+        return find_plan(chain, cluster, global_batch=global_batch, settings=settings, model=model)
 
 
 @contextlib.contextmanager

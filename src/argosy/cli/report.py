@@ -144,6 +144,7 @@ def _rivals(path: Path | None, plan: Plan) -> list[tuple[str, float | None, str]
         ("model", content.get("model"), plan.model.name),
         ("cluster.hash", cluster.get("hash") if isinstance(cluster, dict) else None, plan.cluster.hash),
         ("global_batch", content.get("global_batch"), plan.global_batch),
+        ("cost_model", content.get("cost_model"), "default" if plan.cost_model is None else plan.cost_model.hash),
     ):
         if found is not None and found != expected:
             raise bad_input(f"{expected}, as in the plan", str(found), where=f"{path}: {name}")

@@ -11,6 +11,7 @@ from typing import Any
 
 from argosy.cluster.build import Builder
 from argosy.cluster.changes import apply_change
+from argosy.cluster.fitted import fitted
 from argosy.cluster.schema import ClusterSchema
 from argosy.cluster.topology import Cluster, canonical
 from argosy.document import Document, is_there, parse_json, parse_toml, read_toml, validate
@@ -64,4 +65,4 @@ def with_changes(
 ) -> Cluster:
     """The cluster with ``changes``, as in a cluster file, in place of its own."""
     content = {**json.loads(cluster.content), "changes": list(changes)}
-    return build_cluster(Document(file, content, {}), folder=folder)
+    return fitted(build_cluster(Document(file, content, {}), folder=folder), cluster.fit)

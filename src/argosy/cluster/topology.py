@@ -92,6 +92,18 @@ class Wire:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Fit:
+    """What a calibration changes of every link and device; the defaults change nothing."""
+
+    bandwidth: float = 1.0
+    """Share of a link's stated bandwidth."""
+    latency: float = 0.0
+    """Seconds more for every message."""
+    process_bytes: float = 0.0
+    """Bytes of every device's memory that a process takes before the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cluster:
     """Devices and the network between them, with everything that is known of their future."""
 
@@ -105,7 +117,9 @@ class Cluster:
     shared: tuple[tuple[frozenset[int], int], ...] = ()
     """(members, link): routes over any member also cross the link."""
     content: str = field(default="{}", repr=False)
-    """The cluster file as canonical JSON, with every trace written out."""
+    """The cluster file as canonical JSON, with every trace written out; ``fit`` is not in it."""
+    fit: Fit = Fit()
+    """The calibration that ``links`` and ``devices`` already contain."""
 
     @cached_property
     def hash(self) -> str:

@@ -18,12 +18,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from argosy.cluster.device import Device
-from argosy.cluster.topology import Cluster, Link
-from argosy.cluster.trace import Trace
+from argosy.cluster.fitted import fitted
+from argosy.cluster.topology import Cluster, Fit
 from argosy.cost.compute import ComputeModel
-from argosy.errors import bad_input
-from argosy.units import SIZE
 from argosy.workload.chain import Chain
 from argosy.workload.profile import Profile
 
@@ -80,25 +77,9 @@ class Calibration:
         )
 
     def cluster(self, cluster: Cluster) -> Cluster:
-        """(2), and the process's part of (4); the cluster's own file stays as it is, so a plan still names the cluster
-        that it was made for."""
-        if self.bandwidth != 1 or self.latency:
-            cluster = replace(cluster, links=tuple(map(self._link, cluster.links)))
-        if self.process_bytes:
-            cluster = replace(cluster, devices=tuple(map(self._device, cluster.devices)))
-        return cluster
-
-    def _link(self, link: Link) -> Link:
-        """Most routes have two links, out of one end and into the other, and each takes half of the latency."""
-        late = Trace(link.latency.times, tuple(value + self.latency / 2 for value in link.latency.values))
-        return replace(link, bandwidth=link.bandwidth.scaled(self.bandwidth), latency=late)
-
-    def _device(self, device: Device) -> Device:
-        left = device.kind.memory - self.process_bytes
-        if left <= 0:
-            taken, memory = SIZE.format(self.process_bytes, digits=3), SIZE.format(device.kind.memory, digits=3)
-            raise bad_input(f"a process that takes less than the {memory} of {device}", taken, where="process_bytes")
-        return replace(device, kind=replace(device.kind, memory=left))
+        """Return the cluster with (2) and the process's part of (4) applied."""
+        fit = Fit(bandwidth=self.bandwidth, latency=self.latency, process_bytes=self.process_bytes)
+        return fitted(cluster, fit)
 
     def chain(self, chain: Chain) -> Chain:
         """The activations' part of (4)."""

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from argosy.cost.calibration import Calibration
-from argosy.document import Schema, is_there, parse_json, read_json, validate
+from argosy.document import Document, Schema, is_there, parse_json, read_json, validate
 from argosy.errors import Mismatch, bad_input, closest
 from argosy.units import finite
 from argosy.workload.fields import Amount
@@ -82,6 +82,11 @@ def read_calibration(path: Path | str) -> Calibration:
     else:
         document = read_json(path)
     return Calibration(**validate(document, _File).constants.model_dump())
+
+
+def constants_of(document: Document) -> Calibration:
+    """Read a table of constants; those it omits have their defaults."""
+    return Calibration(**validate(document, _Constants).model_dump())
 
 
 def calibration_names() -> list[str]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from argosy.cluster.topology import Cluster
-from argosy.cost.compute import ComputeModel, Portion, stage_seconds
+from argosy.cost.compute import ComputeModel
+from argosy.cost.remembered import cost_model_ref, with_what_holds
+from argosy.errors import InfeasibleError
 from argosy.explain.leftout import LeftOutQuestions, LeftOutTest
 from argosy.explain.load import EdgeLoad, StageLoad, bottleneck, edge_loads, stage_loads
-from argosy.explain.memory import DeviceMemory, memory_stack, planned_memory
-from argosy.explain.whatif import Question, WhatIf, first_iteration
-from argosy.plan.plan import Plan, Predicted, Stage
+from argosy.explain.memory import DeviceMemory, memory_stack
+from argosy.explain.whatif import Question, WhatIf
+from argosy.plan.check import check_plan
+from argosy.plan.plan import Plan
+from argosy.sim.prediction import play_once, prediction
 from argosy.timeline import Timeline
 from argosy.workload.chain import Chain
 
@@ -67,42 +72,17 @@ def explain_plan(plan: Plan, chain: Chain, cluster: Cluster, *, model: ComputeMo
 
 
 def with_prediction(plan: Plan, chain: Chain, cluster: Cluster, *, model: ComputeModel | None = None) -> Plan:
-    """The plan with time, memory and bottleneck filled in, and the gap that follows from the time.
+    """Return the plan with time, memory and bottleneck predicted, and with the cost model that predicts them.
 
-    By the simulator, where that takes a moment; a larger plan keeps the time that its planner predicts, and the rest is
-    in closed form.
+    A large plan is folded along its symmetries. What was predicted and proven before stays only if cluster and cost
+    model are the same.
     """
     costs = model or ComputeModel()
-    if plan.predicted is not None and len(plan.devices) * plan.num_micro_batches > _MOST_REPLAYED:
-        memory = planned_memory(plan, chain)
-        seconds, slowest = plan.predicted.iteration_seconds, _slowest_stage(plan, chain, cluster, costs)
-    else:
-        timeline = first_iteration(plan, chain, cluster, costs)
-        memory, seconds = timeline.peak_memory(), timeline.iteration_ends[0]
-        slowest = bottleneck(stage_loads(plan, timeline)).stage
-    predicted = Predicted(
-        iteration_seconds=seconds,
-        samples_per_second=plan.global_batch / seconds,
-        peak_memory_bytes=tuple(memory.items()),
-        bottleneck=f"stage {slowest}",
-    )
-    certificate = plan.certificate
-    if certificate is not None:
-        bound = min(certificate.lower_bound_seconds, seconds)
-        certificate = replace(certificate, lower_bound_seconds=bound, gap=seconds / bound - 1)
-    return replace(plan, predicted=predicted, certificate=certificate)
-
-
-def _slowest_stage(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> int:
-    """The stage that computes longest for a micro-batch, by one device of each kind."""
-
-    def seconds(stage: Stage) -> float:
-        portions = {
-            Portion(device=replace(cluster.device(name), name=""), samples=r.samples, share=share, width=r.width)
-            for r in stage.replicas
-            for name, share in zip(r.devices, r.shares, strict=True)
-        }
-        return max(sum(stage_seconds(model, chain, stage, portion)) for portion in portions)
-
-    times = [seconds(stage) for stage in plan.stages]
-    return times.index(max(times))
+    check_plan(plan, chain, cluster)
+    is_small = len(plan.devices) * plan.num_micro_batches <= _MOST_REPLAYED
+    played = play_once(plan, chain, cluster, costs, whole=is_small)
+    if math.isinf(played.seconds):
+        raise InfeasibleError(f"{plan.model.name} on {cluster.name}: no iteration ends, because {played.stalled}")
+    plan = with_what_holds(plan, chain, cluster, costs)
+    predicted = prediction(plan, played, chain)
+    return replace(plan, predicted=predicted, cost_model=cost_model_ref(chain, cluster, costs))

@@ -21,8 +21,8 @@ from argosy.cluster.device import Device
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.cost.memory import USABLE
+from argosy.cost.planned import planned_memory
 from argosy.errors import ArgosyError
-from argosy.explain.memory import planned_memory
 from argosy.explain.whatif import with_faster_devices, with_replica, with_wider_edges
 from argosy.plan.check import check_plan
 from argosy.plan.plan import Plan, Replica, Stage

@@ -49,7 +49,7 @@ def stage_loads(plan: Plan, timeline: Timeline) -> tuple[StageLoad, ...]:
                 exchanging[name].append((span.start, span.end))
         elif span.kind is not SpanKind.TRANSFER:
             computing[span.where].append((span.start, span.end))
-    total, critical = timeline.iteration_ends[0], _critical_seconds(timeline)
+    total, critical = timeline.iteration_ends[0], timeline.critical_seconds()
     loads = []
     for index, stage in enumerate(plan.stages):
         shares = [
@@ -69,17 +69,6 @@ def _covered(intervals: Iterable[tuple[float, float]]) -> float:
         covered += max(0.0, end - max(start, reach))
         reach = max(reach, end)
     return covered
-
-
-def _critical_seconds(timeline: Timeline) -> dict[int, float]:
-    """Per stage, seconds of the critical path that it computes or takes part in collectives."""
-    seconds: dict[int, float] = defaultdict(float)
-    clock = 0.0
-    for span in timeline.critical_path():
-        if span.stage is not None and span.kind is not SpanKind.TRANSFER:
-            seconds[span.stage] += span.end - max(span.start, min(clock, span.end))
-        clock = span.end
-    return seconds
 
 
 def bottleneck(loads: Iterable[StageLoad]) -> StageLoad:

@@ -1,10 +1,10 @@
 """What fills the memory of a device, piece by piece.
 
     (1)  peak = weights + gradients + optimizer + activations + buffers, at the moment at which a device holds most
-    (2)  peak in closed form = state + in-flight depth x activations + what arrives, or is computed again, for one more
+    (2)  the same in closed form (``cost.planned``), which needs no simulation
 
 (1) takes the simulated peak apart; buffers are what is left over: tensors that have arrived and are not yet used, and
-what a backward computes again. (2) needs no simulation and is a little less, because of tensors that arrive early.
+what a backward computes again.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from argosy.cluster.topology import Cluster
-from argosy.cost.memory import StateBytes, activation_bytes, passing_bytes, state_bytes
-from argosy.plan.plan import Plan, Stage
-from argosy.schedule import build_schedule, in_flight
+from argosy.cost.memory import StateBytes, activation_bytes, state_bytes
+from argosy.cost.planned import planned_parts
+from argosy.plan.plan import Plan
 from argosy.timeline import Span, SpanKind, Timeline
 from argosy.workload.chain import Chain
 
@@ -107,15 +107,10 @@ def _in_flight(spans: Sequence[Span], when: float) -> dict[int, int]:
     return counts
 
 
-def planned_memory(plan: Plan, chain: Chain) -> dict[str, float]:
-    """(2) for every device in use, bytes."""
-    return {name: sum(parts) for name, parts in _planned_parts(plan, chain).items()}
-
-
 def planned_stack(plan: Plan, chain: Chain, cluster: Cluster) -> tuple[DeviceMemory, ...]:
     """(2) for every device in use, piece by piece."""
     found = []
-    for name, (weights, gradients, optimizer, activations, buffers) in _planned_parts(plan, chain).items():
+    for name, (weights, gradients, optimizer, activations, buffers) in planned_parts(plan, chain).items():
         kind = cluster.device(name).kind
         found.append(
             DeviceMemory(
@@ -130,29 +125,3 @@ def planned_stack(plan: Plan, chain: Chain, cluster: Cluster) -> tuple[DeviceMem
             )
         )
     return tuple(found)
-
-
-def _planned_parts(plan: Plan, chain: Chain) -> dict[str, tuple[float, ...]]:
-    """Weights, gradients, optimizer, activations, buffers."""
-    depths = in_flight(build_schedule(plan.schedule, len(plan.stages), plan.num_micro_batches))
-    held: dict[str, tuple[float, ...]] = defaultdict(lambda: (0.0,) * 5)
-    for index, stage in enumerate(plan.stages):
-        arriving = chain.layers[stage.first - 1].output_bytes if index else 0.0
-        returning = chain.layers[stage.end - 1].output_bytes if index + 1 < len(plan.stages) else 0.0
-        parts: dict[tuple[int, float], tuple[float, ...]] = {}
-        for replica in stage.replicas:
-            for name, share in zip(replica.devices, replica.shares, strict=True):
-                if (replica.samples, share) not in parts:
-                    state = state_bytes(chain, stage, share)
-                    kept = depths[index] * activation_bytes(chain, stage, replica.samples, share)
-                    more = _passing(chain, stage, replica.samples, share, arriving, returning)
-                    parts[replica.samples, share] = (state.weights, state.gradients, state.optimizer, kept, more)
-                mine = parts[replica.samples, share]
-                held[name] = tuple(a + b for a, b in zip(held[name], mine, strict=True))
-    return dict(held)
-
-
-def _passing(chain: Chain, stage: Stage, samples: int, share: float, arriving: float, returning: float) -> float:
-    """What arrives for one more micro-batch, or comes back, and what its forward or backward holds for a moment."""
-    ahead, back = (passing_bytes(chain, stage, samples, share, backward=way) for way in (False, True))
-    return max(arriving * samples * share + ahead, returning * samples * share + back)

@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 
 from argosy.cluster.file import build_cluster
+from argosy.cluster.fitted import fitted
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.cost.memory import OPTIMIZER_BYTES
@@ -174,7 +175,7 @@ def with_more_nodes(cluster: Cluster, index: int, more: int) -> Cluster:
     content = json.loads(cluster.content)
     node = content["nodes"][index]
     content["nodes"][index] = {**node, "count": node.get("count", 1) + more}
-    return build_cluster(Document(cluster.name, content, {}), folder=Path())
+    return fitted(build_cluster(Document(cluster.name, content, {}), folder=Path()), cluster.fit)
 
 
 def _more_samples(trial: Trial) -> Iterator[Change]:

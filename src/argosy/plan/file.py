@@ -21,6 +21,7 @@ from argosy.plan.plan import (
     ClusterRef,
     Collective,
     CollectiveChoice,
+    CostModelRef,
     LeftOut,
     ModelRef,
     Plan,
@@ -34,6 +35,7 @@ from argosy.plan.plan import (
 )
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.fields import Amount, Count, DtypeField, Natural, OptimizerField
+from argosy.workload.profile_file import profile_of
 
 Real = Annotated[float, Field(allow_inf_nan=False)]
 _MOST_OPERATIONS = 1_000_000
@@ -71,6 +73,16 @@ class ClusterRefSchema(Schema):
     name: str
     hash: str
     content: dict[str, Any]
+
+
+class CostContentSchema(Schema):
+    constants: dict[str, Real | bool] = Field(default_factory=dict)
+    profiles: list[dict[str, Any]] = Field(default_factory=list)
+
+
+class CostModelSchema(Schema):
+    hash: str
+    content: CostContentSchema
 
 
 class ScheduleSchema(Schema):
@@ -145,6 +157,7 @@ class CertificateSchema(Schema):
     granularity: Count
     scope: str
     free_bound_seconds: Amount | None = None
+    cost_model: str | None = None
 
 
 class SearchSchema(Schema):
@@ -181,6 +194,7 @@ class PlanSchema(Schema):
     search: SearchSchema | None = None
     runner_ups: list[RunnerUpSchema] = Field(default_factory=list)
     left_out: list[LeftOutSchema] = Field(default_factory=list)
+    cost_model: CostModelSchema | None = None
 
 
 def load_plan(source: Path | str) -> Plan:
@@ -217,6 +231,7 @@ def plan_from_document(document: Document) -> Plan:
     if problems:
         raise InputError(problems)
     build_cluster(document.inside("cluster", "content"), folder=Path())
+    cost_model = None if schema.cost_model is None else _cost_model(document)
     model, cluster = schema.model, schema.cluster
     return Plan(
         model=ModelRef(**model.model_dump()),
@@ -235,7 +250,20 @@ def plan_from_document(document: Document) -> Plan:
         search=None if schema.search is None else _search(schema.search),
         runner_ups=tuple(RunnerUp(**runner_up.model_dump()) for runner_up in schema.runner_ups),
         left_out=tuple(LeftOut(**device.model_dump()) for device in schema.left_out),
+        cost_model=cost_model,
     )
+
+
+def _cost_model(document: Document) -> CostModelRef:
+    """Read the cost model of a plan; raise ``InputError`` if its hash is another one or a profile in it is broken."""
+    stored = document.data["cost_model"]
+    found = CostModelRef.of(stored["content"])
+    if stored["hash"] != found.hash:
+        expected = f"{found.hash[:8]}..., the SHA-256 of its content; plan again instead of editing the cost model"
+        raise document.error(("cost_model", "hash"), expected, f"{stored['hash'][:8]}...")
+    for index in range(len(stored["content"].get("profiles", []))):
+        profile_of(document.inside("cost_model", "content", "profiles", index))
+    return found
 
 
 def _misplaced(schema: PlanSchema, document: Document) -> Iterator[Problem]:
@@ -296,6 +324,8 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     if plan.predicted is not None:
         memory = dict(plan.predicted.peak_memory_bytes)
         result["predicted"] = {**_fields(plan.predicted), "peak_memory_bytes": memory}
+    if plan.cost_model is not None:
+        result["cost_model"] = {"hash": plan.cost_model.hash, "content": json.loads(plan.cost_model.content)}
     if plan.certificate is not None:
         result["certificate"] = _fields(plan.certificate)
     if plan.search is not None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
-from argosy.cluster.topology import Cluster
+from argosy.cluster.topology import Cluster, canonical
 from argosy.dtype import Dtype
 from argosy.schedule import ScheduleSpec
 from argosy.units import counted
@@ -51,6 +54,33 @@ class ClusterRef:
     @classmethod
     def of(cls, cluster: Cluster) -> ClusterRef:
         return cls(name=cluster.name, hash=cluster.hash, content=cluster.content)
+
+
+DEFAULT_COST_MODEL = "default cost model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostModelRef:
+    """Which cost model the plan was made with; ``cost.remembered`` rebuilds it."""
+
+    hash: str
+    content: str
+    """Canonical JSON: ``constants`` that differ from the default ones, and ``profiles`` with the measured times that
+    this model on these device kinds uses."""
+
+    @classmethod
+    def of(cls, content: dict[str, Any]) -> CostModelRef:
+        text = canonical(content)
+        return cls(hash=hashlib.sha256(text.encode()).hexdigest(), content=text)
+
+    @property
+    def words(self) -> str:
+        """``profile of H200 and calibration (3f2a91c0)``."""
+        content = json.loads(self.content)
+        kinds = [profile["device"] for profile in content.get("profiles", [])]
+        parts = [f"profile of {', '.join(kinds)}"] if kinds else []
+        parts += ["calibration"] if content.get("constants") else []
+        return f"{' and '.join(parts) or DEFAULT_COST_MODEL} ({self.hash[:8]})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +189,8 @@ class Certificate:
     """For which plans the bound holds."""
     free_bound_seconds: float | None = None
     """No plan of any granularity takes less per iteration, by throughput alone."""
+    cost_model: str | None = None
+    """The cost model under which the bounds hold, in words; None in files that do not record it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,6 +284,8 @@ class Plan:
     search: Search | None = None
     runner_ups: tuple[RunnerUp, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+    cost_model: CostModelRef | None = None
+    """None: the default one."""
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -152,21 +153,36 @@ def _fullest(predicted: Predicted, cluster: Cluster) -> str:
 
 
 def certificate_in_a_sentence(certificate: Certificate) -> str:
-    """What is proven: gap = predicted time over lower bound, minus 1."""
+    """State what is proven, and for which cost model: gap = predicted time over lower bound, minus 1."""
+    if certificate.cost_model is None:
+        holds_for = "; its cost model is not recorded"
+    else:
+        holds_for = f", for the {certificate.cost_model}"
+    if certificate.gap < OPTIMAL:
+        return f"proven {gap_in_words(certificate.gap)}: no plan of {certificate.scope} is faster{holds_for}"
     bound = TIME.format(certificate.lower_bound_seconds)
-    if certificate.gap <= 0:
-        return f"no plan of {certificate.scope} is faster"
     free = certificate.free_bound_seconds
     beyond = "" if free is None else f"; of any granularity, none below {TIME.format(free)}"
-    gap = gap_in_percent(certificate.gap)
-    return f"no plan of {certificate.scope} is more than {gap} faster (bound {bound}{beyond})"
+    gap = gap_in_words(certificate.gap)
+    return f"no plan of {certificate.scope} is more than {gap} faster (bound {bound}{beyond}){holds_for}"
 
 
-def gap_in_percent(gap: float) -> str:
+# A plan whose gap is smaller is optimal up to rounding.
+OPTIMAL = 1e-6
+
+
+def gap_in_words(gap: float) -> str:
+    """Return a gap as a share in percent, or that the plan is optimal and to which precision.
+
+    >>> gap_in_words(0.0459), gap_in_words(2.345)
+    ('4.6 %', '234 %')
+    >>> gap_in_words(5.2e-10), gap_in_words(0.0)
+    ('optimal (to 1e-9)', 'optimal')
     """
-    >>> gap_in_percent(0.0459)
-    '4.6 %'
-    """
+    if gap <= 0:
+        return "optimal"
+    if gap < OPTIMAL:
+        return f"optimal (to 1e{math.ceil(math.log10(gap))})"
     return f"{100 * gap:.3g} %" if gap >= 1 else f"{100 * gap:.2g} %"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from argosy.choose.robust import Figures, RobustChoice
-from argosy.report.plan import gap_in_percent
+from argosy.report.plan import OPTIMAL, gap_in_words
 from argosy.report.tables import plain_table
 from argosy.units import RATE, TIME
 
@@ -32,10 +32,8 @@ def robust_lines(choice: RobustChoice) -> list[str]:
     lines = []
     if choice.chosen.never_ends:
         lines.append("every plan that was judged gets stuck in one of the scenarios; times are of iterations that end")
-    if choice.gain > 0 and not choice.average.never_ends:
-        lines.append(
-            f"{choice.robust}: {gap_in_percent(choice.gain)} faster than the best plan for the average network"
-        )
+    if choice.gain >= OPTIMAL and not choice.average.never_ends:
+        lines.append(f"{choice.robust}: {gap_in_words(choice.gain)} faster than the best plan for the average network")
     for rule in choice.plan.policy:
         lines.append(f"policy: {rule.schedule!r} while {rule.edge} carries less than {RATE.format(rule.below)}")
     return lines

@@ -25,7 +25,7 @@ from argosy.adapt.advisor import Brief
 from argosy.adapt.controller import Limits, Reach
 from argosy.cluster.file import cluster_from_content
 from argosy.cluster.lasting import at_time_zero
-from argosy.cost.compute import ComputeModel
+from argosy.cost.remembered import cost_model_of
 from argosy.errors import ArgosyError, InputError, Problem, RunError
 from argosy.plan.file import load_plan
 from argosy.plan.plan import Plan
@@ -46,7 +46,6 @@ from argosy.runtime.trainer import Trainer, parallelize
 from argosy.runtime.world import check_supported, join
 from argosy.timeline.file import dumps_timeline
 from argosy.workload.load import load_model
-from argosy.workload.profile_file import read_profile
 
 _RECORDED = 50
 """Steps whose spans are kept."""
@@ -181,13 +180,14 @@ def adapter_of(trainer: Trainer, options: Any, tell: Callable[[dict[str, Any]], 
     """What watches a run and changes it."""
     plan = trainer.plan
     ref = plan.model
-    profiles = [read_profile(path) for path in options.profile]
+    costs = cost_model_of(plan, options.profile)
     name = options.model or ref.name
+    chain = load_model(name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)
     brief = Brief(
         plan=plan,
-        chain=load_model(name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer),
-        cluster=at_time_zero(cluster_from_content(plan.cluster.content)),
-        model=ComputeModel(profiles={profile.device: profile for profile in profiles} or None),
+        chain=costs.chain(chain),
+        cluster=at_time_zero(costs.cluster(cluster_from_content(plan.cluster.content))),
+        model=costs.compute_model,
         limits=Limits(reach=Reach(options.adapt), horizon=options.horizon, min_gain=options.min_gain),
         roster=trainer.roster,
         undivided=() if trainer.making is None else undivided(trainer.making.recipe.layers),

@@ -76,6 +76,8 @@ class Engine:
         self.span_of: dict[int, int] = {}
         self.arrival: dict[int, float] = {}
         """Per instance, when the last of its flows that have left arrives."""
+        self.link_names: dict[tuple[int, ...], tuple[str, ...]] = {}
+        """By the links of a route."""
         self.spans: list[Span] = []
         self.busy = [0.0] * len(graph.devices)
         self.memory: list[list[tuple[float, float]]] = [[] for _ in graph.devices]
@@ -175,7 +177,9 @@ class Engine:
     def _left(self, instance: int, where: str, route: Route, start: float, num_bytes: float) -> None:
         """The last byte of one flow has left, and arrives after the latency."""
         latency = self.graph.tasks[instance % self.size].rounds * self.cluster.latency(route, self.now)
-        via = tuple(self.cluster.links[link].name for link in route.links)
+        via = self.link_names.get(route.links)
+        if via is None:
+            via = self.link_names[route.links] = tuple(self.cluster.links[link].name for link in route.links)
         self._keep(instance, where, start, self.now + latency, num_bytes, via)
         self.arrival[instance] = max(self.arrival.get(instance, 0.0), self.now + latency)
 

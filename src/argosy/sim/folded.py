@@ -31,7 +31,7 @@ from argosy.plan.plan import Plan
 from argosy.schedule import ActionKind, ScheduleKind, ScheduleSpec
 from argosy.sim.constant import orders_of
 from argosy.sim.fairshare import max_min_rates
-from argosy.sim.fold import Folder, FoldedLinks
+from argosy.sim.fold import FoldedLinks, Folder
 from argosy.sim.graph import Flow
 from argosy.workload.chain import Chain
 

@@ -155,6 +155,8 @@ class Network:
         return min(free, key=foreseen)
 
     def _is_blocked(self, route: Route) -> bool:
+        if not self.sides:
+            return False
         mine = {place for link in route.links for place in self.sides.get(link, ())}
         return any(count and side != own for conflict, own in mine for side, count in enumerate(self.active[conflict]))
 

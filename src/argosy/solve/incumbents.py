@@ -112,6 +112,6 @@ class Incumbents:
         """Play the suspect with the least bound: then its time is certain."""
         candidate = heapq.heappop(self.suspects)
         if not candidate.folds_exactly:
-            (seconds,) = self.trial.seconds([candidate], exactly=True)
+            (seconds,) = self.trial.exact_seconds([candidate])
             self.cleared = min(self.cleared, seconds)
         self.add(candidate)

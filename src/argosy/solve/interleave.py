@@ -16,11 +16,10 @@ from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.cost.memory import USABLE
 from argosy.errors import InfeasibleError
-from argosy.plan.plan import LeftOut, Plan, Predicted, Stage
+from argosy.plan.plan import LeftOut, Plan, Stage
 from argosy.schedule import ScheduleSpec
 from argosy.sim.choose import with_collectives
-from argosy.sim.compile import compile_plan
-from argosy.sim.exact import simulate_exact
+from argosy.sim.prediction import Played, play_once, prediction
 from argosy.units import counted
 from argosy.workload.chain import Chain
 
@@ -45,8 +44,8 @@ def with_interleaved(
     assert free is not None
     plans = list(good)
     variants = [_variant(plan, spec) for plan in plans for spec in specs if _obstacle(plan, spec) is None]
-    played = ((_seconds(one, chain, cluster, model), number) for number, one in enumerate(variants))
-    seconds, number = min(played, default=(math.inf, 0))
+    played = [_played(one, chain, cluster, model) for one in variants]
+    seconds, number = min(((one.seconds, at) for at, one in enumerate(played)), default=(math.inf, 0))
     if must_be and seconds == math.inf:
         raise InfeasibleError(_why_none(plans, specs, chain, cluster))
     if not must_be and plain.predicted.iteration_seconds <= seconds:
@@ -54,12 +53,7 @@ def with_interleaved(
     bound = min(free, seconds)
     return replace(
         with_collectives(variants[number], chain, cluster),
-        predicted=Predicted(
-            iteration_seconds=seconds,
-            samples_per_second=plain.global_batch / seconds,
-            peak_memory_bytes=(),
-            bottleneck="",
-        ),
+        predicted=prediction(variants[number], played[number], chain),
         certificate=replace(
             plain.certificate,
             lower_bound_seconds=bound,
@@ -120,9 +114,9 @@ def _pieces(stages: Sequence[Stage], chunks: int) -> Iterator[Stage]:
             first = end
 
 
-def _seconds(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> float:
-    """Infinite where it does not fit."""
-    timeline = simulate_exact(compile_plan(with_collectives(plan, chain, cluster), chain, cluster, model), cluster)
+def _played(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> Played:
+    """Play a plan; its time is infinite if it does not fit."""
+    played = play_once(with_collectives(plan, chain, cluster), chain, cluster, model, whole=True)
     room = {device.name: USABLE * device.kind.memory for device in cluster.devices}
-    fits = all(peak <= room[name] for name, peak in timeline.peak_memory().items())
-    return timeline.iteration_ends[0] if fits and timeline.iteration_ends else math.inf
+    fits = all(peak <= room[name] for name, peak in played.memory)
+    return played if fits else replace(played, seconds=math.inf)

@@ -376,7 +376,7 @@ class PoolSearch:
         self.incumbents.confirm()
         verdict = self.incumbents.trial.decide(self._finalists())
         scope, bounds = self._scope(self.units), (bound, self.free_bound)
-        plan = certify(verdict, self.incumbents.found, bounds, self.prices, scope, self.cluster)
+        plan = certify(verdict, self.incumbents.found, bounds, self.incumbents.trial, scope)
         search = Search(
             cpu_seconds=self.budget.seconds,
             candidates=self.incumbents.judge.judged,

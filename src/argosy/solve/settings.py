@@ -79,6 +79,11 @@ class Settings:
     executor: Executor | None = None
     """Simulates the finalists side by side; the result does not depend on it."""
 
+    @property
+    def interleaved(self) -> tuple[ScheduleSpec, ...]:
+        """The interleaved schedules among ``schedules``."""
+        return tuple(spec for spec in self.schedules if spec.kind is ScheduleKind.INTERLEAVED)
+
 
 def search_scope(settings: Settings, pools: Sequence[Pool], units: Vector) -> Scope:
     """Level 1 leaves mixed stages to small clusters, and what lies between the extremes of memory to level 2."""

@@ -4,23 +4,22 @@ reasons."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from argosy.cluster.device import Device
 from argosy.cluster.topology import Cluster
-from argosy.cost.compute import ComputeModel
 from argosy.cost.memory import USABLE
-from argosy.plan.plan import Certificate, ClusterRef, LeftOut, ModelRef, Plan, Predicted, RunnerUp
-from argosy.sim.choose import with_collectives
+from argosy.plan.plan import Certificate, LeftOut, Plan, Predicted, RunnerUp
+from argosy.sim.prediction import Played, play_once, prediction
 from argosy.sim.simulate import iteration_seconds
 from argosy.solve.candidate import Candidate, lightened
 from argosy.solve.devices import on_devices
 from argosy.solve.reasons import why_left_out, why_slower
 from argosy.space.enumerate import Scope
-from argosy.space.place import place_stages
 from argosy.space.price import Prices
 from argosy.units import SIZE
 from argosy.workload.chain import Chain
@@ -28,6 +27,7 @@ from argosy.workload.chain import Chain
 _SMALL = 512
 """Devices times micro-batches of a plan that is played whole; a larger one is folded along its symmetries."""
 _MOST_RUNNER_UPS = 3
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,7 @@ class Verdict:
 
     winner: Candidate
     plan: Plan
+    """With its time; ``certify`` adds the rest of the prediction."""
     runner_ups: tuple[RunnerUp, ...]
 
     @property
@@ -57,8 +58,10 @@ class Trial:
         self.executor = executor
         """Plays side by side, to the same result."""
         self.plans: dict[object, Plan] = {}
-        self.times: dict[tuple[object, bool], float] = {}
-        """By candidate, played folded or exactly."""
+        self.times: dict[object, float] = {}
+        """Of plans folded along their symmetries."""
+        self.iterations: dict[object, Played] = {}
+        """Of small plans as a whole, and of large ones folded."""
 
     def decide(self, candidates: Sequence[Candidate]) -> Verdict:
         """The candidate that is fastest on ``calm``, and how the others fared. The first is also tried with the least
@@ -67,7 +70,7 @@ class Trial:
         lighter = lightened(candidates[0], self.scope)
         if lighter != candidates[0].plan:
             entries.append(replace(candidates[0], plan=lighter, is_played=False))
-        times = self.seconds(entries, exactly=True)
+        times = self.exact_seconds(entries)
         order = sorted(range(len(entries)), key=lambda index: (times[index], entries[index].effort, index))
         first, best = order[0], self._placed(entries[order[0]])
         predicted = Predicted(
@@ -83,27 +86,39 @@ class Trial:
             runner_ups=tuple(_runner_ups(played)),
         )
 
-    def seconds(self, candidates: Sequence[Candidate], *, exactly: bool = False) -> list[float]:
-        """What an iteration of each takes: folded along its symmetries, which takes a tenth of the time, or
-        ``exactly``: then only large ones are folded."""
-        whole = [exactly and one.num_steps <= _SMALL for one in candidates]
-        keys = [(one.key, each) for one, each in zip(candidates, whole, strict=True)]
-        fresh = {key: one for key, one in zip(keys, candidates, strict=True) if key not in self.times}
-        plans = [self._placed(one) for one in fresh.values()]
-        play = partial(_seconds, chain=self.prices.chain, cluster=self.calm, model=self.prices.model)
-        are_whole = [key[1] for key in fresh]
-        run = self.executor.map if self.executor is not None else map
-        self.times.update(zip(fresh, run(play, plans, are_whole), strict=True))
-        return [self.times[key] for key in keys]
+    def seconds(self, candidates: Sequence[Candidate]) -> list[float]:
+        """What an iteration of each takes, folded along its symmetries: a tenth of the work of playing it whole."""
+        fresh = {one.key: one for one in candidates if one.key not in self.times}
+        play = partial(iteration_seconds, chain=self.prices.chain, cluster=self.calm, model=self.prices.model)
+        times = self._map(partial(play, whole=False), fresh.values())
+        self.times.update(zip(fresh, times, strict=True))
+        return [self.times[one.key] for one in candidates]
+
+    def exact_seconds(self, candidates: Sequence[Candidate]) -> list[float]:
+        """The same for small plans as a whole."""
+        small = {one.key: one for one in candidates if one.num_steps <= _SMALL and one.key not in self.iterations}
+        play = partial(play_once, chain=self.prices.chain, cluster=self.calm, model=self.prices.model)
+        self.iterations.update(zip(small, self._map(partial(play, whole=True), small.values()), strict=True))
+        times = self.seconds([one for one in candidates if one.num_steps > _SMALL])
+        folded = iter(times)
+        return [self.iterations[one.key].seconds if one.num_steps <= _SMALL else next(folded) for one in candidates]
+
+    def played(self, candidate: Candidate) -> Played:
+        """The iteration whose time is ``exact_seconds``."""
+        if candidate.key not in self.iterations:
+            plan, model = self._placed(candidate), self.prices.model
+            played = play_once(plan, self.prices.chain, self.calm, model, whole=candidate.num_steps <= _SMALL)
+            self.iterations[candidate.key] = played
+        return self.iterations[candidate.key]
+
+    def _map(self, play: Callable[[Plan], _Result], candidates: Iterable[Candidate]) -> Iterable[_Result]:
+        plans = [self._placed(one) for one in candidates]
+        return self.executor.map(play, plans) if self.executor is not None else map(play, plans)
 
     def _placed(self, candidate: Candidate) -> Plan:
         if candidate.key not in self.plans:
             self.plans[candidate.key] = placed(candidate, self.prices, self.cluster)
         return self.plans[candidate.key]
-
-
-def _seconds(plan: Plan, whole: bool, chain: Chain, cluster: Cluster, model: ComputeModel) -> float:
-    return iteration_seconds(plan, chain, cluster, model, whole=whole)
 
 
 def _runner_ups(played: Sequence[tuple[Candidate, float]]) -> Iterator[RunnerUp]:
@@ -125,20 +140,17 @@ def _runner_ups(played: Sequence[tuple[Candidate, float]]) -> Iterator[RunnerUp]
 
 
 def certify(
-    verdict: Verdict,
-    others: Sequence[Candidate],
-    bounds: tuple[float, float],
-    prices: Prices,
-    scope: Scope,
-    cluster: Cluster,
+    verdict: Verdict, others: Sequence[Candidate], bounds: tuple[float, float], trial: Trial, scope: Scope
 ) -> Plan:
-    """The plan with its certificate, its runner-ups, and why it leaves devices out; ``bounds`` hold for the scope, and
-    without one."""
+    """The plan with its certificate, its prediction, its runner-ups, and why it leaves devices out; ``bounds`` hold for
+    the scope, and without one."""
+    prices, played = trial.prices, trial.played(verdict.winner)
     plan = verdict.plan
     assert plan.predicted is not None
     bound, free = (min(one, plan.predicted.iteration_seconds) for one in bounds)
     return replace(
         plan,
+        predicted=prediction(plan, played, prices.chain),
         certificate=Certificate(
             lower_bound_seconds=bound,
             gap=plan.predicted.iteration_seconds / bound - 1,
@@ -147,7 +159,7 @@ def certify(
             free_bound_seconds=min(free, bound),
         ),
         runner_ups=verdict.runner_ups,
-        left_out=tuple(_left_out(verdict, others, prices, scope, cluster)),
+        left_out=tuple(_left_out(verdict, others, prices, scope, trial.cluster)),
     )
 
 

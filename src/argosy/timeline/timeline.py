@@ -187,6 +187,17 @@ class Timeline:
             at = self.spans[at].waited_for
         return tuple(reversed(path))
 
+    def critical_seconds(self) -> dict[int, float]:
+        """Seconds of the critical path that each stage computes or takes part in collectives."""
+        seconds: dict[int, float] = {}
+        clock = 0.0
+        for span in self.critical_path():
+            if span.stage is not None and span.kind is not SpanKind.TRANSFER:
+                more = span.end - max(span.start, min(clock, span.end))
+                seconds[span.stage] = seconds.get(span.stage, 0.0) + more
+            clock = span.end
+        return seconds
+
     def __repr__(self) -> str:
         count = len(self.iteration_ends)
         mean = f" of {TIME.format(self.iteration_ends[-1] / count)}" if count else ""

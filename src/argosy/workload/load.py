@@ -7,6 +7,7 @@ for the file.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from argosy.document import Document, is_there, read_json, read_toml
@@ -17,11 +18,14 @@ from argosy.workload.chain import Chain
 from argosy.workload.dapple import read_dapple
 from argosy.workload.huggingface import read_config
 from argosy.workload.preset import Preset, preset_names, preset_of, read_preset
-from argosy.workload.profile_file import profile_of
+from argosy.workload.profile import Profile
+from argosy.workload.profile_file import profile_of, read_profile
 from argosy.workload.settings import Settings, parse_settings
 from argosy.workload.transformer import build_chain
 
-__all__ = ["load_architecture", "load_model", "preset_names"]
+__all__ = ["load_architecture", "load_model", "preset_names", "read_profiles"]
+
+NO_PROFILE = "none"
 
 _DEFAULT_LENGTH = 4096
 _DEFAULT_DTYPE = Dtype.BF16
@@ -138,3 +142,11 @@ def _as_measured(chain: Chain, settings: Settings) -> Chain:
     if problems:
         raise InputError(problems)
     return chain
+
+
+def read_profiles(paths: Sequence[str]) -> tuple[Profile, ...]:
+    """Read profiles from JSON files, DAPPLE's text files or by their bundled names; ``none`` alone stands for no
+    profile."""
+    if list(paths) == [NO_PROFILE]:
+        return ()
+    return tuple(read_dapple(path)[1] if path.endswith(".txt") else read_profile(path) for path in paths)

@@ -115,9 +115,9 @@ def profile_of(document: Document) -> Profile:
     )
 
 
-def dump_profile(profile: Profile) -> str:
-    """JSON that ``parse_profile`` reads back to an equal profile."""
-    content = {
+def profile_to_dict(profile: Profile) -> dict[str, Any]:
+    """What ``profile_of`` reads back to an equal profile."""
+    content: dict[str, Any] = {
         "version": VERSION,
         "device": profile.device,
         "model": profile.model,
@@ -128,7 +128,12 @@ def dump_profile(profile: Profile) -> str:
         content["measured"] = profile.measured
     if profile.layers:
         content["layers"] = [_without_defaults(layer) for layer in profile.layers]
-    return json.dumps(content, indent=1, sort_keys=True) + "\n"
+    return content
+
+
+def dump_profile(profile: Profile) -> str:
+    """JSON that ``parse_profile`` reads back to an equal profile."""
+    return json.dumps(profile_to_dict(profile), indent=1, sort_keys=True) + "\n"
 
 
 def write_profile(profile: Profile, path: Path | str) -> None:

@@ -25,9 +25,10 @@ from argosy.report.page.against import predicted_and_measured
 from argosy.report.page.curve import search_curve, spark_line
 from argosy.report.page.tracks import KINDS, TICKS, timeline_tracks
 from argosy.report.plan import (
+    OPTIMAL,
     certificate_in_a_sentence,
     devices_in_short,
-    gap_in_percent,
+    gap_in_words,
     kinds_in_short,
     left_out,
     plan_title,
@@ -124,7 +125,8 @@ def _facts(plan: Plan, cluster: Cluster, pictures: Sequence[Picture]) -> list[tu
             facts.append((TIME.format(real), difference, one.label))
     if plan.certificate:
         bound = f"bound {TIME.format(plan.certificate.lower_bound_seconds)}"
-        facts.append((gap_in_percent(plan.certificate.gap), bound, "proven gap at most"))
+        name = "proven" if plan.certificate.gap < OPTIMAL else "proven gap at most"
+        facts.append((gap_in_words(plan.certificate.gap), bound, name))
     facts.append((f"{len(plan.devices)} of {len(cluster.devices)}", cluster.name, "devices in use"))
     if plan.predicted and plan.predicted.peak_memory_bytes:
         fullest = max(plan.predicted.peak_memory_bytes, key=lambda one: one[1] / cluster.device(one[0]).kind.memory)

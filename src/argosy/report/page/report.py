@@ -64,10 +64,10 @@ class Report:
         small = len(plan.devices) * plan.num_micro_batches <= _MOST_TASKS // 2
         explanation = explain_plan(plan, chain, cluster, model=model) if small else None
         pictures = [*self._predicted(), *self._measured()]
-        told = with_prediction(plan, chain, cluster, model=model)
+        predicted = with_prediction(plan, chain, cluster, model=model)
         times = [self._under(name, where) for name, where in self.scenarios.items()]
         return report_page(
-            told,
+            predicted,
             cluster,
             pictures,
             explanation=explanation,
@@ -87,7 +87,7 @@ class Report:
         others = [ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B), ScheduleSpec(kind=ScheduleKind.EAGER)]
         others += [ScheduleSpec(kind=ScheduleKind.KFKB, k=k) for k in (2, 4) if k <= plan.num_micro_batches]
         simple = plan.schedule.kind not in (ScheduleKind.INTERLEAVED, ScheduleKind.ZERO_BUBBLE)
-        switch = len(plan.stages) > 1 and simple and tasks <= _MOST_TASKS // 4
+        switch = len(plan.stages) > 1 and simple and tasks <= _MOST_TASKS // 4 and not self.model.blocking
         pictures = []
         for schedule in (plan.schedule, *(other for other in others if switch and other != plan.schedule)):
             variant = replace(plan, schedule=schedule)

@@ -17,8 +17,10 @@ import sys
 from typing import Any
 
 from argosy.cluster.file import cluster_from_content
+from argosy.cost.remembered import cost_model_of
 from argosy.errors import ArgosyError
 from argosy.plan.file import load_plan
+from argosy.plan.plan import Plan
 from argosy.runtime.elastic.claims import Claims, Host, Outcome
 from argosy.runtime.elastic.copies import Header, Store
 from argosy.runtime.elastic.job import Events, Job
@@ -39,9 +41,7 @@ class Agent:
     def __init__(self, job: Job) -> None:
         self.job = job
         plan = load_plan(job.plan)
-        self.replanner = Replanner(
-            first=plan, cluster=cluster_from_content(plan.cluster.content), chain=_chain(job, plan.model)
-        )
+        self.replanner = replanner_of(job, plan)
         node = next(node for node in self.replanner.cluster.nodes if node.name == job.node)
         self.devices = node.devices
         self.claims = Claims(job.folder)
@@ -287,6 +287,17 @@ class Agent:
             with contextlib.suppress(OSError):
                 await writer.drain()
             line.close()
+
+
+def replanner_of(job: Job, plan: Plan) -> Replanner:
+    """Make the planner of later generations, with the cost model of the first plan."""
+    costs, chain = cost_model_of(plan, job.profile), _chain(job, plan.model)
+    return Replanner(
+        first=plan,
+        cluster=costs.cluster(cluster_from_content(plan.cluster.content)),
+        chain=None if chain is None else costs.chain(chain),
+        model=costs.compute_model,
+    )
 
 
 def _chain(job: Job, model: Any) -> Chain | None:

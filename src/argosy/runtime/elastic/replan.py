@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from argosy.cluster.lasting import with_only
 from argosy.cluster.topology import Cluster
+from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError
 from argosy.plan.plan import Plan, Replica, Stage
 from argosy.planner import Settings, find_plan
@@ -27,6 +28,8 @@ class Replanner:
     """What the user asked for; taken as it is while all of its devices are there."""
     cluster: Cluster
     chain: Chain | None = None
+    model: ComputeModel | None = None
+    """Predicts times; None for the default one."""
 
     @property
     def order(self) -> list[str]:
@@ -50,7 +53,8 @@ class Replanner:
         cluster = with_only(self.cluster, devices)
         settings = Settings(runnable=True, max_width=1)
         try:
-            return find_plan(self.chain, cluster, global_batch=self.first.global_batch, settings=settings)
+            batch = self.first.global_batch
+            return find_plan(self.chain, cluster, global_batch=batch, settings=settings, model=self.model)
         except InfeasibleError:
             return None
 

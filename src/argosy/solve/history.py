@@ -1,0 +1,42 @@
+"""How the best plan and the lower bound of a search came closer over time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from argosy.plan.plan import Plan
+from argosy.solve.settings import Progress
+
+# Moments of a search that a plan keeps.
+_MOST_MOMENTS = 200
+
+
+class History:
+    """Records the progress of a search and passes it on."""
+
+    def __init__(self, pass_on: Callable[[Progress], None] | None) -> None:
+        self._pass_on = pass_on
+        self._begin = time.process_time()
+        self._found: list[tuple[float, float, float]] = []
+
+    def __call__(self, state: Progress) -> None:
+        if self._pass_on is not None:
+            self._pass_on(state)
+        now = (state.seconds, state.bound)
+        if math.isfinite(state.seconds) and (not self._found or self._found[-1][1:] != now):
+            self._found.append((round(time.process_time() - self._begin, 6), *now))
+
+    def moments(self) -> tuple[tuple[float, float, float], ...]:
+        """Return at most ``_MOST_MOMENTS`` of them, always with the last one."""
+        step = max(1, math.ceil(len(self._found) / _MOST_MOMENTS))
+        return tuple(self._found[::-1][::step][::-1])
+
+
+def with_history(plan: Plan, history: Callable[[Progress], None] | None) -> Plan:
+    """Return the plan with what ``history`` recorded of the search for it."""
+    if plan.search is None or not isinstance(history, History):
+        return plan
+    return replace(plan, search=replace(plan.search, history=history.moments()))
