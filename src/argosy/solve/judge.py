@@ -46,9 +46,11 @@ from argosy.space.price import Prices
 
 Complete = tuple[Choice, ...]
 Parts = tuple[Part, ...]
-_SURE = 0.15
-"""A plan is not played if what is shared adds at most this share of its time; it adds a third of that at most, as seen
-on random clusters."""
+_SURE = 0.05
+"""A plan is not played if what is shared adds at most this share to its time."""
+_SELDOM = 3.0
+"""Transfers that could always share their links do so in less than one of this many cases, as seen on random clusters;
+exchanges at the end that could do so mostly do."""
 _ALIKE = 0.97
 """Times what sharing links costs a plan under one schedule: the least that it costs under another."""
 _CHEAP = 1.03
@@ -99,7 +101,7 @@ class Judge:
         """Forward, backward and tail."""
         self.fitting: dict[tuple[Option, int, int, int, int], bool] = {}
         """Whether layers fit with a number of micro-batches in flight, a number of them in a row."""
-        self.tied: dict[tuple[tuple[Option, ...], int, bool], float] = {}
+        self.tied: dict[tuple[tuple[Option, ...], int], float] = {}
         """Seconds to sum weights that several stages hold."""
         self.hops: dict[tuple[Parts, Parts], tuple[float, float]] = {}
         """Seconds per output byte of a sample, and latency."""
@@ -130,8 +132,9 @@ class Judge:
                 if _is_sure(times, columns[index], shape.num_micro_batches):
                     best[index], under[index] = min(((t.least, t.schedule) for t in times), key=lambda pair: pair[0])
                 else:
-                    limit = min(below, near)
-                    best[index], under[index] = self._shared_time(shape, plans[index], times, limit)
+                    best[index], under[index] = self._shared_time(shape, plans[index], times, min(below, near))
+                if best[index] >= below:
+                    best[index] = math.inf
         return best, under
 
     def _times(
@@ -167,7 +170,7 @@ class Judge:
         order = sorted(range(len(times)), key=guesses.__getitem__)
         best, under = guesses[order[0]], times[order[0]].schedule
         is_cheap = 0.0 < self.costs.get(keys[order[0]], 0.0) <= _CHEAP
-        if best >= limit or is_cheap or self.prices.model.blocking:
+        if best >= limit or is_cheap or self.prices.model.blocking or not self._has_devices(plan):
             return best, under
         placed = on_devices(shape, under, plan, self.prices, self.cluster)
         folded = FoldedPlan(placed, self.prices.chain, self.calm, self.prices.model)
@@ -186,6 +189,11 @@ class Judge:
             if seconds < best * (1 - 1e-12):
                 best, under = seconds, schedule
         return best, under
+
+    def _has_devices(self, plan: Complete) -> bool:
+        """Whether there are devices for all stages at once."""
+        taken = [sum(counts) for counts in zip(*(choice.option.vector for choice in plan), strict=True)]
+        return all(pool.count >= count for pool, count in zip(self.prices.pools, taken, strict=True))
 
     def _columns(self, plan: Complete) -> _Quick:
         stages = [self._stage(choice) for choice in plan]
@@ -259,14 +267,12 @@ class Judge:
             homes = sorted({bisect_right(ends, layer) for layer in layers})
             if len(homes) > 1:
                 around = self._tied_seconds(plan, homes, weights, wiring)
-                if wiring is None or _over(wiring, homes[0], homes[0]) == _over(wiring, *homes[:2]):
-                    late += min(around, exchanges[homes[0]])
+                late += min(around, max(exchanges[home] for home in homes))
                 tails[homes[0]] = max(tails[homes[0]], around + max(updates[home] for home in homes))
         return tails, late
 
     def _is_in_closed_form(self, choice: Choice, places: Places) -> bool:
-        option = choice.option
-        return self.sums.is_plain or option.holders < 2 or self.sums.is_in_closed_form(option.parts, places)
+        return choice.option.holders < 2 or self.sums.is_in_closed_form([(choice.option.parts, places)])
 
     def _sum_seconds(self, choice: Choice, places: Places) -> float | None:
         """The gradient sum of a stage whose nodes have something narrow between them; else None."""
@@ -280,19 +286,18 @@ class Judge:
     def _tied_seconds(self, plan: Complete, homes: Sequence[int], weights: int, wiring: Wiring | None) -> float:
         """Twice around a ring of all that hold the weights."""
         options = tuple(plan[home].option for home in homes)
-        if wiring is not None and not self.sums.is_plain:
-            stages = [(plan[home].option.parts, wiring.places[home]) for home in homes]
-            return self.sums.seconds(stages, (Algorithm.RING,), weights * self.prices.bytes_summed)
-        nodes = {wiring.homes[home] for home in homes} if wiring is not None else {None}
-        key = (options, weights, len(nodes) == 1 and None not in nodes)
-        if key not in self.tied:
+        num_bytes = weights * self.prices.bytes_summed
+        if wiring is not None:
+            stages = [(option.parts, wiring.places[home]) for option, home in zip(options, homes, strict=True)]
+            if not self.sums.is_in_closed_form(stages):
+                return self.sums.seconds(stages, (Algorithm.RING,), num_bytes)
+        if (options, weights) not in self.tied:
             count = sum(option.holders for option in options)
             pools = [pool for option in options for pool in option.pools]
-            inside = key[2]
-            bandwidth = min(pool.intra_bandwidth if inside else pool.nic_bandwidth for pool in pools)
-            latency = max(pool.intra_latency if inside else pool.nic_latency for pool in pools)
-            self.tied[key] = 2 * ring_seconds(weights * self.prices.bytes_summed, count, bandwidth, latency)
-        return self.tied[key]
+            bandwidth = min(pool.nic_bandwidth or pool.intra_bandwidth for pool in pools)
+            latency = max(pool.nic_latency for pool in pools)
+            self.tied[options, weights] = 2 * ring_seconds(num_bytes, count, bandwidth, latency)
+        return self.tied[options, weights]
 
     def hop_seconds(self, source: Parts, target: Parts, output: float) -> float:
         """Seconds between two stages that stand at the beginning of their rows, for output bytes of a sample."""
@@ -315,7 +320,8 @@ def _is_sure(times: Sequence[_Time], plan: _Quick, count: int) -> bool:
     """Whether the best of some times is near enough."""
     least = min(time.least for time in times)
     most = min(time.most for time in times)
-    return plan.is_known and most + plan.late + count * plan.passing <= (1 + _SURE) * least
+    shared = (most - least) / _SELDOM + plan.late + count * plan.passing
+    return plan.is_known and shared <= _SURE * least
 
 
 def _recurrence(schedule: ScheduleSpec, count: int, plans: Sequence[_Quick], *, shared: bool = False) -> list[float]:
@@ -357,7 +363,7 @@ def _may_share(plan: _Quick) -> bool:
     waited for."""
     for stage in range(len(plan.forward) - 1):
         following = min(plan.forward[stage + 1], plan.backward[stage])
-        if plan.shared[stage] - plan.transfer[stage] > _SURE * following:
+        if plan.shared[stage] - plan.transfer[stage] > _SURE * _SELDOM * following:
             return True
     return False
 
