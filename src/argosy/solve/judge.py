@@ -103,6 +103,8 @@ class Judge:
         """Whether layers fit with a number of micro-batches in flight, a number of them in a row."""
         self.tied: dict[tuple[tuple[Option, ...], int], float] = {}
         """Seconds to sum weights that several stages hold."""
+        self.closed: dict[int, list[bool]] = {}
+        """Per wiring, whether the exchanges of its stages are in closed form."""
         self.hops: dict[tuple[Parts, Parts], tuple[float, float]] = {}
         """Seconds per output byte of a sample, and latency."""
         self.outputs: list[float] = prices.outputs.tolist()
@@ -125,6 +127,8 @@ class Judge:
             if can_place(self.prices.pools, [choice.option for choice in plan]):
                 by_length[len(plan)].append(index)
         for members in by_length.values():
+            if below < math.inf:
+                members = [index for index in members if self._least_work(shape, plans[index]) < below]
             columns = {index: self._columns(plans[index]) for index in members}
             if below < math.inf:
                 members = [index for index in members if _least_seconds(shape, columns[index]) < below]
@@ -190,6 +194,15 @@ class Judge:
                 best, under = seconds, schedule
         return best, under
 
+    def _least_work(self, shape: Shape, plan: Complete) -> float:
+        """Like ``_least_seconds``, without transfers."""
+        least = way = 0.0
+        for choice in plan:
+            forward, backward, _ = self._stage(choice)
+            least = max(least, way + shape.num_micro_batches * (forward + backward))
+            way += forward + shape.gate * backward
+        return least
+
     def _has_devices(self, plan: Complete) -> bool:
         """Whether there are devices for all stages at once."""
         taken = [sum(counts) for counts in zip(*(choice.option.vector for choice in plan), strict=True)]
@@ -221,7 +234,7 @@ class Judge:
         passing = 0.0
         for at, choice in enumerate(plan):
             if choice.option.zero > 1 and choice.option.holders > 1:
-                if wiring is None or not self._is_in_closed_form(choice, wiring.places[at]):
+                if wiring is None or not self._closed_forms(plan, wiring)[at]:
                     is_known = False
                 if len(plan) > 1:
                     passing += choice.option.zero * choice.option.once_around(choice.first, choice.end)
@@ -255,11 +268,12 @@ class Judge:
         """(3), and by how much exchanges can be late because of each other and of transfers."""
         tails = [stage[2] for stage in stages]
         updates = [self.prices.weigh_range(c.option.update, c.first, c.end) for c in plan]
+        closed = self._closed_forms(plan, wiring) if wiring is not None else []
         for at, choice in enumerate(plan):
             if choice.option.zero == 3:  # the first gather hides behind the way to the stage only
                 tails[at] += max(0.0, choice.option.once_around(choice.first, choice.end) - sum(forward[:at]))
-            longer = self._sum_seconds(choice, wiring.places[at]) if wiring is not None else None
-            tails[at] = tails[at] if longer is None else longer + updates[at]
+            if wiring is not None and not closed[at] and choice.option.holders > 1 and _is_plain_sum(choice.option):
+                tails[at] = self._sum_seconds(choice, wiring.places[at]) + updates[at]
         exchanges = [max(0.0, tail - update) for tail, update in zip(tails, updates, strict=True)]
         late = _late_seconds(plan, exchanges, transfer, wiring) if wiring is not None else 0.0
         ends = [choice.end for choice in plan]
@@ -271,14 +285,18 @@ class Judge:
                 tails[homes[0]] = max(tails[homes[0]], around + max(updates[home] for home in homes))
         return tails, late
 
-    def _is_in_closed_form(self, choice: Choice, places: Places) -> bool:
-        return choice.option.holders < 2 or self.sums.is_in_closed_form([(choice.option.parts, places)])
+    def _closed_forms(self, plan: Complete, wiring: Wiring) -> list[bool]:
+        """Per stage, whether its option has its exchange in closed form."""
+        if self.sums.is_simple:
+            return [True] * len(plan)
+        if wiring.number not in self.closed:
+            stages = zip((choice.option.parts for choice in plan), wiring.places, strict=True)
+            self.closed[wiring.number] = [self.sums.is_in_closed_form([stage]) for stage in stages]
+        return self.closed[wiring.number]
 
-    def _sum_seconds(self, choice: Choice, places: Places) -> float | None:
-        """The gradient sum of a stage whose nodes have something narrow between them; else None."""
+    def _sum_seconds(self, choice: Choice, places: Places) -> float:
+        """The gradient sum of a stage on its links."""
         option = choice.option
-        if self._is_in_closed_form(choice, places) or option.zero > 1 or option.context > 1 or option.expert > 1:
-            return None
         algorithms = (Algorithm.RING, Algorithm.HIERARCHICAL, *(() if option.zero else (Algorithm.TREE,)))
         num_bytes = self.prices.weigh_range((self.prices.bytes_summed, 0.0, 0.0), choice.first, choice.end)
         return self.sums.seconds([(option.parts, places)], algorithms, num_bytes)
@@ -287,7 +305,8 @@ class Judge:
         """Twice around a ring of all that hold the weights."""
         options = tuple(plan[home].option for home in homes)
         num_bytes = weights * self.prices.bytes_summed
-        if wiring is not None:
+        are_together = wiring is not None and wiring.homes[homes[0]] is not None
+        if wiring is not None and (are_together or not self.sums.is_simple):
             stages = [(option.parts, wiring.places[home]) for option, home in zip(options, homes, strict=True)]
             if not self.sums.is_in_closed_form(stages):
                 return self.sums.seconds(stages, (Algorithm.RING,), num_bytes)
@@ -331,6 +350,11 @@ def _recurrence(schedule: ScheduleSpec, count: int, plans: Sequence[_Quick], *, 
         arrays["transfer"] = np.array([plan.shared for plan in plans]).T
     found = pipeline_seconds(schedule, count, **arrays)
     return [max(seconds, count * plan.busiest) for seconds, plan in zip(found.tolist(), plans, strict=True)]
+
+
+def _is_plain_sum(option: Option) -> bool:
+    """Whether a stage sums all its gradients at the end, among all its replicas."""
+    return option.zero < 2 and option.context == 1 and option.expert == 1
 
 
 def _over(wiring: Wiring, one: int, other: int) -> Hashable:

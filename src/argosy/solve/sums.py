@@ -40,6 +40,8 @@ class Sums:
         self.is_plain = not (cluster.wires or cluster.shared or any(node.uplinks for node in cluster.nodes))
         """Whether nothing lies between any two NICs."""
         self.has_ample_medium = [self._has_ample_medium(pool) for pool in pools]
+        self.is_simple = self.is_plain and all(self.has_ample_medium)
+        """Whether stages in several nodes are always in closed form."""
         self.rates: dict[tuple[object, ...], list[Rates]] = {}
         self.ample: dict[tuple[str, str], bool] = {}
 
