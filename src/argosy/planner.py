@@ -187,7 +187,7 @@ class _PlanSearch:
             raise NothingFitsError(f"no device of {cluster!r} {why}")
         self.prices = Prices(chain, self.pools, model)
         self.counters = Counters()
-        self.incumbents = Incumbents(Judge(self.prices, cluster))
+        self.incumbents = Incumbents(Judge(self.prices, cluster, guesses=settings.level == 1))
         self.interrupted = False
         self.coarse: list[Candidate] = []
         """The finalists of the first units that have a plan."""

@@ -37,7 +37,7 @@ class Incumbents:
         fresh = {key: plan for plan in plans if (key := plan_key(shape, plan)) not in self.known}
         if not fresh:
             return
-        judged = self.judge.seconds(shape, list(fresh.values()), below=below, near=_NEAR * self.best)
+        judged = self.judge.seconds(shape, list(fresh.values()), below=below, best=self.best)
         for (key, plan), seconds, schedule in zip(fresh.items(), *judged, strict=True):
             if seconds < math.inf or below == math.inf:
                 self.known[key] = seconds
@@ -73,11 +73,13 @@ class Incumbents:
             best = self.found[0]
 
     def suspect(self, branch: Branch, plans: Sequence[tuple[float, Complete]]) -> None:
-        """Remember the bounds of plans that have come out of a search, where the judge is no lower bound."""
+        """Remember the bounds of plans that have come out of a search, if the judge is no lower bound."""
         is_certain = branch.is_even and not self.judge.prices.model.blocking
+        shape = branch.search.shape
         for bound, plan in plans:
-            if not is_certain or any(choice.option.zero > 1 for choice in plan):
-                key = plan_key(branch.search.shape, plan)
+            is_guessed = (shape, plan) in self.judge.guessed
+            if not is_certain or is_guessed or any(choice.option.zero > 1 for choice in plan):
+                key = plan_key(shape, plan)
                 self.suspects[key] = min(bound, self.suspects.get(key, math.inf))
 
     def doubtful(self) -> Iterator[float]:

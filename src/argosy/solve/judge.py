@@ -55,6 +55,8 @@ _ALIKE = 0.97
 """Times what sharing links costs a plan under one schedule: the least that it costs under another."""
 _CHEAP = 1.03
 """If sharing links costs a plan no more than this factor, plans of the same wiring are not played."""
+_NEAR = 1.05
+"""Times the best: plans whose time should be known well."""
 _NAMES = ("forward", "backward", "transfer", "latency", "tail")
 
 
@@ -91,9 +93,11 @@ class _Time(NamedTuple):
 class Judge:
     """Seconds of complete plans; remembers what it has priced."""
 
-    def __init__(self, prices: Prices, cluster: Cluster) -> None:
+    def __init__(self, prices: Prices, cluster: Cluster, *, guesses: bool = False) -> None:
         self.prices = prices
         self.cluster = cluster
+        self.guesses = guesses
+        """Whether plans need not be played if others of their wiring were."""
         self.calm = at_time_zero(cluster)
         self.wirings = Wirings(self.calm, prices.pools)
         self.sums = Sums(self.calm, prices.pools)
@@ -110,16 +114,18 @@ class Judge:
         self.outputs: list[float] = prices.outputs.tolist()
         self.costs: dict[tuple[int, int, ScheduleSpec], float] = {}
         """Per wiring, micro-batches and schedule, the least that sharing links has cost, as a factor."""
+        self.guessed: set[tuple[Shape, Complete]] = set()
+        """Plans that share links and were not played."""
         self.judged = 0
         self.played = 0
 
     def seconds(
-        self, shape: Shape, plans: Sequence[Complete], *, below: float = math.inf, near: float = math.inf
+        self, shape: Shape, plans: Sequence[Complete], *, below: float = math.inf, best: float = math.inf
     ) -> tuple[list[float], list[ScheduleSpec]]:
         """The time of every plan under the best schedule that fits in memory, and that schedule; infinity if none
-        does, or if it is not below a time anyway. Plans that take as long as ``near`` by the recurrence keep that
-        time."""
-        best = [math.inf] * len(plans)
+        does, or if it is not below a time anyway. Given the ``best`` time so far, plans that are hardly faster may
+        keep a guess."""
+        found = [math.inf] * len(plans)
         under = [shape.schedules[0]] * len(plans)
         self.judged += len(plans)
         by_length: dict[int, list[int]] = defaultdict(list)
@@ -134,12 +140,10 @@ class Judge:
                 members = [index for index in members if _least_seconds(shape, columns[index]) < below]
             for index, times in self._times(shape, plans, members, columns).items():
                 if _is_sure(times, columns[index], shape.num_micro_batches):
-                    best[index], under[index] = min(((t.least, t.schedule) for t in times), key=lambda pair: pair[0])
-                else:
-                    best[index], under[index] = self._shared_time(shape, plans[index], times, min(below, near))
-                if best[index] >= below:
-                    best[index] = math.inf
-        return best, under
+                    found[index], under[index] = min(((t.least, t.schedule) for t in times), key=lambda pair: pair[0])
+                elif min(time.least for time in times) < below:
+                    found[index], under[index] = self._shared_time(shape, plans[index], times, below, best)
+        return found, under
 
     def _times(
         self, shape: Shape, plans: Sequence[Complete], members: Sequence[int], columns: dict[int, _Quick]
@@ -163,36 +167,44 @@ class Judge:
         return times
 
     def _shared_time(
-        self, shape: Shape, plan: Complete, times: Sequence[_Time], limit: float
+        self, shape: Shape, plan: Complete, times: Sequence[_Time], below: float, best: float
     ) -> tuple[float, ScheduleSpec]:
-        """The time of a plan on links that it shares with itself, under the best schedule. It is played if it may be
-        below the limit; else, by the recurrence and what sharing has cost other plans of its wiring."""
+        """The time of a plan on links that it shares with itself, under the best schedule: played if it is near what it
+        has to beat; else guessed by what sharing has cost other plans of its wiring. Small costs are not looked at
+        twice if there is something to beat."""
         wiring = self.wirings.of(tuple(choice.option for choice in plan))
         number, count = wiring.number if wiring is not None else -1, shape.num_micro_batches
         keys = [(number, count, time.schedule) for time in times]
-        guesses = [time.least * self.costs.get(key, 1.0) for time, key in zip(times, keys, strict=True)]
+        costs = self.costs if self.guesses else {}
+        guesses = [time.least * costs.get(key, 1.0) for time, key in zip(times, keys, strict=True)]
         order = sorted(range(len(times)), key=guesses.__getitem__)
-        best, under = guesses[order[0]], times[order[0]].schedule
-        is_cheap = 0.0 < self.costs.get(keys[order[0]], 0.0) <= _CHEAP
-        if best >= limit or is_cheap or self.prices.model.blocking or not self._has_devices(plan):
-            return best, under
-        placed = on_devices(shape, under, plan, self.prices, self.cluster)
-        folded = FoldedPlan(placed, self.prices.chain, self.calm, self.prices.model)
-        if not folded.is_playable:
-            return best, under
+        guess, under = guesses[order[0]], times[order[0]].schedule
+        is_cheap = best < math.inf and 1.0 <= costs.get(keys[order[0]], 0.0) <= _CHEAP
+        is_played = guess < min(below, _NEAR * best) and not is_cheap
+        is_played = is_played and not self.prices.model.blocking and self._has_devices(plan)
+        folded = self._folded(shape, plan) if is_played else None
+        if folded is None:
+            self.guessed.add((shape, plan))
+            return guess, under
         best, cost = math.inf, 1.0
         for at in order:
             schedule, least, _ = times[at]
-            if cost * least >= best or (best < math.inf and guesses[at] >= limit):
+            if cost * least >= best:
                 continue
             self.played += 1
             seconds = folded.seconds(schedule)
             cost = max(1.0, _ALIKE * seconds / least)
             if number >= 0:
-                self.costs[keys[at]] = min(self.costs.get(keys[at], math.inf), seconds / least)
+                self.costs[keys[at]] = min(self.costs.get(keys[at], math.inf), max(1.0, seconds / least))
             if seconds < best * (1 - 1e-12):
                 best, under = seconds, schedule
         return best, under
+
+    def _folded(self, shape: Shape, plan: Complete) -> FoldedPlan | None:
+        """The plan on devices, folded; None if that cannot be played."""
+        placed = on_devices(shape, shape.schedules[0], plan, self.prices, self.cluster)
+        folded = FoldedPlan(placed, self.prices.chain, self.calm, self.prices.model)
+        return folded if folded.is_playable else None
 
     def _least_work(self, shape: Shape, plan: Complete) -> float:
         """Like ``_least_seconds``, without transfers."""
@@ -331,8 +343,20 @@ class Judge:
                 Option(prices=self.prices, vector=(), parts=parts, recompute=Recompute.NONE, zero=0) for parts in key
             )
             wiring = self.wirings.of(options)
-            self.hops[key] = (wiring.seconds([1.0])[0][0], wiring.latency[0]) if wiring is not None else (0.0, 0.0)
+            if wiring is not None:
+                self.hops[key] = (wiring.seconds([1.0])[0][0], wiring.latency[0])
+            else:
+                self.hops[key] = self._hop_between_nodes((*source, *target))
         return self.hops[key]
+
+    def _hop_between_nodes(self, parts: Parts) -> tuple[float, float]:
+        """The same if a replica of one stage fills several nodes."""
+        ways = []
+        for part in parts:
+            pool = self.prices.pools[part.pool]
+            nodes = math.ceil(part.devices / pool.per_node)
+            ways.append((part.all_samples / nodes / pool.nic_bandwidth if pool.nic_bandwidth else 0.0, pool.nic_latency))
+        return max(way[0] for way in ways), max(way[1] for way in ways)
 
 
 def _is_sure(times: Sequence[_Time], plan: _Quick, count: int) -> bool:
