@@ -254,9 +254,9 @@ def judged_best(case: Case, settings: Settings) -> tuple[Plan | None, float]:
     judge = Judge.seconds
 
     def watched(
-        self: Judge, shape: Shape, plans: Sequence[Complete], *, below: float = math.inf
+        self: Judge, shape: Shape, plans: Sequence[Complete], *, below: float = math.inf, best: float = math.inf
     ) -> tuple[list[float], list[ScheduleSpec]]:
-        times, schedules = judge(self, shape, plans, below=below)
+        times, schedules = judge(self, shape, plans, below=below, best=best)
         seen.append(min(times, default=math.inf))
         return times, schedules
 

@@ -54,7 +54,7 @@ class Incumbents:
         fresh = {key: plan for plan in plans if (key := plan_key(shape, plan)) not in self.known}
         if not fresh:
             return
-        judged = self.judge.seconds(shape, list(fresh.values()), below=below, near=_NEAR * self.best)
+        judged = self.judge.seconds(shape, list(fresh.values()), below=below, best=self.best)
         for (key, plan), seconds, schedule in zip(fresh.items(), *judged, strict=True):
             if seconds < math.inf or below == math.inf:
                 self.known[key] = seconds

@@ -46,13 +46,17 @@ from argosy.space.price import Prices
 
 Complete = tuple[Choice, ...]
 Parts = tuple[Part, ...]
-_SURE = 0.15
-"""A plan is not played if what is shared adds at most this share of its time; it adds a third of that at most, as seen
-on random clusters."""
+_SURE = 0.05
+"""A plan is not played if what is shared adds at most this share to its time."""
+_SELDOM = 3.0
+"""Transfers that could always share their links do so in less than one of this many cases, as seen on random clusters;
+exchanges at the end that could do so mostly do."""
 _ALIKE = 0.97
 """Times what sharing links costs a plan under one schedule: the least that it costs under another."""
 _CHEAP = 1.03
 """If sharing links costs a plan no more than this factor, plans of the same wiring are not played."""
+_NEAR = 1.05
+"""Times the best: plans whose time should be known well."""
 _NAMES = ("forward", "backward", "transfer", "latency", "tail")
 
 
@@ -89,9 +93,11 @@ class _Time(NamedTuple):
 class Judge:
     """Seconds of complete plans; remembers what it has priced."""
 
-    def __init__(self, prices: Prices, cluster: Cluster) -> None:
+    def __init__(self, prices: Prices, cluster: Cluster, *, guesses: bool = False) -> None:
         self.prices = prices
         self.cluster = cluster
+        self.guesses = guesses
+        """Whether plans need not be played if others of their wiring were."""
         self.calm = at_time_zero(cluster)
         self.wirings = Wirings(self.calm, prices.pools)
         self.sums = Sums(self.calm, prices.pools)
@@ -99,23 +105,27 @@ class Judge:
         """Forward, backward and tail."""
         self.fitting: dict[tuple[Option, int, int, int, int], bool] = {}
         """Whether layers fit with a number of micro-batches in flight, a number of them in a row."""
-        self.tied: dict[tuple[tuple[Option, ...], int, bool], float] = {}
+        self.tied: dict[tuple[tuple[Option, ...], int], float] = {}
         """Seconds to sum weights that several stages hold."""
+        self.closed: dict[int, list[bool]] = {}
+        """Per wiring, whether the exchanges of its stages are in closed form."""
         self.hops: dict[tuple[Parts, Parts], tuple[float, float]] = {}
         """Seconds per output byte of a sample, and latency."""
         self.outputs: list[float] = prices.outputs.tolist()
         self.costs: dict[tuple[int, int, ScheduleSpec], float] = {}
         """Per wiring, micro-batches and schedule, the least that sharing links has cost, as a factor."""
+        self.guessed: set[tuple[Shape, Complete]] = set()
+        """Plans that share links and were not played."""
         self.judged = 0
         self.played = 0
 
     def seconds(
-        self, shape: Shape, plans: Sequence[Complete], *, below: float = math.inf, near: float = math.inf
+        self, shape: Shape, plans: Sequence[Complete], *, below: float = math.inf, best: float = math.inf
     ) -> tuple[list[float], list[ScheduleSpec]]:
         """The time of every plan under the best schedule that fits in memory, and that schedule; infinity if none
-        does, or if it is not below a time anyway. Plans that take as long as ``near`` by the recurrence keep that
-        time."""
-        best = [math.inf] * len(plans)
+        does, or if it is not below a time anyway. Given the ``best`` time so far, plans that are hardly faster may
+        keep a guess."""
+        found = [math.inf] * len(plans)
         under = [shape.schedules[0]] * len(plans)
         self.judged += len(plans)
         by_length: dict[int, list[int]] = defaultdict(list)
@@ -123,16 +133,17 @@ class Judge:
             if can_place(self.prices.pools, [choice.option for choice in plan]):
                 by_length[len(plan)].append(index)
         for members in by_length.values():
+            if below < math.inf:
+                members = [index for index in members if self._least_work(shape, plans[index]) < below]
             columns = {index: self._columns(plans[index]) for index in members}
             if below < math.inf:
                 members = [index for index in members if _least_seconds(shape, columns[index]) < below]
             for index, times in self._times(shape, plans, members, columns).items():
                 if _is_sure(times, columns[index], shape.num_micro_batches):
-                    best[index], under[index] = min(((t.least, t.schedule) for t in times), key=lambda pair: pair[0])
-                else:
-                    limit = min(below, near)
-                    best[index], under[index] = self._shared_time(shape, plans[index], times, limit)
-        return best, under
+                    found[index], under[index] = min(((t.least, t.schedule) for t in times), key=lambda pair: pair[0])
+                elif min(time.least for time in times) < below:
+                    found[index], under[index] = self._shared_time(shape, plans[index], times, below, best)
+        return found, under
 
     def _times(
         self, shape: Shape, plans: Sequence[Complete], members: Sequence[int], columns: dict[int, _Quick]
@@ -156,36 +167,58 @@ class Judge:
         return times
 
     def _shared_time(
-        self, shape: Shape, plan: Complete, times: Sequence[_Time], limit: float
+        self, shape: Shape, plan: Complete, times: Sequence[_Time], below: float, best: float
     ) -> tuple[float, ScheduleSpec]:
-        """The time of a plan on links that it shares with itself, under the best schedule. It is played if it may be
-        below the limit; else, by the recurrence and what sharing has cost other plans of its wiring."""
+        """The time of a plan on links that it shares with itself, under the best schedule: played if it is near what it
+        has to beat; else guessed by what sharing has cost other plans of its wiring. Small costs are not looked at
+        twice if there is something to beat."""
         wiring = self.wirings.of(tuple(choice.option for choice in plan))
         number, count = wiring.number if wiring is not None else -1, shape.num_micro_batches
         keys = [(number, count, time.schedule) for time in times]
-        guesses = [time.least * self.costs.get(key, 1.0) for time, key in zip(times, keys, strict=True)]
+        costs = self.costs if self.guesses else {}
+        guesses = [time.least * costs.get(key, 1.0) for time, key in zip(times, keys, strict=True)]
         order = sorted(range(len(times)), key=guesses.__getitem__)
-        best, under = guesses[order[0]], times[order[0]].schedule
-        is_cheap = 0.0 < self.costs.get(keys[order[0]], 0.0) <= _CHEAP
-        if best >= limit or is_cheap or self.prices.model.blocking:
-            return best, under
-        placed = on_devices(shape, under, plan, self.prices, self.cluster)
-        folded = FoldedPlan(placed, self.prices.chain, self.calm, self.prices.model)
-        if not folded.is_playable:
-            return best, under
+        guess, under = guesses[order[0]], times[order[0]].schedule
+        is_cheap = best < math.inf and 1.0 <= costs.get(keys[order[0]], 0.0) <= _CHEAP
+        is_played = guess < min(below, _NEAR * best) and not is_cheap
+        is_played = is_played and not self.prices.model.blocking and self._has_devices(plan)
+        folded = self._folded(shape, plan) if is_played else None
+        if folded is None:
+            self.guessed.add((shape, plan))
+            return guess, under
         best, cost = math.inf, 1.0
         for at in order:
             schedule, least, _ = times[at]
-            if cost * least >= best or (best < math.inf and guesses[at] >= limit):
+            if cost * least >= best:
                 continue
             self.played += 1
             seconds = folded.seconds(schedule)
             cost = max(1.0, _ALIKE * seconds / least)
             if number >= 0:
-                self.costs[keys[at]] = min(self.costs.get(keys[at], math.inf), seconds / least)
+                self.costs[keys[at]] = min(self.costs.get(keys[at], math.inf), max(1.0, seconds / least))
             if seconds < best * (1 - 1e-12):
                 best, under = seconds, schedule
         return best, under
+
+    def _folded(self, shape: Shape, plan: Complete) -> FoldedPlan | None:
+        """The plan on devices, folded; None if that cannot be played."""
+        placed = on_devices(shape, shape.schedules[0], plan, self.prices, self.cluster)
+        folded = FoldedPlan(placed, self.prices.chain, self.calm, self.prices.model)
+        return folded if folded.is_playable else None
+
+    def _least_work(self, shape: Shape, plan: Complete) -> float:
+        """Like ``_least_seconds``, without transfers."""
+        least = way = 0.0
+        for choice in plan:
+            forward, backward, _ = self._stage(choice)
+            least = max(least, way + shape.num_micro_batches * (forward + backward))
+            way += forward + shape.gate * backward
+        return least
+
+    def _has_devices(self, plan: Complete) -> bool:
+        """Whether there are devices for all stages at once."""
+        taken = [sum(counts) for counts in zip(*(choice.option.vector for choice in plan), strict=True)]
+        return all(pool.count >= count for pool, count in zip(self.prices.pools, taken, strict=True))
 
     def _columns(self, plan: Complete) -> _Quick:
         stages = [self._stage(choice) for choice in plan]
@@ -211,7 +244,7 @@ class Judge:
         passing = 0.0
         for at, choice in enumerate(plan):
             if choice.option.zero > 1 and choice.option.holders > 1:
-                if wiring is None or not self._is_in_closed_form(choice, wiring.places[at]):
+                if wiring is None or not self._closed_forms(plan, wiring)[at]:
                     is_known = False
                 if len(plan) > 1:
                     passing += choice.option.zero * choice.option.once_around(choice.first, choice.end)
@@ -245,11 +278,12 @@ class Judge:
         """(3), and by how much exchanges can be late because of each other and of transfers."""
         tails = [stage[2] for stage in stages]
         updates = [self.prices.weigh_range(c.option.update, c.first, c.end) for c in plan]
+        closed = self._closed_forms(plan, wiring) if wiring is not None else []
         for at, choice in enumerate(plan):
             if choice.option.zero == 3:  # the first gather hides behind the way to the stage only
                 tails[at] += max(0.0, choice.option.once_around(choice.first, choice.end) - sum(forward[:at]))
-            longer = self._sum_seconds(choice, wiring.places[at]) if wiring is not None else None
-            tails[at] = tails[at] if longer is None else longer + updates[at]
+            if wiring is not None and not closed[at] and choice.option.holders > 1 and _is_plain_sum(choice.option):
+                tails[at] = self._sum_seconds(choice, wiring.places[at]) + updates[at]
         exchanges = [max(0.0, tail - update) for tail, update in zip(tails, updates, strict=True)]
         late = _late_seconds(plan, exchanges, transfer, wiring) if wiring is not None else 0.0
         ends = [choice.end for choice in plan]
@@ -257,20 +291,22 @@ class Judge:
             homes = sorted({bisect_right(ends, layer) for layer in layers})
             if len(homes) > 1:
                 around = self._tied_seconds(plan, homes, weights, wiring)
-                if wiring is None or _over(wiring, homes[0], homes[0]) == _over(wiring, *homes[:2]):
-                    late += min(around, exchanges[homes[0]])
+                late += min(around, max(exchanges[home] for home in homes))
                 tails[homes[0]] = max(tails[homes[0]], around + max(updates[home] for home in homes))
         return tails, late
 
-    def _is_in_closed_form(self, choice: Choice, places: Places) -> bool:
-        option = choice.option
-        return self.sums.is_plain or option.holders < 2 or self.sums.is_in_closed_form(option.parts, places)
+    def _closed_forms(self, plan: Complete, wiring: Wiring) -> list[bool]:
+        """Per stage, whether its option has its exchange in closed form."""
+        if self.sums.is_simple:
+            return [True] * len(plan)
+        if wiring.number not in self.closed:
+            stages = zip((choice.option.parts for choice in plan), wiring.places, strict=True)
+            self.closed[wiring.number] = [self.sums.is_in_closed_form([stage]) for stage in stages]
+        return self.closed[wiring.number]
 
-    def _sum_seconds(self, choice: Choice, places: Places) -> float | None:
-        """The gradient sum of a stage whose nodes have something narrow between them; else None."""
+    def _sum_seconds(self, choice: Choice, places: Places) -> float:
+        """The gradient sum of a stage on its links."""
         option = choice.option
-        if self._is_in_closed_form(choice, places) or option.zero > 1 or option.context > 1 or option.expert > 1:
-            return None
         algorithms = (Algorithm.RING, Algorithm.HIERARCHICAL, *(() if option.zero else (Algorithm.TREE,)))
         num_bytes = self.prices.weigh_range((self.prices.bytes_summed, 0.0, 0.0), choice.first, choice.end)
         return self.sums.seconds([(option.parts, places)], algorithms, num_bytes)
@@ -278,19 +314,19 @@ class Judge:
     def _tied_seconds(self, plan: Complete, homes: Sequence[int], weights: int, wiring: Wiring | None) -> float:
         """Twice around a ring of all that hold the weights."""
         options = tuple(plan[home].option for home in homes)
-        if wiring is not None and not self.sums.is_plain:
-            stages = [(plan[home].option.parts, wiring.places[home]) for home in homes]
-            return self.sums.seconds(stages, (Algorithm.RING,), weights * self.prices.bytes_summed)
-        nodes = {wiring.homes[home] for home in homes} if wiring is not None else {None}
-        key = (options, weights, len(nodes) == 1 and None not in nodes)
-        if key not in self.tied:
+        num_bytes = weights * self.prices.bytes_summed
+        are_together = wiring is not None and wiring.homes[homes[0]] is not None
+        if wiring is not None and (are_together or not self.sums.is_simple):
+            stages = [(option.parts, wiring.places[home]) for option, home in zip(options, homes, strict=True)]
+            if not self.sums.is_in_closed_form(stages):
+                return self.sums.seconds(stages, (Algorithm.RING,), num_bytes)
+        if (options, weights) not in self.tied:
             count = sum(option.holders for option in options)
             pools = [pool for option in options for pool in option.pools]
-            inside = key[2]
-            bandwidth = min(pool.intra_bandwidth if inside else pool.nic_bandwidth for pool in pools)
-            latency = max(pool.intra_latency if inside else pool.nic_latency for pool in pools)
-            self.tied[key] = 2 * ring_seconds(weights * self.prices.bytes_summed, count, bandwidth, latency)
-        return self.tied[key]
+            bandwidth = min(pool.nic_bandwidth or pool.intra_bandwidth for pool in pools)
+            latency = max(pool.nic_latency for pool in pools)
+            self.tied[options, weights] = 2 * ring_seconds(num_bytes, count, bandwidth, latency)
+        return self.tied[options, weights]
 
     def hop_seconds(self, source: Parts, target: Parts, output: float) -> float:
         """Seconds between two stages that stand at the beginning of their rows, for output bytes of a sample."""
@@ -305,15 +341,28 @@ class Judge:
                 Option(prices=self.prices, vector=(), parts=parts, recompute=Recompute.NONE, zero=0) for parts in key
             )
             wiring = self.wirings.of(options)
-            self.hops[key] = (wiring.seconds([1.0])[0][0], wiring.latency[0]) if wiring is not None else (0.0, 0.0)
+            if wiring is not None:
+                self.hops[key] = (wiring.seconds([1.0])[0][0], wiring.latency[0])
+            else:
+                self.hops[key] = self._hop_between_nodes((*source, *target))
         return self.hops[key]
+
+    def _hop_between_nodes(self, parts: Parts) -> tuple[float, float]:
+        """The same if a replica of one stage fills several nodes."""
+        ways = []
+        for part in parts:
+            pool = self.prices.pools[part.pool]
+            nodes = math.ceil(part.devices / pool.per_node)
+            ways.append((part.all_samples / nodes / pool.nic_bandwidth if pool.nic_bandwidth else 0.0, pool.nic_latency))
+        return max(way[0] for way in ways), max(way[1] for way in ways)
 
 
 def _is_sure(times: Sequence[_Time], plan: _Quick, count: int) -> bool:
     """Whether the best of some times is near enough."""
     least = min(time.least for time in times)
     most = min(time.most for time in times)
-    return plan.is_known and most + plan.late + count * plan.passing <= (1 + _SURE) * least
+    shared = (most - least) / _SELDOM + plan.late + count * plan.passing
+    return plan.is_known and shared <= _SURE * least
 
 
 def _recurrence(schedule: ScheduleSpec, count: int, plans: Sequence[_Quick], *, shared: bool = False) -> list[float]:
@@ -323,6 +372,11 @@ def _recurrence(schedule: ScheduleSpec, count: int, plans: Sequence[_Quick], *, 
         arrays["transfer"] = np.array([plan.shared for plan in plans]).T
     found = pipeline_seconds(schedule, count, **arrays)
     return [max(seconds, count * plan.busiest) for seconds, plan in zip(found.tolist(), plans, strict=True)]
+
+
+def _is_plain_sum(option: Option) -> bool:
+    """Whether a stage sums all its gradients at the end, among all its replicas."""
+    return option.zero < 2 and option.context == 1 and option.expert == 1
 
 
 def _over(wiring: Wiring, one: int, other: int) -> Hashable:
@@ -353,7 +407,7 @@ def _may_share(plan: _Quick) -> bool:
     waited for."""
     for stage in range(len(plan.forward) - 1):
         following = min(plan.forward[stage + 1], plan.backward[stage])
-        if plan.shared[stage] - plan.transfer[stage] > _SURE * following:
+        if plan.shared[stage] - plan.transfer[stage] > _SURE * _SELDOM * following:
             return True
     return False
 

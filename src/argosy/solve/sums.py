@@ -4,9 +4,8 @@ For weights of B bytes that go once around the holders of one or more stages by 
 
     (1)  seconds = max over routes ( max over links of (share of B that crosses it / bandwidth) B + its latencies )
 
-A sum is twice around. Between nodes that see each other over their NICs alone, ``space.option`` has the same in closed
-form; (1) is for stages whose nodes have a wire, an uplink or a shared capacity between them that is narrower, or
-farther apart.
+A sum is twice around. ``space.option`` has the same in closed form for stages in one node, and for stages whose nodes
+have nothing but NICs between them and a medium inside that is ample beside these; (1) is for all others.
 """
 
 from __future__ import annotations
@@ -40,8 +39,17 @@ class Sums:
         self.rows = [tuple(itertools.chain(*pool.nodes)) for pool in pools]
         self.is_plain = not (cluster.wires or cluster.shared or any(node.uplinks for node in cluster.nodes))
         """Whether nothing lies between any two NICs."""
+        self.has_ample_medium = [self._has_ample_medium(pool) for pool in pools]
+        self.is_simple = self.is_plain and all(self.has_ample_medium)
+        """Whether stages in several nodes are always in closed form."""
         self.rates: dict[tuple[object, ...], list[Rates]] = {}
         self.ample: dict[tuple[str, str], bool] = {}
+
+    def _has_ample_medium(self, pool: Pool) -> bool:
+        """Whether what passes from device to device inside a node never waits for the medium longer than for the
+        NIC."""
+        crowd = pool.node_size if pool.intra_is_shared else 1
+        return pool.intra_bandwidth >= crowd * pool.nic_bandwidth
 
     def seconds(
         self, stages: Sequence[tuple[tuple[Part, ...], Places]], algorithms: tuple[Algorithm, ...], num_bytes: float
@@ -55,10 +63,16 @@ class Sums:
             for rates in self.rates[key]
         )
 
-    def is_in_closed_form(self, parts: Sequence[Part], places: Places) -> bool:
-        """Whether the nodes of a stage have nothing narrow between them."""
-        return self.is_plain or all(
-            self._is_ample(one, other) for one, other in itertools.pairwise(self._nodes(parts, places))
+    def is_in_closed_form(self, stages: Sequence[tuple[tuple[Part, ...], Places]]) -> bool:
+        """Whether nothing but NICs slows down what the devices of some stages exchange, or they are in one node."""
+        nodes: list[str] = []
+        for parts, places in stages:
+            nodes += self._nodes(parts, places)
+        if len(set(nodes)) == 1:
+            return len(stages) == 1
+        has_ample_media = all(self.has_ample_medium[part.pool] for parts, _ in stages for part in parts)
+        return has_ample_media and (
+            self.is_plain or all(self._is_ample(one, other) for one, other in itertools.pairwise(nodes))
         )
 
     def _nodes(self, parts: Sequence[Part], places: Places) -> list[str]:

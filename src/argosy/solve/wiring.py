@@ -33,7 +33,7 @@ Load = tuple[int, float]
 """A link, and the seconds that it needs per output byte of a sample."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Bundle:
     """Equal replicas of a stage that stand next to each other."""
 
@@ -105,7 +105,6 @@ class Wirings:
         self.by_parts: dict[tuple[tuple[Part, ...], ...], Wiring | None] = {}
         """The same, slower to look up and with fewer entries."""
         self.routes: dict[tuple[str, str], tuple[tuple[int, ...], float]] = {}
-        self.shares: dict[tuple[_Bundle, _Bundle], float] = {}
         self.medium = [self._medium(pool) for pool in pools]
         homes = [pool.homes for pool in pools]
         self.are_apart = all(one.isdisjoint(other) for one, other in itertools.combinations(homes, 2))
@@ -140,11 +139,10 @@ class Wirings:
             for source, target in itertools.product(one, other):
                 common = min(source.stop, target.stop) - max(source.start, target.start)
                 if common > 0:
-                    latency = max(
-                        latency,
-                        self._add(forward, source, target, common, sites, numbers),
-                        self._add(back, target, source, common, sites, numbers),
-                    )
+                    inside = common * self._inside_share(source, target)
+                    for loads, start, end in ((forward, source, target), (back, target, source)):
+                        over = self._add(loads, start, end, (inside, common - inside), sites, numbers)
+                        latency = max(latency, over)
             boundaries.append((tuple(forward.items()), tuple(back.items())))
             latencies.append(latency)
         return Wiring(
@@ -204,12 +202,13 @@ class Wirings:
         loads: dict[int, float],
         source: _Bundle,
         target: _Bundle,
-        samples: int,
+        samples: tuple[float, float],
         sites: dict[_Bundle, tuple[int, int]],
         numbers: dict[Hashable, int],
     ) -> float:
-        """Add what one bundle sends another to the loads of a boundary; its latency."""
-        inside = self._inside_share(source, target)
+        """Add what one bundle sends another, inside nodes and between them, to the loads of a boundary; its
+        latency."""
+        inside, outside = samples
         latency = 0.0
         if inside:
             pool = self.pools[source.pool]
@@ -217,8 +216,8 @@ class Wirings:
             nodes = (source.first_node, source.last_node)
             key: Hashable = ("medium", source.pool, nodes) if pool.intra_is_shared else ("medium", source)
             lanes = nodes[1] - nodes[0] + 1 if pool.intra_is_shared else source.end - source.begin
-            _load(loads, numbers, key, samples * inside / (lanes * bandwidth))
-        if inside < 1:
+            _load(loads, numbers, key, inside / (lanes * bandwidth))
+        if outside:
             links, over = self._route(source, target)
             latency = max(latency, over)
             for link in links:
@@ -228,7 +227,7 @@ class Wirings:
                     site, lanes = sites[source if is_out else target]
                     key = ("out" if is_out else "in", site)
                 capacity = lanes * self.cluster.links[link].bandwidth.at(0)
-                _load(loads, numbers, key, samples * (1 - inside) / capacity if capacity else math.inf)
+                _load(loads, numbers, key, outside / capacity if capacity else math.inf)
         return latency
 
     def _route(self, source: _Bundle, target: _Bundle) -> tuple[tuple[int, ...], float]:
@@ -252,10 +251,7 @@ class Wirings:
             return 0.0
         if source.first_node == source.last_node == target.first_node == target.last_node:
             return 1.0
-        key = (source, target)
-        if key not in self.shares:
-            self.shares[key] = _share_inside(source, target, self.pools[source.pool].per_node)
-        return self.shares[key]
+        return _share_inside(source, target, self.pools[source.pool].per_node)
 
     def _share_one_node(self, source: _Bundle, target: _Bundle) -> bool:
         """Whether two bundles of different pools are all in one node."""
