@@ -38,10 +38,15 @@ class Incumbents:
     def best(self) -> float:
         return self.found[0].seconds if self.found else math.inf
 
-    def confirm(self) -> None:
-        """Play the best plan, until the best one is one that was played."""
+    def confirm(self, most: float = math.inf) -> None:
+        """Play the best plan, until the best one is one that was played. Of more than ``most`` that turn out slower
+        than judged, the others are forgotten."""
+        plays = 0
         while self.found and not self.found[0].is_played:
-            self.add(self.found.pop(0))
+            candidate = self.found.pop(0)
+            if plays < most or not any(other.is_played for other in self.found):
+                self.add(candidate)
+            plays += 1
 
     def add(self, candidate: Candidate) -> None:
         """Remember a plan with its exact time."""

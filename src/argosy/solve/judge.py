@@ -57,6 +57,8 @@ _CHEAP = 1.03
 """If sharing links costs a plan no more than this factor, plans of the same wiring are not played."""
 _NEAR = 1.05
 """Times the best: plans whose time should be known well."""
+_MOST_STEPS = 50_000
+"""Stages times micro-batches of all plans that a judge that guesses plays; the others keep a guess."""
 _NAMES = ("forward", "backward", "transfer", "latency", "tail")
 
 
@@ -118,6 +120,8 @@ class Judge:
         """Plans that share links and were not played."""
         self.judged = 0
         self.played = 0
+        self.steps_left = _MOST_STEPS if guesses else math.inf
+        """Stages times micro-batches that may still be played."""
 
     def seconds(
         self, shape: Shape, plans: Sequence[Complete], *, below: float = math.inf, best: float = math.inf
@@ -181,7 +185,7 @@ class Judge:
         guess, under = guesses[order[0]], times[order[0]].schedule
         is_cheap = best < math.inf and 1.0 <= costs.get(keys[order[0]], 0.0) <= _CHEAP
         is_played = guess < min(below, _NEAR * best) and not is_cheap
-        is_played = is_played and not self.prices.model.blocking and self._has_devices(plan)
+        is_played = is_played and not self.prices.model.blocking and self._has_devices(plan) and self.steps_left > 0
         folded = self._folded(shape, plan) if is_played else None
         if folded is None:
             self.guessed.add((shape, plan))
@@ -192,6 +196,7 @@ class Judge:
             if cost * least >= best:
                 continue
             self.played += 1
+            self.steps_left -= len(plan) * count
             seconds = folded.seconds(schedule)
             cost = max(1.0, _ALIKE * seconds / least)
             if number >= 0:
@@ -353,7 +358,9 @@ class Judge:
         for part in parts:
             pool = self.prices.pools[part.pool]
             nodes = math.ceil(part.devices / pool.per_node)
-            ways.append((part.all_samples / nodes / pool.nic_bandwidth if pool.nic_bandwidth else 0.0, pool.nic_latency))
+            ways.append(
+                (part.all_samples / nodes / pool.nic_bandwidth if pool.nic_bandwidth else 0.0, pool.nic_latency)
+            )
         return max(way[0] for way in ways), max(way[1] for way in ways)
 
 

@@ -65,10 +65,14 @@ _MISLED = 1.02
 """Level 1 searches again if the exact engine finds its best plan slower than judged by more than this factor."""
 _TASKS = 1_500
 """Tasks of the finalists that the exact engine plays on level 1."""
+_PLAYS = 2
+"""Plans that the exact engine plays on level 1 of a large cluster until one is as fast as judged."""
+_REFINED = 32
+"""Up to so many devices level 1 searches finer units, while"""
 _FEW_STATES = 128
-"""Level 1 searches finer units of few devices while the vectors of units that can be left are no more than this."""
+"""the vectors of units that can be left are no more than this."""
 _QUICK_ROUNDS = 24
-"""Rounds of ``_STEPS`` steps that level 1 spends on a proof."""
+"""Rounds of ``_STEPS`` steps that level 1 spends on a proof for few devices."""
 
 
 class PoolSearch:
@@ -100,7 +104,7 @@ class PoolSearch:
         self.counters = Counters()
         self.calm = at_time_zero(cluster)
         trial = Trial(self.prices, cluster, self.calm, self._played_scope, settings.executor)
-        self.incumbents = Incumbents(Judge(self.prices, cluster), trial)
+        self.incumbents = Incumbents(Judge(self.prices, cluster, guesses=settings.level == 1), trial)
         self.interrupted = False
         self.left_open = math.inf
         """The least bound of what the search of these units has not looked at."""
@@ -150,7 +154,10 @@ class PoolSearch:
                 self.left_open = self.free_bound
             has_plan = bool(self.incumbents.found)
             if self.interrupted or (has_plan and self.budget.is_spent):
-                break
+                return
+        is_fine = all(branch.search.menu.grid.loose is None for branch in self.branches)
+        if self.level == 1 and self._are_few and is_fine:
+            self._prove(_QUICK_ROUNDS)
 
     def _refines(self, units: Vector) -> bool:
         """Whether these units are searched though coarser ones have a plan."""
@@ -162,7 +169,8 @@ class PoolSearch:
 
     def _has_few_states(self, units: Vector) -> bool:
         counts = self._scope(units).counts(self.pools)
-        return self._are_few and math.prod(count + 1 for count in counts) <= _FEW_STATES
+        devices = sum(pool.count for pool in self.pools)
+        return devices <= _REFINED and math.prod(count + 1 for count in counts) <= _FEW_STATES
 
     def _may_fit(self, units: Vector) -> bool:
         """Where a coarser granularity has no plan: whether it is worth looking at a finer one."""
@@ -219,13 +227,11 @@ class PoolSearch:
         """One granularity."""
         for _ in range(3):
             judged = self._look(units)
-            self.incumbents.confirm()
+            self.incumbents.confirm(_PLAYS if self._is_quick else math.inf)
             if self.level > 1 or self.incumbents.best <= judged * _MISLED:
                 break  # what was closed while the best plan was thought to be faster may be opened again
         if self.level > 1 or not self.settings.prune:
             self._prove(math.inf)
-        elif self._has_few_states(units) and all(branch.search.menu.grid.loose is None for branch in self.branches):
-            self._prove(_QUICK_ROUNDS)
 
     def _look(self, units: Vector) -> float:
         """Open every shape that may have a better plan; the time of the best plan as judged meanwhile."""
@@ -244,9 +250,10 @@ class PoolSearch:
                 continue
             is_alone = self._hardly_pays(bound, shape)
             parts = stage_parts(self.prices, shape.micro_batch_size, scope, self.counters)
-            if self.settings.prune and not is_alone:
+            if self.settings.prune:
                 bound = self._reach(parts, shape, counts, bound)
-                if bound >= self._goal or (self._is_quick and bound * _CLOSE >= self.incumbents.best):
+                is_closed = bound >= self._goal or (self._is_quick and bound * _CLOSE >= self.incumbents.best)
+                if is_closed and not is_alone:
                     self._leave(bound)
                     continue
             if is_alone:
@@ -330,17 +337,20 @@ class PoolSearch:
             if doubtful <= least:
                 self.incumbents.clear_suspect()
             elif branch is not None and branch.is_whole:
-                self._split(branch)
+                rounds += self._split(branch)
             elif branch is not None:
                 self._advance(branch, goal)
 
-    def _split(self, branch: Branch) -> None:
+    def _split(self, branch: Branch) -> int:
+        """Take a branch apart; into how many others."""
         upper = self.incumbents.best if self.settings.prune else math.inf
         self.branches.remove(branch)
-        for part in branch.split(upper, self.slack if self.settings.prune else None):
+        parts = list(branch.split(upper, self.slack if self.settings.prune else None))
+        for part in parts:
             self.branches.append(part)
             plans = list(part.search.descend(self.incumbents.best))
             self.incumbents.keep(part.search.shape, plans, self.units)
+        return len(parts)
 
     def _advance(self, branch: Branch, goal: float) -> None:
         upper = self.incumbents.best if self.settings.prune else math.inf
@@ -373,7 +383,6 @@ class PoolSearch:
 
     def finish(self, bound: float) -> Plan:
         """The best plan that was played, with its certificate."""
-        self.incumbents.confirm()
         verdict = self.incumbents.trial.decide(self._finalists())
         scope, bounds = self._scope(self.units), (bound, self.free_bound)
         plan = certify(verdict, self.incumbents.found, bounds, self.incumbents.trial, scope)

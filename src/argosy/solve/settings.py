@@ -21,7 +21,7 @@ SCHEDULES = (
     ScheduleSpec(kind=ScheduleKind.KFKB, k=4),
 )
 
-FEW_DEVICES = 32
+FEW_DEVICES = 16
 """Up to so many devices level 1 looks at every shape and every setting of memory, and tightens its bounds."""
 _MIXED_POOLS, _MIXED_DEVICES = 3, 64
 

@@ -61,7 +61,7 @@ class Trial:
         self.times: dict[object, float] = {}
         """Of plans folded along their symmetries."""
         self.iterations: dict[object, Played] = {}
-        """Of small plans as a whole, and of large ones folded."""
+        """Of small plans as a whole."""
 
     def decide(self, candidates: Sequence[Candidate]) -> Verdict:
         """The candidate that is fastest on ``calm``, and how the others fared. The first is also tried with the least
@@ -104,12 +104,12 @@ class Trial:
         return [self.iterations[one.key].seconds if one.num_steps <= _SMALL else next(folded) for one in candidates]
 
     def played(self, candidate: Candidate) -> Played:
-        """The iteration whose time is ``exact_seconds``."""
-        if candidate.key not in self.iterations:
-            plan, model = self._placed(candidate), self.prices.model
-            played = play_once(plan, self.prices.chain, self.calm, model, whole=candidate.num_steps <= _SMALL)
-            self.iterations[candidate.key] = played
-        return self.iterations[candidate.key]
+        """The iteration whose time is ``exact_seconds``; the bottleneck of a large plan is its slowest stage."""
+        (seconds,) = self.exact_seconds([candidate])
+        if candidate.key in self.iterations:
+            return self.iterations[candidate.key]
+        stages = [sum(choice.option.seconds(choice.first, choice.end)) for choice in candidate.plan]
+        return Played(seconds=seconds, bottleneck=stages.index(max(stages)))
 
     def _map(self, play: Callable[[Plan], _Result], candidates: Iterable[Candidate]) -> Iterable[_Result]:
         plans = [self._placed(one) for one in candidates]
