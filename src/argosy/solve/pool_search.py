@@ -30,7 +30,7 @@ from argosy.errors import NothingFitsError
 from argosy.plan.plan import Plan, Search
 from argosy.solve.beside import with_uniform
 from argosy.solve.budget import Budget
-from argosy.solve.candidate import Candidate, diverse, single_stages
+from argosy.solve.candidate import Candidate, diverse, on_pools, single_stages
 from argosy.solve.feasible import batch_shapes, find_fit, is_quick
 from argosy.solve.frontier import Branch
 from argosy.solve.grid import all_cuts, coarse_cuts
@@ -38,6 +38,7 @@ from argosy.solve.incumbents import Incumbents
 from argosy.solve.judge import Judge
 from argosy.solve.kinds import ground_of
 from argosy.solve.menu import Menu
+from argosy.solve.parts import parts_of
 from argosy.solve.pipeline import PlanSearch
 from argosy.solve.reach import Reach
 from argosy.solve.settings import FEW_DEVICES, Progress, Settings, allowed, search_scope
@@ -67,6 +68,8 @@ _TASKS = 1_500
 """Tasks of the finalists that the exact engine plays on level 1."""
 _PLAYS = 2
 """Plans that the exact engine plays on level 1 of a large cluster until one is as fast as judged."""
+_PARTS = 3
+"""Parts of a cluster that level 1 searches by themselves."""
 _REFINED = 32
 """Up to so many devices level 1 searches finer units, while"""
 _FEW_STATES = 128
@@ -86,12 +89,16 @@ class PoolSearch:
         settings: Settings,
         model: ComputeModel,
         pools: tuple[Pool, ...] | None = None,
+        *,
+        is_part: bool = False,
     ) -> None:
+        """``pools``: by default all that can run the chain; ``is_part``: whether they are part of a larger search."""
         self.chain = chain
         self.cluster = cluster
         self.global_batch = global_batch
         self.settings = settings
         self.model = model
+        self.is_part = is_part
         self.level = 1
         """Of what is going on."""
         self.budget = Budget(settings.time_budget, settings.memory_budget)
@@ -126,6 +133,28 @@ class PoolSearch:
         if not self.incumbents.found:
             raise NothingFitsError(why_no_plan(self.prices, self.cluster, self.global_batch, self.settings))
         self._play_beside()
+        if not self.is_part and self.settings.units is None:
+            self._search_parts()
+
+    def _search_parts(self) -> None:
+        """Search parts of a small cluster alone, as far as their throughput allows a better plan: then more devices
+        never make a plan slower."""
+        searched = 0
+        for bound, part, indices in parts_of(self.prices, self._batch_shapes):
+            if searched == _PARTS or self.budget.is_spent or self.interrupted:
+                return
+            if bound >= self.incumbents.best:
+                continue
+            searched += 1
+            settings = replace(self.settings, level=1, progress=None)
+            search = PoolSearch(
+                self.chain, self.cluster, self.global_batch, settings, self.model, pools=part, is_part=True
+            )
+            try:
+                search.quick()
+            except NothingFitsError:
+                continue
+            self.incumbents.add(on_pools(search.incumbents.found[0], self.prices, indices))
 
     def prove(self) -> float:
         """Level 2: improves on level 1; what no plan in the scope can beat."""
@@ -177,8 +206,7 @@ class PoolSearch:
         scope = self._scope(units)
         if not is_quick(scope.counts(self.pools)):
             return True
-        shapes = batch_shapes(self.global_batch, self.settings.schedules)
-        return find_fit(self.prices, shapes, scope) is not None
+        return find_fit(self.prices, self._batch_shapes, scope) is not None
 
     def _shapes(self, scope: Scope) -> list[tuple[float, Shape]]:
         """Every way to cut the global batch with its throughput bound, most promising first: a pipeline of a few stages
@@ -186,16 +214,19 @@ class PoolSearch:
         units = scope.units if scope.context == (1,) else None
         shapes = [
             (shape.num_micro_batches * throughput_bound(self.prices, shape.micro_batch_size, units), shape)
-            for shape in batch_shapes(self.global_batch, self.settings.schedules)
+            for shape in self._batch_shapes
         ]
         return sorted(shapes, key=lambda item: (estimated(*item), -item[1].num_micro_batches))
 
     @cached_property
     def free_bound(self) -> float:
         """No plan at all is faster, whatever its granularity and whatever was or was not looked at."""
-        shapes = batch_shapes(self.global_batch, self.settings.schedules)
-        bounds = (s.num_micro_batches * throughput_bound(self.prices, s.micro_batch_size) for s in shapes)
+        bounds = (s.num_micro_batches * throughput_bound(self.prices, s.micro_batch_size) for s in self._batch_shapes)
         return min(bounds, default=math.inf)
+
+    @cached_property
+    def _batch_shapes(self) -> list[Shape]:
+        return list(batch_shapes(self.global_batch, self.settings.schedules))
 
     @property
     def bound(self) -> float:
@@ -377,8 +408,7 @@ class PoolSearch:
         trial = self.incumbents.trial
         verdict = trial.decide(self._finalists())
         if self.settings.units is None or self.settings.replicas is not None:
-            shapes = list(batch_shapes(self.global_batch, self.settings.schedules))
-            verdict = with_uniform(verdict, trial, self.incumbents.judge, shapes, 12 * _TASKS)
+            verdict = with_uniform(verdict, trial, self.incumbents.judge, self._batch_shapes, 12 * _TASKS)
         self.incumbents.add(verdict.winner)
 
     def finish(self, bound: float) -> Plan:

@@ -1,0 +1,57 @@
+"""Parts of a cluster that may do better alone: where links are slow, a plan need not use all devices.
+
+A search on all pools covers the plans on fewer devices, too, but level 1 looks at some plans only. So that a cluster
+never gets a slower plan than a part of it does, level 1 also searches parts by themselves: whole nodes of each pool,
+or, where that would be many, whole pools. With r_p the throughput of a device (``space.rate``) a part with n_p devices
+of each pool takes no less than
+
+    (1)  min over shapes of M / sum of n_p r_p,
+
+and a part for which that is no less than the time of the best plan is not searched.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from argosy.solve.shape import Shape
+from argosy.space.pool import Pool
+from argosy.space.price import Prices
+from argosy.space.rate import period, pool_rates
+
+_MOST_DEVICES = 32
+"""Of a cluster whose parts are searched."""
+_MOST_PARTS = 32
+"""Whole pools are the parts of a cluster that has more."""
+
+
+def parts_of(prices: Prices, shapes: Sequence[Shape]) -> Iterator[tuple[float, tuple[Pool, ...], list[int]]]:
+    """(1) and the pools of every part, numbered from 0, with their numbers in the cluster; those of fewest nodes first,
+    because it is across many that links are slow."""
+    pools = prices.pools
+    if sum(pool.count for pool in pools) > _MOST_DEVICES:
+        return
+    numbers = [range(len(pool.nodes) + 1) for pool in pools]
+    if math.prod(map(len, numbers)) - 2 > _MOST_PARTS:
+        choices = itertools.product(*((0, len(pool.nodes)) for pool in pools))
+    else:
+        choices = itertools.product(*numbers)
+    everything = tuple(len(pool.nodes) for pool in pools)
+    rates = [(shape.num_micro_batches, pool_rates(prices, shape.micro_batch_size)) for shape in shapes]
+    found = []
+    for nodes in choices:
+        if nodes == everything or not any(nodes):
+            continue
+        counts = [number * pool.per_node for number, pool in zip(nodes, pools, strict=True)]
+        bound = min((count * period(rate, counts) for count, rate in rates), default=math.inf)
+        found.append((sum(nodes), bound, nodes))
+    for _, bound, nodes in sorted(found):
+        indices = [index for index, number in enumerate(nodes) if number]
+        part = [
+            replace(pools[index], index=at, nodes=pools[index].nodes[: nodes[index]])
+            for at, index in enumerate(indices)
+        ]
+        yield bound, tuple(part), indices
