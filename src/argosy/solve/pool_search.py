@@ -245,7 +245,11 @@ class PoolSearch:
         return self._is_quick and estimated(bound, shape) > 1.1 * self.incumbents.best
 
     def _scope(self, units: Vector) -> Scope:
+        """Level 1 mixes pools in a stage only where that is quick, whatever the settings allow: level 2 starts from
+        what it finds without."""
         settings = replace(self.settings, level=self.level)
+        if self.level == 1 and settings.mixed and self.settings.level > 1:
+            settings = replace(settings, mixed=None)
         return with_splits(search_scope(settings, self.pools, units), self.prices)
 
     @property

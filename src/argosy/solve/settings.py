@@ -86,13 +86,15 @@ class Settings:
 
 
 def search_scope(settings: Settings, pools: Sequence[Pool], units: Vector) -> Scope:
-    """Level 1 leaves mixed stages to small clusters, and what lies between the extremes of memory to level 2."""
+    """Level 1 leaves mixed stages to small clusters, and what lies between the extremes of memory to level 2. Mixed
+    stages of many devices have tensor-parallel groups of one width: pairs of widths are most of their options."""
     mixed = settings.mixed
     if mixed is None:
         devices = sum(pool.count for pool in pools)
         mixed = devices <= 8 or (settings.level > 1 and (len(pools) <= _MIXED_POOLS or devices <= _MIXED_DEVICES))
-    scope = Scope(units=units, mixed=mixed, prune=settings.prune)
-    if settings.level == 1 and sum(pool.count for pool in pools) > FEW_DEVICES:
+    is_large = sum(pool.count for pool in pools) > FEW_DEVICES
+    scope = Scope(units=units, mixed=mixed, one_width=mixed and is_large, prune=settings.prune)
+    if settings.level == 1 and is_large:
         scope = replace(scope, zero=(1, 0, 3), recompute=(Recompute.NONE, Recompute.FULL))
     scope = allowed(scope, settings)
     return only_runnable(scope) if settings.runnable else scope
