@@ -193,7 +193,7 @@ class Judge:
                 continue
             self.played += 1
             seconds = folded.seconds(schedule)
-            cost = max(1.0, _ALIKE * seconds / least)
+            cost = max(1.0, _ALIKE * seconds / least) if self.guesses else 1.0
             if number >= 0:
                 self.costs[keys[at]] = min(self.costs.get(keys[at], math.inf), max(1.0, seconds / least))
             if seconds < best * (1 - 1e-12):
