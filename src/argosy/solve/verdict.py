@@ -12,14 +12,12 @@ from functools import partial
 from argosy.cluster.device import Device
 from argosy.cluster.topology import Cluster
 from argosy.cost.memory import USABLE
-from argosy.plan.plan import Certificate, ClusterRef, LeftOut, ModelRef, Plan, Predicted, RunnerUp
-from argosy.sim.choose import with_collectives
+from argosy.plan.plan import Certificate, LeftOut, Plan, Predicted, RunnerUp
 from argosy.sim.simulate import iteration_seconds
 from argosy.solve.candidate import Candidate, lightened
 from argosy.solve.devices import on_devices
 from argosy.solve.reasons import why_left_out, why_slower
 from argosy.space.enumerate import Scope
-from argosy.space.place import place_stages
 from argosy.space.price import Prices
 from argosy.units import SIZE
 from argosy.workload.chain import Chain

@@ -253,7 +253,6 @@ class Wirings:
             return 1.0
         return _share_inside(source, target, self.pools[source.pool].per_node)
 
-
     def _share_one_node(self, source: _Bundle, target: _Bundle) -> bool:
         """Whether two bundles of different pools are all in one node."""
         if self.are_apart:
