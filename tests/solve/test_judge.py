@@ -163,7 +163,7 @@ def test_the_judge_is_within_a_twentieth_of_the_exact_engine(zero: int) -> None:
         for plan, judged in zip(plans, case.seconds(shape, plans), strict=True):
             errors.append(abs(judged / folded(case, shape, plan) - 1))
     errors.sort()
-    assert len(errors) > 200
+    assert len(errors) > 100
     assert errors[int(0.95 * len(errors))] <= 0.05
 
 
@@ -200,15 +200,17 @@ def pipeline_on(nodes: list[dict[str, object]], lengths: Sequence[int], shape: S
 
 
 SLOW = node_fields("a", count=3, per_node=2, intra=20.0, nic=0.2)
-ALONE = node_fields("a", count=6, per_node=1, nic=1.0)
+BUS = node_fields("a", per_node=3, intra=0.5)
+BUS["intra"][0]["shared"] = True
+PAIRS = node_fields("a", count=3, per_node=2, intra=20.0, nic=0.6)
 
 
 @pytest.mark.parametrize(
     ("nodes", "lengths", "count", "schedule"),
     [
         pytest.param([SLOW], [2, 2, 2, 2, 2, 2], 8, ScheduleSpec(), id="neighbours that do not share a node"),
-        pytest.param([ALONE], [2, 2, 2], 12, ScheduleSpec(), id="both directions over one NIC"),
-        pytest.param([ALONE], [4] * 6, 24, ScheduleSpec(kind=ScheduleKind.KFKB, k=4), id="long kfkb"),
+        pytest.param([BUS], [2, 2, 2], 12, ScheduleSpec(), id="both directions over one bus"),
+        pytest.param([PAIRS], [1] * 6, 24, ScheduleSpec(kind=ScheduleKind.KFKB, k=4), id="long kfkb"),
     ],
 )
 def test_shared_links_are_judged(
