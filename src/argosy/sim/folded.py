@@ -1,6 +1,6 @@
 """The time of a folded plan on a cluster that does not change, without a task graph.
 
-The result is that of the exact engine on ``sim.fold``, to rounding, in about a tenth of its time; searches rank plans
+The result is that of the exact engine on ``sim.fold``, to rounding, in about a quarter of its time; searches rank plans
 by it. Three things make it quick: bundles follow the lists of the schedule, so that no tasks are made; a transfer that
 shares no link with any other takes its bytes over its bandwidth and needs no event but its arrival; and the max-min
 fair rates of the others are looked up by the set of flows that are under way.
