@@ -12,8 +12,8 @@ from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError
 from argosy.plan.plan import Plan, Recompute
 from argosy.planner import Settings, find_plan
-from argosy.solve.pool_search import PoolSearch
 from argosy.schedule import ScheduleKind
+from argosy.solve.pool_search import PoolSearch
 from argosy.workload.load import load_model
 
 CHAIN = load_model("gpt2-xl", dtype="fp16")

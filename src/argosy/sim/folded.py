@@ -1,6 +1,6 @@
 """The time of a folded plan on a cluster that does not change, without a task graph.
 
-The result is that of the exact engine on ``sim.fold``, to rounding, in about a tenth of its time; searches rank plans
+The result is that of the exact engine on ``sim.fold``, to rounding, in about a quarter of its time; searches rank plans
 by it. Three things make it quick: bundles follow the lists of the schedule, so that no tasks are made; a transfer that
 shares no link with any other takes its bytes over its bandwidth and needs no event but its arrival; and the max-min
 fair rates of the others are looked up by the set of flows that are under way.
@@ -20,9 +20,8 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from argosy.cluster.topology import Cluster
@@ -30,9 +29,9 @@ from argosy.cost.compute import ComputeModel
 from argosy.plan.plan import Plan
 from argosy.schedule import ActionKind, ScheduleKind, ScheduleSpec
 from argosy.sim.constant import orders_of
-from argosy.sim.fairshare import max_min_rates
 from argosy.sim.fold import FoldedLinks, Folder
 from argosy.sim.graph import Flow
+from argosy.sim.lanes import Crowd, Lane, LinkUsers, Message
 from argosy.workload.chain import Chain
 
 _KINDS = (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)
@@ -44,27 +43,6 @@ def folded_seconds(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeMod
     """The time of one iteration; None for what is not played here."""
     folded = FoldedPlan(plan, chain, cluster, model or ComputeModel())
     return folded.seconds(plan.schedule) if folded.is_playable else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Lane:
-    """What one flow of a message needs."""
-
-    links: tuple[int, ...]
-    bytes: float
-    latency: float
-    """After its last byte has left."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Message:
-    """Flows that begin together: a transfer between two bundles, or a collective."""
-
-    lanes: tuple[_Lane, ...]
-    target: int = -1
-    """The bundle that waits for it; -1 for a collective."""
-    direction: int = 0
-    """1 for a gradient."""
 
 
 class FoldedPlan(Folder):
@@ -86,7 +64,7 @@ class FoldedPlan(Folder):
         """Per bundle and kind of action."""
         self.update = [_over(self._bundle_update(number), speed) for number, speed in enumerate(speeds)]
         """Per bundle, in seconds."""
-        self.messages: list[_Message] = []
+        self.messages: list[Message] = []
         self.sends: tuple[list[list[int]], list[list[int]]] = ([[] for _ in speeds], [[] for _ in speeds])
         """Per bundle, the messages that a forward sends on, and those that a backward sends back."""
         self.waits = ([0] * len(speeds), [0] * len(speeds))
@@ -109,7 +87,7 @@ class FoldedPlan(Folder):
         ]
         """Stages that sum gradients together, and the message by which they do."""
         capacity = [link.bandwidth.at(0) for link in self.folded_links.links]
-        self.network = _Network(self.messages, capacity)
+        self.network = LinkUsers(self.messages, capacity)
 
     @property
     def is_playable(self) -> bool:
@@ -142,8 +120,8 @@ class FoldedPlan(Folder):
                 route = self.folded_links.between(bundle, self.bundles[flow.target], self.sites)
             assert route is not None, "what is sent has a way"
             latency = sum(self.folded_links.links[link].latency.at(0) for link in route.links)
-            lanes.append(_Lane(route.links, flow.bytes, rounds * latency))
-        self.messages.append(_Message(tuple(lanes), target, direction))
+            lanes.append(Lane(route.links, flow.bytes, rounds * latency))
+        self.messages.append(Message(tuple(lanes), target, direction))
         return len(self.messages) - 1
 
 
@@ -156,90 +134,6 @@ def _orders(schedule: ScheduleSpec, num_stages: int, num_micro_batches: int) -> 
 
 def _over(seconds: float, speed: float) -> float:
     return seconds / speed if speed else math.inf
-
-
-class _Network:
-    """The flows of all messages: which ones have their links to themselves, and which ones share them."""
-
-    def __init__(self, messages: Sequence[_Message], capacity: Sequence[float]) -> None:
-        self.lanes = [lane for message in messages for lane in message.lanes]
-        self.message_of = [number for number, message in enumerate(messages) for _ in message.lanes]
-        self.first_flow = [*itertools.accumulate((len(message.lanes) for message in messages), initial=0)]
-        """Per message, the number of its first flow; the others follow."""
-        users: dict[int, list[int]] = defaultdict(list)
-        for flow, lane in enumerate(self.lanes):
-            for link in lane.links:
-                users[link].append(flow)
-        self.alone = [
-            min(capacity[link] for link in lane.links) if all(len(users[link]) == 1 for link in lane.links) else 0.0
-            for lane in self.lanes
-        ]
-        """Per flow, its rate if no other ever uses its links; else 0."""
-        self.is_alone = [all(self.alone[begin:end]) for begin, end in itertools.pairwise(self.first_flow)]
-        """Per message, whether it has all its links to itself."""
-        self.crowds: dict[int, _Crowd] = {}
-        """Per other flow, those that it shares links with, directly or not."""
-        for flow, rate in enumerate(self.alone):
-            if not rate and flow not in self.crowds:
-                crowd = _Crowd(self.lanes, capacity)
-                reached = [flow]
-                while reached:
-                    member = reached.pop()
-                    if member not in self.crowds:
-                        self.crowds[member] = crowd
-                        reached += [other for link in self.lanes[member].links for other in users[link]]
-
-    def clear(self) -> None:
-        """Take everything off the network."""
-        for crowd in self.crowds.values():
-            crowd.clear()
-
-
-class _Crowd:
-    """Flows that share links: which are under way, at which rates, and when the first of them ends."""
-
-    def __init__(self, lanes: Sequence[_Lane], capacity: Sequence[float]) -> None:
-        self.lanes = lanes
-        self.capacity = dict(enumerate(capacity))
-        self.rates: dict[int, list[tuple[int, float]]] = {}
-        """Per set of flows under way, their rates."""
-        self.version = 0
-        """Counts refreshes, so that an end that was foreseen earlier is recognised as stale."""
-        self.clear()
-
-    def clear(self) -> None:
-        self.under_way: dict[int, list[float]] = {}
-        """Per flow: bytes left at a moment, that moment, the rate since, and the end that follows."""
-        self.mask = 0
-        self.is_changed = False
-
-    def start(self, flow: int, now: float) -> None:
-        self.under_way[flow] = [self.lanes[flow].bytes, now, 0.0, math.inf]
-        self.mask |= 1 << flow
-
-    def finish(self, flow: int) -> None:
-        del self.under_way[flow]
-        self.mask ^= 1 << flow
-
-    def refresh(self, now: float) -> tuple[float, int]:
-        """Find the rates from now on, and the first flow to end."""
-        self.is_changed = False
-        self.version += 1
-        rates = self.rates.get(self.mask)
-        if rates is None:
-            flows = list(self.under_way)
-            fair = max_min_rates([self.lanes[flow].links for flow in flows], self.capacity) if flows else []
-            rates = self.rates[self.mask] = list(zip(flows, fair, strict=True))
-        first, first_flow = math.inf, -1
-        for flow, rate in rates:
-            state = self.under_way[flow]
-            if state[2] != rate:
-                state[0] = max(state[0] - state[2] * (now - state[1]), 0.0)
-                state[1], state[2] = now, rate
-                state[3] = now + state[0] / rate if rate else math.inf
-            if state[3] < first:
-                first, first_flow = state[3], flow
-        return first, first_flow
 
 
 class _Play:
@@ -255,7 +149,7 @@ class _Play:
         self.end = 0.0
         self.heap: list[tuple[float, int, int, int, int]] = []
         self.number = 0
-        self.changed: list[_Crowd] = []
+        self.changed: list[Crowd] = []
         """Of which flows have begun or ended at this moment."""
         num_bundles, num_messages, count = len(parts.stage_of), len(parts.messages), parts.plan.num_micro_batches
         self.position = [0] * num_bundles
@@ -329,7 +223,7 @@ class _Play:
             self._change(crowd)
             self._flow_left(flow)
 
-    def _change(self, crowd: _Crowd) -> None:
+    def _change(self, crowd: Crowd) -> None:
         if not crowd.is_changed:
             crowd.is_changed = True
             self.changed.append(crowd)

@@ -35,7 +35,7 @@ def _moved(winner: Candidate, judge: Judge, scope: Scope, most_steps: int) -> li
     plans = [*shifted(winner.plan), *_regrouped(winner.plan, scope)]
     if not plans or len(plans) * len(winner.plan) * winner.shape.num_micro_batches > most_steps:
         return []
-    judged = zip(plans, *judge.seconds(winner.shape, plans), strict=True)
+    judged = zip(plans, *judge.seconds(winner.shape, plans, best=winner.seconds), strict=True)
     found = [
         replace(winner, seconds=seconds, number=number, schedule=schedule, plan=plan)
         for number, (plan, seconds, schedule) in enumerate(judged)

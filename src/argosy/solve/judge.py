@@ -10,9 +10,9 @@ Most plans are timed by the pipeline recurrence (``sim.constant``), all of one l
     (4)  a plan takes no less than M times what its busiest link needs per micro-batch
 
 That is exact if nothing that is under way at the same time shares a link. How much sharing can cost at most is known,
-too: every transfer takes (5) of ``solve.wiring``, and exchanges of gradients on the same NICs follow one another. A
-plan for which that is more than ``_SURE`` is folded and played on its links (``sim.folded``), under every schedule that
-may be the best.
+too (``solve.recurrence``). A plan for which that is too much is folded and played on its links (``sim.folded``), under
+every schedule that may be the best. On level 1 that is done for plans near the best only, and not again if sharing has
+cost little under the same wiring: such plans keep a guess, by what sharing has cost others.
 """
 
 from __future__ import annotations
@@ -21,11 +21,7 @@ import itertools
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
-
-import numpy as np
+from collections.abc import Sequence
 
 from argosy.cluster.lasting import at_time_zero
 from argosy.cluster.topology import Cluster
@@ -33,10 +29,19 @@ from argosy.cost.communicate import ring_seconds
 from argosy.plan.plan import Algorithm, Recompute
 from argosy.schedule import ScheduleSpec
 from argosy.schedule.generate import group_size
-from argosy.sim.constant import pipeline_seconds
 from argosy.sim.folded import FoldedPlan
 from argosy.solve.devices import on_devices
 from argosy.solve.pipeline import Choice
+from argosy.solve.recurrence import (
+    Columns,
+    ScheduleTime,
+    is_plain_sum,
+    is_sure,
+    late_seconds,
+    least_seconds,
+    may_share,
+    recurrence_seconds,
+)
 from argosy.solve.shape import Shape, held
 from argosy.solve.sums import Sums
 from argosy.solve.wiring import Wiring, Wirings
@@ -46,11 +51,6 @@ from argosy.space.price import Prices
 
 Complete = tuple[Choice, ...]
 Parts = tuple[Part, ...]
-_SURE = 0.05
-"""A plan is not played if what is shared adds at most this share to its time."""
-_SELDOM = 3.0
-"""Transfers that could always share their links do so in less than one of this many cases, as seen on random clusters;
-exchanges at the end that could do so mostly do."""
 _ALIKE = 0.97
 """Times what sharing links costs a plan under one schedule: the least that it costs under another."""
 _CHEAP = 1.03
@@ -59,37 +59,6 @@ _NEAR = 1.05
 """Times the best: plans whose time should be known well."""
 _MOST_STEPS = 50_000
 """Stages times micro-batches of all plans that a judge that guesses plays; the others keep a guess."""
-_NAMES = ("forward", "backward", "transfer", "latency", "tail")
-
-
-@dataclass(slots=True)
-class _Quick:
-    """What the recurrence needs of a plan, per stage, and how far off it can be."""
-
-    forward: list[float]
-    backward: list[float]
-    transfer: list[float]
-    latency: list[float]
-    tail: list[float]
-    busiest: float
-    """Seconds per micro-batch of the busiest link."""
-    shared: list[float]
-    """Like ``transfer``, if all boundaries send at the same time."""
-    late: float
-    """Seconds that exchanges on the same links can add at the end."""
-    passing: float
-    """Seconds per micro-batch that weights and gradients are passed around under ZeRO 2 and 3, beside transfers."""
-    is_known: bool
-    """Whether it is known on which nodes the stages stand, and by which rates they exchange weights."""
-
-
-class _Time(NamedTuple):
-    """What the recurrence says of a plan under a schedule."""
-
-    schedule: ScheduleSpec
-    least: float
-    most: float
-    """If every transfer shares its links with all others."""
 
 
 class Judge:
@@ -137,41 +106,50 @@ class Judge:
             if can_place(self.prices.pools, [choice.option for choice in plan]):
                 by_length[len(plan)].append(index)
         for members in by_length.values():
-            if below < math.inf:
+            if below < math.inf and self.guesses:
                 members = [index for index in members if self._least_work(shape, plans[index]) < below]
             columns = {index: self._columns(plans[index]) for index in members}
             if below < math.inf:
-                members = [index for index in members if _least_seconds(shape, columns[index]) < below]
+                members = [
+                    index
+                    for index in members
+                    if least_seconds(shape, columns[index]) - self._slack(shape, columns[index]) < below
+                ]
             for index, times in self._times(shape, plans, members, columns).items():
-                if _is_sure(times, columns[index], shape.num_micro_batches):
+                if is_sure(times, columns[index], shape.num_micro_batches):
                     found[index], under[index] = min(((t.least, t.schedule) for t in times), key=lambda pair: pair[0])
-                elif min(time.least for time in times) < below:
-                    found[index], under[index] = self._shared_time(shape, plans[index], times, below, best)
+                else:
+                    slack = self._slack(shape, columns[index])
+                    found[index], under[index] = self._shared_time(
+                        shape, plans[index], times, below + slack, best + slack
+                    )
+                if found[index] >= below:
+                    found[index] = math.inf
         return found, under
 
     def _times(
-        self, shape: Shape, plans: Sequence[Complete], members: Sequence[int], columns: dict[int, _Quick]
-    ) -> dict[int, list[_Time]]:
+        self, shape: Shape, plans: Sequence[Complete], members: Sequence[int], columns: dict[int, Columns]
+    ) -> dict[int, list[ScheduleTime]]:
         """Per plan of one length, its times under the schedules that fit."""
-        times: dict[int, list[_Time]] = defaultdict(list)
+        times: dict[int, list[ScheduleTime]] = defaultdict(list)
         count = shape.num_micro_batches
         for schedule in shape.schedules if members else ():
             kept, group = held(schedule, len(plans[members[0]]), count), group_size(schedule, count)
             fitting = [index for index in members if self._fits(plans[index], kept, group)]
             if not fitting:
                 continue
-            found = _recurrence(schedule, count, [columns[index] for index in fitting])
-            doubted = [index for index in fitting if _may_share(columns[index])]
+            found = recurrence_seconds(schedule, count, [columns[index] for index in fitting])
+            doubted = [index for index in fitting if may_share(columns[index])]
             most = dict(zip(fitting, found, strict=True))
             if doubted:
-                slower = _recurrence(schedule, count, [columns[index] for index in doubted], shared=True)
+                slower = recurrence_seconds(schedule, count, [columns[index] for index in doubted], shared=True)
                 most.update(zip(doubted, slower, strict=True))
             for index, seconds in zip(fitting, found, strict=True):
-                times[index].append(_Time(schedule, seconds, most[index]))
+                times[index].append(ScheduleTime(schedule, seconds, most[index]))
         return times
 
     def _shared_time(
-        self, shape: Shape, plan: Complete, times: Sequence[_Time], below: float, best: float
+        self, shape: Shape, plan: Complete, times: Sequence[ScheduleTime], below: float, best: float
     ) -> tuple[float, ScheduleSpec]:
         """The time of a plan on links that it shares with itself, under the best schedule: played if it is near what it
         has to beat; else guessed by what sharing has cost other plans of its wiring. Small costs are not looked at
@@ -198,7 +176,7 @@ class Judge:
             self.played += 1
             self.steps_left -= len(plan) * count
             seconds = folded.seconds(schedule)
-            cost = max(1.0, _ALIKE * seconds / least)
+            cost = max(1.0, _ALIKE * seconds / least) if self.guesses else 1.0
             if number >= 0:
                 self.costs[keys[at]] = min(self.costs.get(keys[at], math.inf), max(1.0, seconds / least))
             if seconds < best * (1 - 1e-12):
@@ -212,7 +190,7 @@ class Judge:
         return folded if folded.is_playable else None
 
     def _least_work(self, shape: Shape, plan: Complete) -> float:
-        """Like ``_least_seconds``, without transfers."""
+        """Like ``least_seconds``, without transfers."""
         least = way = 0.0
         for choice in plan:
             forward, backward, _ = self._stage(choice)
@@ -220,12 +198,17 @@ class Judge:
             way += forward + shape.gate * backward
         return least
 
+    def _slack(self, shape: Shape, plan: Columns) -> float:
+        """Seconds by which the recurrence may be too long: ZeRO 2 and 3 hide more than it assumes. A judge that guesses
+        does not look for such plans."""
+        return 0.0 if self.guesses else shape.num_micro_batches * plan.passing
+
     def _has_devices(self, plan: Complete) -> bool:
         """Whether there are devices for all stages at once."""
         taken = [sum(counts) for counts in zip(*(choice.option.vector for choice in plan), strict=True)]
         return all(pool.count >= count for pool, count in zip(self.prices.pools, taken, strict=True))
 
-    def _columns(self, plan: Complete) -> _Quick:
+    def _columns(self, plan: Complete) -> Columns:
         stages = [self._stage(choice) for choice in plan]
         forward, backward = [stage[0] for stage in stages], [stage[1] for stage in stages]
         wiring = self.wirings.of(tuple(choice.option for choice in plan))
@@ -240,8 +223,8 @@ class Judge:
             busiest, latency = 0.0, [hop[1] for hop in hops]
         transfer, latency, shared = [*alone, 0.0], [*latency, 0.0], [*shared, 0.0]
         if self.prices.model.blocking:  # both ends of a transfer wait for it, there and back
-            hops = [one + other for one, other in zip(transfer, latency, strict=True)]
-            waits = [one + other for one, other in zip(hops, [0.0, *hops[:-1]], strict=True)]
+            ways = [one + other for one, other in zip(transfer, latency, strict=True)]
+            waits = [one + other for one, other in zip(ways, [0.0, *ways[:-1]], strict=True)]
             forward = [seconds + more for seconds, more in zip(forward, waits, strict=True)]
             backward = [seconds + more for seconds, more in zip(backward, waits, strict=True)]
             transfer = latency = shared = [0.0] * len(plan)
@@ -253,7 +236,7 @@ class Judge:
                     is_known = False
                 if len(plan) > 1:
                     passing += choice.option.zero * choice.option.once_around(choice.first, choice.end)
-        return _Quick(forward, backward, transfer, latency, tail, busiest, shared, late, passing, is_known)
+        return Columns(forward, backward, transfer, latency, tail, busiest, shared, late, passing, is_known)
 
     def _fits(self, plan: Complete, depths: Sequence[int], group: int) -> bool:
         for choice, depth in zip(plan, depths, strict=True):
@@ -287,10 +270,10 @@ class Judge:
         for at, choice in enumerate(plan):
             if choice.option.zero == 3:  # the first gather hides behind the way to the stage only
                 tails[at] += max(0.0, choice.option.once_around(choice.first, choice.end) - sum(forward[:at]))
-            if wiring is not None and not closed[at] and choice.option.holders > 1 and _is_plain_sum(choice.option):
+            if wiring is not None and not closed[at] and choice.option.holders > 1 and is_plain_sum(choice.option):
                 tails[at] = self._sum_seconds(choice, wiring.places[at]) + updates[at]
         exchanges = [max(0.0, tail - update) for tail, update in zip(tails, updates, strict=True)]
-        late = _late_seconds(plan, exchanges, transfer, wiring) if wiring is not None else 0.0
+        late = late_seconds(plan, exchanges, transfer, wiring) if wiring is not None else 0.0
         ends = [choice.end for choice in plan]
         for layers, weights in self.prices.chain.shared:
             homes = sorted({bisect_right(ends, layer) for layer in layers})
@@ -362,72 +345,3 @@ class Judge:
                 (part.all_samples / nodes / pool.nic_bandwidth if pool.nic_bandwidth else 0.0, pool.nic_latency)
             )
         return max(way[0] for way in ways), max(way[1] for way in ways)
-
-
-def _is_sure(times: Sequence[_Time], plan: _Quick, count: int) -> bool:
-    """Whether the best of some times is near enough."""
-    least = min(time.least for time in times)
-    most = min(time.most for time in times)
-    shared = (most - least) / _SELDOM + plan.late + count * plan.passing
-    return plan.is_known and shared <= _SURE * least
-
-
-def _recurrence(schedule: ScheduleSpec, count: int, plans: Sequence[_Quick], *, shared: bool = False) -> list[float]:
-    """(1) to (4) of plans of one length; ``shared`` for what they take at most."""
-    arrays = {name: np.array([getattr(plan, name) for plan in plans]).T for name in _NAMES}
-    if shared:
-        arrays["transfer"] = np.array([plan.shared for plan in plans]).T
-    found = pipeline_seconds(schedule, count, **arrays)
-    return [max(seconds, count * plan.busiest) for seconds, plan in zip(found.tolist(), plans, strict=True)]
-
-
-def _is_plain_sum(option: Option) -> bool:
-    """Whether a stage sums all its gradients at the end, among all its replicas."""
-    return option.zero < 2 and option.context == 1 and option.expert == 1
-
-
-def _over(wiring: Wiring, one: int, other: int) -> Hashable:
-    """What bytes between two stages, or inside one, may share with others: the medium of a node, or the NICs of a
-    site."""
-    home = wiring.homes[one]
-    return home if home is not None and home == wiring.homes[other] else wiring.sites[one]
-
-
-def _late_seconds(plan: Complete, exchanges: Sequence[float], transfer: Sequence[float], wiring: Wiring) -> float:
-    """By how much gradient sums on the same links can be late because of each other, and because of the gradients that
-    leave at the same time."""
-    late = 0.0
-    together: dict[Hashable, list[float]] = defaultdict(list)
-    for at, choice in enumerate(plan):
-        option = choice.option
-        if option.holders < 2 or (wiring.homes[at] is not None and not option.pools[0].intra_is_shared):
-            continue
-        over = _over(wiring, at, at)
-        together[over].append(exchanges[at])
-        if at and over == _over(wiring, at, at - 1):
-            late += min(exchanges[at], transfer[at - 1])
-    return late + sum(sum(each) - max(each) for each in together.values())
-
-
-def _may_share(plan: _Quick) -> bool:
-    """Whether sharing links can cost more than ``_SURE``: a transfer on the longest path is followed by what it was
-    waited for."""
-    for stage in range(len(plan.forward) - 1):
-        following = min(plan.forward[stage + 1], plan.backward[stage])
-        if plan.shared[stage] - plan.transfer[stage] > _SURE * _SELDOM * following:
-            return True
-    return False
-
-
-def _least_seconds(shape: Shape, plan: _Quick) -> float:
-    """No schedule is faster: the first micro-batch comes to a stage, all pass through it, and the last goes back to the
-    front, at each stage followed by its tail."""
-    count, gate = shape.num_micro_batches, shape.gate
-    least, ahead, after = count * plan.busiest, 0.0, 0.0
-    for stage, rest in enumerate(plan.tail):
-        after = max(after, rest) if gate == 1 else rest
-        least = max(least, ahead + count * (plan.forward[stage] + plan.backward[stage]) + after)
-        hop = plan.transfer[stage] + plan.latency[stage]
-        ahead += plan.forward[stage] + hop
-        after += plan.backward[stage] + hop
-    return least
