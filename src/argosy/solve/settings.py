@@ -63,8 +63,8 @@ class Settings:
     zero: tuple[int, ...] | None = None
     """What a stage may choose from; by default all on level 2, and the extremes on level 1."""
     mixed: bool | None = None
-    """Whether stages may mix pools; by default on level 2 of up to three pools or 64 devices, and where there are few
-    devices: in a minute of search the tables of mixtures of four kinds took 15 GB."""
+    """Whether stages may mix pools; by default on level 2 of up to three pools and 64 devices, and of up to 8 devices:
+    in a minute of search the tables of mixtures of four kinds took 15 GB."""
     max_width: int | None = None
     """Devices of a tensor-parallel group at most; by default as many as a node and the layers allow."""
     max_context: int | None = None
@@ -88,11 +88,10 @@ class Settings:
 def search_scope(settings: Settings, pools: Sequence[Pool], units: Vector) -> Scope:
     """Level 1 leaves mixed stages to small clusters, and what lies between the extremes of memory to level 2. Mixed
     stages of many devices have tensor-parallel groups of one width: pairs of widths are most of their options."""
-    mixed = settings.mixed
+    mixed, devices = settings.mixed, sum(pool.count for pool in pools)
     if mixed is None:
-        devices = sum(pool.count for pool in pools)
-        mixed = devices <= 8 or (settings.level > 1 and (len(pools) <= _MIXED_POOLS or devices <= _MIXED_DEVICES))
-    is_large = sum(pool.count for pool in pools) > FEW_DEVICES
+        mixed = devices <= 8 or (settings.level > 1 and len(pools) <= _MIXED_POOLS and devices <= _MIXED_DEVICES)
+    is_large = devices > FEW_DEVICES
     scope = Scope(units=units, mixed=mixed, one_width=mixed and is_large, prune=settings.prune)
     if settings.level == 1 and is_large:
         scope = replace(scope, zero=(1, 0, 3), recompute=(Recompute.NONE, Recompute.FULL))
