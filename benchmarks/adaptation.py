@@ -8,6 +8,7 @@ the planner's plan static and with re-planning, and the oracle that knows the fu
 from __future__ import annotations
 
 import math
+import random
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -89,6 +90,38 @@ def traces() -> Iterator[tuple[str, Cluster]]:
             with_changes(calm, [link_steps("b0.nic", Trace.from_steps(steps, initial=RATE))]),
         )
     yield from _measured(calm)
+    yield from _designed(calm)
+
+
+def _designed(calm: Cluster) -> Iterator[tuple[str, Cluster]]:
+    """Short dips, long drops, drifts and flaps, each once on a link and once or twice on a host."""
+    noise = random.Random(0)
+    noisy = [(float(at), (0.3 if at >= 100 else 1.0) * math.exp(noise.gauss(0.0, 0.08))) for at in range(int(SECONDS))]
+    sinking = [(20.0 + 2 * turn, 0.15 ** (turn / 100)) for turn in range(101)]
+    there_and_back = [(20.0 + 2 * turn, 1.0 - 0.5 * (1 - abs(turn - 50) / 50)) for turn in range(101)]
+    levels: list[tuple[str, bool, list[tuple[float, float]]]] = [
+        ("dip of a link for 5 s", True, [(60.0, 0.15), (65.0, 1.0)]),
+        ("dips of a link for 5 s every 40 s", True, _pulses(40.0, 5.0, 0.15)),
+        ("dip of a host for 6 s", False, [(100.0, 0.5), (106.0, 1.0)]),
+        ("drop of a link at 60 s", True, [(60.0, 0.15)]),
+        ("drop of a noisy link at 100 s", True, noisy),
+        ("drop of a host from 40 s to 180 s", False, [(40.0, 0.6), (180.0, 1.0)]),
+        ("drift of a link", True, sinking),
+        ("drift of a host and back", False, there_and_back),
+        ("flap of a link for 3 s every 12 s", True, _pulses(12.0, 3.0, 0.15)),
+        ("flap of a host for 8 s every 16 s", False, _pulses(16.0, 8.0, 0.5)),
+    ]
+    for name, is_link, steps in levels:
+        nominal = RATE if is_link else 1.0
+        trace = Trace.from_steps([(time, nominal * level) for time, level in steps], initial=nominal)
+        changed = [link_steps("b0.nic", trace)] if is_link else [device_steps(f"b0.{at}", trace) for at in (0, 1)]
+        yield name, with_changes(calm, changed)
+
+
+def _pulses(period: float, seconds: float, level: float) -> list[tuple[float, float]]:
+    """A level that is low for some seconds in every period."""
+    starts = [period * turn for turn in range(1, int(SECONDS / period))]
+    return [step for start in starts for step in ((start, level), (start + seconds, 1.0))]
 
 
 def _measured(calm: Cluster) -> Iterator[tuple[str, Cluster]]:
