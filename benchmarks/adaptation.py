@@ -37,7 +37,7 @@ from benchmarks.scenarios import slot
 DATA = Path(__file__).parents[2] / "shared" / "data"
 RATE = 25e9 / 8
 SECONDS = 240.0
-HORIZON = 100
+HORIZON = 1000
 """Steps that a move is weighed over: about half of those that are played."""
 BATCH = 64
 FASTER = 100.0
