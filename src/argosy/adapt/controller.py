@@ -1,36 +1,37 @@
 """Decide after every step: keep on, switch the schedule, change the shares, or move to another plan.
 
 The controller is given how long a step took and what the job measured of links and devices. ``Watch`` turns the
-measurements into two worlds: the *believed* one, which changes when a test with a stated error rate says so, and that of
-the *latest* step, which also has the samples that contradict a belief. Seconds of a plan are predicted by the exact
+measurements into two worlds: the *believed* one, which changes when a test with a stated error rate says so, and that
+of the *latest* step, in which samples that contradict a belief replace it. Seconds of a plan are predicted by the exact
 engine and corrected by what was measured:
 
-    (1)  seconds of p = predicted seconds of p  x  median of measured / predicted over the last steps under p
-         and, before there are ``_REMEMBERED`` of them, over those under the plan that last had as many
+    (1)  seconds of p = predicted seconds of p  x  median of measured / predicted over ``_REMEMBERED`` steps: of those
+         under p if all of them lie above or all below those under the plan in force, else of the latter
 
-A plan is only taken if it is faster now, in both worlds. So no change is made to a plan that is slower under present
-conditions, and none for a change that the latest samples say is over:
+By chance, two times five equal ratios lie apart in 0.8 % of all cases. A change is only made to a plan that is faster
+now. So none is made to a plan that is slower under present conditions, and none for a change that is already over:
 
     (2)  seconds of the plan in force > (1 + min_gain) seconds of p in the believed world, > seconds of p in the latest
 
 Other schedules and other shares of samples move nothing. Of those that fulfil (2) the fastest is taken at once.
 
-Another plan costs its move there, and perhaps one back. What has already been lost by not having moved tells when that
-is worth its price, as in the ski rental problem:
+A move to another plan has a price: the move, and a second one if the change is undone. What has already been lost by
+not having moved shows when that is worth it, as in the ski rental problem:
 
     (3)  regret of p = max(0, regret of p + seconds of the plan in force - seconds of p in the latest world), each step
-    (4)  move to p   where regret of p >= moving there + min(moving back, what p loses in the world before, times n)
-                     and n x regret of p / steps since it was 0 >= moving there; n: the steps that are left
+    (4)  move to p if regret of p, or its gain times the steps that worlds like this one have lasted beyond the present
+         age, >= moving + min(moving back, what p loses in the world before x n), and n x regret of p / its steps >=
+         moving, with n the steps that are left
 
-With (4) no more is spent on moves than staying has cost before them. Against one change that lasts, the job loses the
-price of (4) once more than an oracle: if a step gains g seconds, it moves (price / g) steps after the change, and not
-before the test believes in it. Regret against a plan found in a changed world starts at the steps since that change
-times the gain. Before the first change the cluster is as its file says, and expected to stay so: regret starts at n
-times the gain. A plan that a job had to leave because something was lost is returned to without (4) once it runs again.
+With (4) moves cost no more than staying has cost before them. If a change lasts and p gains g seconds a step, the move
+comes price / g steps after the change, but not before the test has found it. Regret of a plan found in a changed
+world starts at its gain times the age of that world. Before the first change the cluster is expected to stay as its
+file says: regret starts at n times the gain. A plan that was left because something was lost is returned to at
+once when it runs again.
 
 Searching for a plan takes seconds, so plans that were found are kept and compared in every world. A search is made only
-in a world unlike those searched in (``SEARCHED``), on average every ``replan_every`` steps at most, at once if something
-is lost, and never while the latest samples contradict the belief.
+in a world unlike those searched in (``SEARCHED``), on average every ``replan_every`` steps at most, at once if a device
+or link is lost, and never while the latest samples contradict the belief.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
 from argosy.adapt.predictor import PlanKey, Predictor, plan_key
 from argosy.adapt.shares import with_shares
-from argosy.adapt.watch import Watch, World, are_alike, in_world, reason
+from argosy.adapt.watch import MEMORY, Watch, World, are_alike, in_world, reason
 from argosy.cluster.lasting import within_reach
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
@@ -149,10 +150,12 @@ class Controller:
         self.log: list[Decision] = []
         self.news: dict[str, None] = {}
         """What has changed since something was decided."""
-        self.age: int | None = None
-        """Steps since the last change of the world; None before the first."""
-        self.before = self.watch.world
-        """The world before that change."""
+        self.present = self.watch.world
+        """The believed world as it was when it began."""
+        self.age = 0
+        """Steps since it began."""
+        self.past: list[tuple[World, int]] = []
+        """Worlds that are over, each unlike the next, with the steps that they lasted."""
         self.kept: dict[PlanKey, Plan] = {plan_key(plan): plan}
         """Plans that were found."""
         self.regrets: dict[PlanKey, Regret] = {}
@@ -164,8 +167,8 @@ class Controller:
         """What was gone when a plan was last made."""
         self.ratios: dict[PlanKey, list[float]] = {}
         """Measured over predicted seconds of the last steps, by plan."""
-        self.usual_ratio = 1.0
-        """The median of those of the plan that last had ``_REMEMBERED`` of them."""
+        self.usual = [1.0]
+        """Those of the plan that last had ``_REMEMBERED`` of them."""
         self.moving_ratio = 1.0
         """Measured over predicted seconds of the last move."""
 
@@ -176,25 +179,28 @@ class Controller:
         bandwidths: dict[str, float],
         speeds: dict[str, float],
         *,
+        last: Mapping[str, float] | None = None,
         in_force: bool = True,
         is_newest: Callable[[], bool] = lambda: True,
     ) -> Decision:
-        """Take what a step measured. Returns what to do before the next step. ``in_force``: whether the step was made
-        under the plan of the last decision, which may still be on its way; if not, the step only shows the world.
-        ``is_newest``: whether there is still no later measurement once the decision, which takes time, is made."""
-        believed = self.watch.world
-        changed = self.watch.observe(bandwidths, speeds)
+        """Take what a step measured, and its later half alone (``last``). Returns what to do before the next step.
+        ``in_force``: whether the step was made under the plan of the last decision, which may still be on its way; if
+        not, the step only shows the world. ``is_newest``: whether no later step was measured during a search; if one
+        was, that one decides."""
+        changed = self.watch.observe(bandwidths, speeds, last)
         self.news |= dict.fromkeys(changed)
-        if changed:
-            self.before, self.age = believed, max(changed.values())
-        elif self.age is not None:
-            self.age += 1
+        self.age += 1
+        if not are_alike(self.present, self.watch.world, SEARCHED):
+            age = max(changed.values(), default=1)
+            self.past = [*self.past, (self.present, self.age - age)][-MEMORY:]
+            self.present, self.age = self.watch.world, age
         stay = Decision(step=step, what=Reach.OFF, plan=self.plan, before=seconds, after=seconds)
         if not in_force:
             return stay
         self._correct(seconds)
+        searches = len(self.searched)
         decision = self._decide(stay)
-        if decision.is_change and not is_newest():
+        if len(self.searched) > searches and not is_newest():
             return stay
         if decision.is_change:
             self._take(decision)
@@ -225,13 +231,13 @@ class Controller:
         ratios.append(seconds / predicted)
         del ratios[:-_REMEMBERED]
         if len(ratios) == _REMEMBERED:
-            self.usual_ratio = statistics.median(ratios)
+            self.usual = ratios
 
     def _seconds(self, plan: Plan, world: World) -> float:
         """Seconds of a step of a plan in a world (1)."""
-        ratios = self.ratios.get(plan_key(plan), [])
-        ratio = statistics.median(ratios) if len(ratios) == _REMEMBERED else self.usual_ratio
-        return self.predictor.seconds(plan, world) * ratio
+        ratios, usual = self.ratios.get(plan_key(plan), []), self.usual
+        is_apart = len(ratios) == _REMEMBERED and (min(ratios) > max(usual) or max(ratios) < min(usual))
+        return self.predictor.seconds(plan, world) * statistics.median(ratios if is_apart else usual)
 
     def _gain(self, plan: Plan, world: World) -> float:
         """Seconds that a step of another plan takes less in a world; 0 where the plan in force gets stuck."""
@@ -293,7 +299,7 @@ class Controller:
 
     def _count_regret(self) -> None:
         """Add the latest step to the regret of every kept plan (3)."""
-        steps = self.limits.horizon if self.age is None else self.age
+        steps = self.age if self.past else self.limits.horizon
         for key, plan in self.kept.items():
             if key in self.regrets:
                 self.regrets[key] = self.regrets[key].plus(self._gain(plan, self.watch.latest))
@@ -312,16 +318,27 @@ class Controller:
         return moves
 
     def _is_worth(self, key: PlanKey, plan: Plan, moving: float) -> bool:
-        """Whether the regret of a plan has reached the price of moving there and back (4)."""
+        """Whether regret, or what worlds like this one promise, has reached the price of moving there and back (4)."""
         regret = self.regrets[key]
-        is_paid_back = self.limits.horizon * regret.seconds >= moving * max(1, regret.steps)
-        return is_paid_back and (key == self.forced_from or regret.seconds >= moving + self._back(plan))
+        if self.limits.horizon * regret.seconds < moving * max(1, regret.steps):
+            return False
+        expected = self._remaining() * self._gain(plan, self.watch.world)
+        return key == self.forced_from or max(regret.seconds, expected) >= moving + self._back(plan)
+
+    def _remaining(self) -> float:
+        """Mean of the steps that worlds like this one have lasted beyond its age."""
+        alike = [steps - self.age for world, steps in self.past if are_alike(world, self.present, SEARCHED)]
+        longer = [steps for steps in alike if steps > 0]
+        return min(statistics.fmean(longer), self.limits.horizon) if longer else 0.0
 
     def _back(self, plan: Plan) -> float:
         """What a plan costs if the last change is undone: a move back, or being slower for the steps that are left."""
-        worlds = (self.watch.world, self.before)
-        loss = max(0.0, -self._gain(plan, self.before))
-        return min(*(self._moving(plan, self.plan, world) for world in worlds), self.limits.horizon * loss)
+        if not self.past:
+            return 0.0
+        before = self.past[-1][0]
+        loss = max(0.0, -self._gain(plan, before))
+        moving = min(self._moving(plan, self.plan, world) for world in (before, self.watch.world))
+        return min(moving, self.limits.horizon * loss)
 
     def _moving(self, old: Plan, new: Plan, world: World) -> float:
         """Seconds of a move in a world."""

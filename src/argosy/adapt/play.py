@@ -165,7 +165,8 @@ def play(
         rates, speeds = stage.seen(current, clock, clock + seconds)
         steps_left = min(math.ceil(max(0.0, until - clock - seconds) / seconds), most_steps - len(steps))
         controller.limits = replace(limits, horizon=int(min(limits.horizon, steps_left)))
-        decision = controller.after_step(len(steps), seconds, rates, speeds)
+        later = stage.seen(current, clock + seconds / 2, clock + seconds)
+        decision = controller.after_step(len(steps), seconds, rates, speeds, last=later[0] | later[1])
         clock += seconds + decision.moving
     return Course(steps=tuple(steps), decisions=tuple(controller.log), end=clock)
 

@@ -3,20 +3,21 @@
 Every link and device has a level, which a ``Tracker`` follows through noisy samples. With x the logarithm of a sample,
 m that of the level, and s the standard deviation of the noise:
 
-    (1)  level    m += (x - m, at most s either way) / samples since the last change, of which ``MEMORY`` count at most
-    (2)  noise    s = median of |x - x of the sample before| over the last ``MEMORY`` samples / 0.954, at least ``NOISE``
-    (3)  up       = max(0, up + min(threshold / 2, CHANGE (x - m - CHANGE / 2) / s^2)); down with the signs of x - m turned
-    (4)  change   where up or down reaches the threshold: the new level is the mean since that sum was last 0
+    (1)  level   m += (x - m, at most s either way) / samples since the last change, counted up to ``MEMORY``
+    (2)  noise   s = median of |x - x of the sample before| over the last ``MEMORY`` / 0.954, at least ``NOISE``
+    (3)  up      = max(0, up + min(threshold / 2, CHANGE (x - m - CHANGE / 2) / s^2)), and down with m - x for x - m
+    (4)  change  when up or down reaches the threshold; the new level is the mean since that sum was last 0
 
 (3) is a CUSUM test: a sum of log-likelihood ratios of "the level has changed by a factor of e^CHANGE" against "it has
-not". With Gaussian noise a sum reaches the threshold within n samples of an unchanged level with probability
-at most n e^-threshold (Lorden 1971), so for q levels of two sides each
+not". With Gaussian noise the probability that a sum reaches the threshold within n samples of an unchanged level is at
+most n e^-threshold (Lorden 1971). So for q levels with two sums each:
 
-    (5)  threshold = log(2 q RUN_LENGTH): a false alarm within n steps, of any level, has probability n / RUN_LENGTH at most
-    (6)  a change of the logarithm by d is found after about threshold s^2 / (CHANGE (d - CHANGE / 2)) samples, at least 2
+    (5)  threshold = log(2 q RUN_LENGTH); the probability of any false alarm within n steps is at most n / RUN_LENGTH
+    (6)  delay     = 1 + threshold / min(threshold / 2, CHANGE (d - CHANGE / 2) / s^2) samples at most on average, for
+                     a change of the logarithm by d > CHANGE / 2
 
-A single sample counts half of the threshold at most: one odd sample is never a change, two in a row may be. A level of 0
-(a link that is down, a device that is lost) is believed at once, because nothing else looks like it.
+A single sample counts at most half of the threshold: one odd sample is never a change, two in a row may be. A level
+of 0 (a link that is down, a device that is lost) is believed at once, because nothing else looks like it.
 
 A link that nothing crosses any more, because it was slow, would be believed slow permanently: a level without samples
 for ten steps returns to that of the cluster file, and the next time only after twice as many.
@@ -185,8 +186,11 @@ class Watch:
         self.devices = {name: Tracker(level, threshold) for name, level in devices.items()}
         self.world = self.latest = self._world({})
 
-    def observe(self, bandwidths: Mapping[str, float], speeds: Mapping[str, float]) -> dict[str, int]:
-        """Take the samples of a step. Returns what has changed, each with the steps since it changed."""
+    def observe(
+        self, bandwidths: Mapping[str, float], speeds: Mapping[str, float], last: Mapping[str, float] | None = None
+    ) -> dict[str, int]:
+        """Take the samples of a step, and those of its later half alone. Returns what has changed, each with the number
+        of steps since it changed."""
         samples = {**bandwidths, **speeds}
         changed, odd = {}, {}
         for name, tracker in (*self.links.items(), *self.devices.items()):
@@ -198,8 +202,9 @@ class Watch:
             since = tracker.observe(samples[name])
             if since:
                 changed[name] = since
-            elif tracker.is_at_odds_with(samples[name]):
-                odd[name] = in_grains(samples[name])
+            newest = (last or {}).get(name, samples[name])
+            if tracker.is_at_odds_with(newest):
+                odd[name] = in_grains(newest)
         self.world, self.latest = self._world({}), self._world(odd)
         return changed
 
