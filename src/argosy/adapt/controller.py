@@ -5,10 +5,10 @@ measurements into two worlds: the *believed* one, which changes when a test with
 of the *latest* step, in which samples that contradict a belief replace it. Seconds of a plan are predicted by the exact
 engine and corrected by what was measured:
 
-    (1)  seconds of p = predicted seconds of p  x  median of measured / predicted over ``_REMEMBERED`` steps: of those
-         under p if all of them lie above or all below those under the plan in force, else of the latter
+    (1)  seconds of p = predicted seconds of p  x  median of measured / predicted over the last ``_REMEMBERED`` steps:
+         under p, if there are two or more and all lie above or all below those under the plan in force; else under that
 
-By chance, two times five equal ratios lie apart in 0.8 % of all cases. A change is only made to a plan that is faster
+If nothing but chance is at work, five ratios and five others lie apart in 0.8 % of all cases. A change is only made to a plan that is faster
 now. So none is made to a plan that is slower under present conditions, and none for a change that is already over:
 
     (2)  seconds of the plan in force > (1 + min_gain) seconds of p in the believed world, > seconds of p in the latest
@@ -236,7 +236,7 @@ class Controller:
     def _seconds(self, plan: Plan, world: World) -> float:
         """Seconds of a step of a plan in a world (1)."""
         ratios, usual = self.ratios.get(plan_key(plan), []), self.usual
-        is_apart = len(ratios) == _REMEMBERED and (min(ratios) > max(usual) or max(ratios) < min(usual))
+        is_apart = len(ratios) > 1 and (min(ratios) > max(usual) or max(ratios) < min(usual))
         return self.predictor.seconds(plan, world) * statistics.median(ratios if is_apart else usual)
 
     def _gain(self, plan: Plan, world: World) -> float:

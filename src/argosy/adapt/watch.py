@@ -16,8 +16,10 @@ most n e^-threshold (Lorden 1971). So for q levels with two sums each:
     (6)  delay     = 1 + threshold / min(threshold / 2, CHANGE (d - CHANGE / 2) / s^2) samples at most on average, for
                      a change of the logarithm by d > CHANGE / 2
 
-A single sample counts at most half of the threshold: one odd sample is never a change, two in a row may be. A level
-of 0 (a link that is down, a device that is lost) is believed at once, because nothing else looks like it.
+Where s is above ``NOISE`` and has to be estimated, false alarms are up to three times as frequent. Changes so small
+that (6) exceeds ``MEMORY`` are followed by (1) instead. A single sample counts at most half of the threshold: one odd
+sample is never a change, two in a row may be. A level of 0 (a link that is down, a device that is lost) is believed at
+once, because nothing else looks like it.
 
 A link that nothing crosses any more, because it was slow, would be believed slow permanently: a level without samples
 for ten steps returns to that of the cluster file, and the next time only after twice as many.
@@ -93,6 +95,7 @@ class Tracker:
             return self._restart([-math.inf]) if self.level > 0 else 0
         logarithm = math.log(value)
         up, down = self._ratios(logarithm)
+        self._follow(logarithm)
         if self.last is not None:
             self.differences = [*self.differences, abs(logarithm - self.last)][-MEMORY:]
         self.last = logarithm
@@ -101,7 +104,6 @@ class Tracker:
         for evidence in (self.up, self.down):
             if evidence.total >= self.threshold:
                 return self._restart(evidence.logarithms)
-        self._follow(logarithm)
         return 0
 
     def is_at_odds_with(self, value: float) -> bool:
