@@ -187,7 +187,7 @@ def test_no_change_is_made_to_a_plan_that_is_slower_in_the_latest_step(chain: Ch
             decision = controller.after_step(step, measured, rates, speeds)
             step += 1
             if decision.is_change:
-                for world in (controller.watch.world, controller.watch.latest, seen_in_step(cluster, rates, speeds)):
+                for world in (controller.watch.world, controller.watch.sampled):
                     after = controller.predictor.seconds(decision.plan, world)
                     assert after < controller.predictor.seconds(before, world)
 
@@ -284,7 +284,7 @@ def test_a_schedule_that_is_slower_than_predicted_is_undone_and_not_tried_again(
         controller.after_step(step, seconds, {"b0.nic.out": rate, "b0.nic.in": rate}, {})
     there, back = controller.log
     assert there.plan.schedule != plan.schedule and back.plan.schedule == plan.schedule
-    assert back.step - there.step == 5
+    assert back.step - there.step == 2  # two steps that all were slower than any before
     assert back.after < back.before
 
 

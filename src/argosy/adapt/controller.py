@@ -8,10 +8,12 @@ engine and corrected by what was measured:
     (1)  seconds of p = predicted seconds of p  x  median of measured / predicted over the last ``_REMEMBERED`` steps:
          under p, if there are two or more and all lie above or all below those under the plan in force; else under that
 
-If nothing but chance is at work, five ratios and five others lie apart in 0.8 % of all cases. A change is only made to a plan that is faster
-now. So none is made to a plan that is slower under present conditions, and none for a change that is already over:
+If nothing but chance is at work, five ratios and five others lie apart in 0.8 % of all cases. A change is only made to
+a plan that is faster now. So none is made to a plan that is slower under present conditions, and none for a change that
+is already over:
 
-    (2)  seconds of the plan in force > (1 + min_gain) seconds of p in the believed world, > seconds of p in the latest
+    (2)  seconds of the plan in force > (1 + min_gain) seconds of p in the believed world, and > seconds of p in the
+         world of the latest step's samples alone
 
 Other schedules and other shares of samples move nothing. Of those that fulfil (2) the fastest is taken at once.
 
@@ -236,8 +238,9 @@ class Controller:
     def _seconds(self, plan: Plan, world: World) -> float:
         """Seconds of a step of a plan in a world (1)."""
         ratios, usual = self.ratios.get(plan_key(plan), []), self.usual
-        is_apart = len(ratios) > 1 and (min(ratios) > max(usual) or max(ratios) < min(usual))
-        return self.predictor.seconds(plan, world) * statistics.median(ratios if is_apart else usual)
+        is_apart = min(ratios, default=0.0) > max(usual) or max(ratios, default=math.inf) < min(usual)
+        ratios = ratios if is_apart and min(len(ratios), len(usual)) > 1 else usual
+        return self.predictor.seconds(plan, world) * statistics.median(ratios)
 
     def _gain(self, plan: Plan, world: World) -> float:
         """Seconds that a step of another plan takes less in a world; 0 where the plan in force gets stuck."""
@@ -245,10 +248,10 @@ class Controller:
         return now - self._seconds(plan, world) if math.isfinite(now) else 0.0
 
     def _is_faster(self, plan: Plan) -> bool:
-        """Whether a plan is faster in the believed world and in that of the latest step (2)."""
-        world, latest = self.watch.world, self.watch.latest
+        """Whether a plan is faster in the believed world and in that of the latest step's samples (2)."""
+        world, sampled = self.watch.world, self.watch.sampled
         is_gain = self._seconds(self.plan, world) > (1 + self.limits.min_gain) * self._seconds(plan, world)
-        return is_gain and (latest == world or self._seconds(self.plan, latest) > self._seconds(plan, latest))
+        return is_gain and self._seconds(self.plan, sampled) > self._seconds(plan, sampled)
 
     def _decide(self, stay: Decision) -> Decision:
         now = self._seconds(self.plan, self.watch.world)

@@ -186,7 +186,8 @@ class Watch:
         threshold = math.log(2 * len(self.nominal) * RUN_LENGTH)
         self.links = {name: Tracker(level, threshold) for name, level in links.items()}
         self.devices = {name: Tracker(level, threshold) for name, level in devices.items()}
-        self.world = self.latest = self._world({})
+        self.world = self.latest = self.sampled = self._world({})
+        """The believed world; that with the samples of the latest step that contradict it; that with all of them."""
 
     def observe(
         self, bandwidths: Mapping[str, float], speeds: Mapping[str, float], last: Mapping[str, float] | None = None
@@ -194,7 +195,7 @@ class Watch:
         """Take the samples of a step, and those of its later half alone. Returns what has changed, each with the number
         of steps since it changed."""
         samples = {**bandwidths, **speeds}
-        changed, odd = {}, {}
+        changed, odd, newest = {}, {}, {}
         for name, tracker in (*self.links.items(), *self.devices.items()):
             if name not in samples:
                 if self.nominal[name] > 0 and tracker.miss(self.nominal[name]):
@@ -204,16 +205,17 @@ class Watch:
             since = tracker.observe(samples[name])
             if since:
                 changed[name] = since
-            newest = (last or {}).get(name, samples[name])
-            if tracker.is_at_odds_with(newest):
-                odd[name] = in_grains(newest)
-        self.world, self.latest = self._world({}), self._world(odd)
+            sample = (last or {}).get(name, samples[name])
+            newest[name] = in_grains(sample)
+            if tracker.is_at_odds_with(sample):
+                odd[name] = newest[name]
+        self.world, self.latest, self.sampled = (self._world(levels) for levels in ({}, odd, newest))
         return changed
 
-    def _world(self, odd: Mapping[str, float]) -> World:
-        """What is believed, but for samples of the last step that are at odds with it."""
-        links = {name: odd.get(name, tracker.belief) for name, tracker in self.links.items()}
-        devices = {name: odd.get(name, tracker.belief) for name, tracker in self.devices.items()}
+    def _world(self, levels: Mapping[str, float]) -> World:
+        """What is believed, but for some levels."""
+        links = {name: levels.get(name, tracker.belief) for name, tracker in self.links.items()}
+        devices = {name: levels.get(name, tracker.belief) for name, tracker in self.devices.items()}
         return World(bandwidths=tuple(sorted(links.items())), speeds=tuple(sorted(devices.items())))
 
 
