@@ -6,7 +6,7 @@ of the *latest* step, in which samples that contradict a belief replace it. Seco
 engine and corrected by what was measured:
 
     (1)  seconds of p = predicted seconds of p  x  median of measured / predicted over the last ``_REMEMBERED`` steps:
-         under p, if there are two or more and all lie above or all below those under the plan in force; else under that
+         under p, if it had as many and all lie above or all below those under the plan in force; else under that
 
 If nothing but chance is at work, five ratios and five others lie apart in 0.8 % of all cases. A change is only made to
 a plan that is faster now. So none is made to a plan that is slower under present conditions, and none for a change that
@@ -169,7 +169,7 @@ class Controller:
         """What was gone when a plan was last made."""
         self.ratios: dict[PlanKey, list[float]] = {}
         """Measured over predicted seconds of the last steps, by plan."""
-        self.usual = [1.0]
+        self.usual = _REMEMBERED * [1.0]
         """Those of the plan that last had ``_REMEMBERED`` of them."""
         self.moving_ratio = 1.0
         """Measured over predicted seconds of the last move."""
@@ -194,7 +194,8 @@ class Controller:
         self.age += 1
         if not are_alike(self.present, self.watch.world, SEARCHED):
             age = max(changed.values(), default=1)
-            self.past = [*self.past, (self.present, self.age - age)][-MEMORY:]
+            if self.past or age < self.age:  # else the cluster never was as its file says
+                self.past = [*self.past, (self.present, self.age - age)][-MEMORY:]
             self.present, self.age = self.watch.world, age
         stay = Decision(step=step, what=Reach.OFF, plan=self.plan, before=seconds, after=seconds)
         if not in_force:
@@ -238,9 +239,8 @@ class Controller:
     def _seconds(self, plan: Plan, world: World) -> float:
         """Seconds of a step of a plan in a world (1)."""
         ratios, usual = self.ratios.get(plan_key(plan), []), self.usual
-        is_apart = min(ratios, default=0.0) > max(usual) or max(ratios, default=math.inf) < min(usual)
-        ratios = ratios if is_apart and min(len(ratios), len(usual)) > 1 else usual
-        return self.predictor.seconds(plan, world) * statistics.median(ratios)
+        is_apart = len(ratios) == len(usual) and (min(ratios) > max(usual) or max(ratios) < min(usual))
+        return self.predictor.seconds(plan, world) * statistics.median(ratios if is_apart else usual)
 
     def _gain(self, plan: Plan, world: World) -> float:
         """Seconds that a step of another plan takes less in a world; 0 where the plan in force gets stuck."""
