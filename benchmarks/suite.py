@@ -72,7 +72,7 @@ SUITE = (
     Entry(
         name="adaptation",
         shows="policies against traces, in the simulator",
-        note="2026-11-15-adaptation.md",
+        note="2026-11-16-adaptation.md",
         command="python -m benchmarks.adaptation",
     ),
     Entry(

@@ -78,7 +78,7 @@ def main(task_file: str) -> None:
             chain=job.chain,
             cluster=with_payload(at_time_zero(cluster), task["payload"]),
             model=ComputeModel(profiles=job.profiles(cluster, plan.global_batch)),
-            limits=Limits(reach=Reach(task["policy"]), horizon=task["horizon"], dwell=2),
+            limits=Limits(reach=Reach(task["policy"]), horizon=task["horizon"]),
             roster=tuple(task["roster"]),
         )
         adapter = Adapter(trainer, brief, lambda event: events.append({**event, "time": clock.now()}))

@@ -1,4 +1,4 @@
-"""The controller in the simulator: it helps where the world changes, and never costs more than 2 % elsewhere."""
+"""The controller in the simulator: it helps where the world changes, and never costs more than 1 % elsewhere."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from argosy.adapt.advisor import Brief, Mind, Observation
 from argosy.adapt.controller import Controller, Decision, Limits, Reach
 from argosy.adapt.play import Course, Stage, play, play_oracle
 from argosy.adapt.predictor import Predictor
 from argosy.adapt.shares import in_proportion
-from argosy.adapt.watch import reason
+from argosy.adapt.watch import World, reason
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
@@ -39,6 +41,8 @@ PREEMPTED = (
     'steps = [["5 s", "4 Gbit/s"], ["20 s", "25 Gbit/s"], ["30 s", "4 Gbit/s"], ["50 s", "25 Gbit/s"]]\n'
 )
 HALVED = '[[changes]]\ndevice = "b0.*"\nsteps = [["5 s", 0.5]]\n'
+DIPPED = '[[changes]]\ndevice = "b0.*"\nsteps = [["15 s", 0.25], ["23 s", 1.0]]\n'
+LASTING = '[[changes]]\ndevice = "b0.*"\nsteps = [["15 s", 0.25]]\n'
 LOST = '[[changes]]\ndevice = "b0.0"\nsteps = [["5 s", 0]]\n'
 
 
@@ -102,15 +106,25 @@ def course(chain: Chain, changes: str, reach: Reach) -> Course:
     )
 
 
+def oracle_course(chain: Chain, changes: str) -> Course:
+    cluster = cluster_with(changes)
+    plan = plan_on(cluster, chain)
+
+    def replan(believed: Cluster) -> Plan:
+        return find_plan(chain, believed, global_batch=plan.global_batch, settings=Settings())
+
+    return play_oracle(Stage(chain, cluster, ComputeModel()), [plan], until=UNTIL, replan=replan)
+
+
 @pytest.mark.parametrize(
     "changes",
-    [CALM, PREEMPTED, HALVED, flipping(3.0), flipping(1.1)],
-    ids=["calm", "preempted", "halved", "flipping slowly", "flipping fast"],
+    [CALM, PREEMPTED, HALVED, DIPPED, flipping(3.0), flipping(1.1)],
+    ids=["calm", "preempted", "halved", "dipped", "flipping slowly", "flipping fast"],
 )
 @pytest.mark.parametrize("reach", [Reach.K, Reach.SHARES, Reach.FULL])
-def test_adapting_never_costs_more_than_two_percent(chain: Chain, changes: str, reach: Reach) -> None:
+def test_adapting_never_costs_more_than_one_percent(chain: Chain, changes: str, reach: Reach) -> None:
     still = course(chain, changes, Reach.OFF).samples_per_second
-    assert course(chain, changes, reach).samples_per_second >= 0.98 * still
+    assert course(chain, changes, reach).samples_per_second >= 0.99 * still
 
 
 def test_k_pays_under_a_preempted_link(chain: Chain) -> None:
@@ -127,6 +141,93 @@ def test_a_re_plan_pays_when_a_host_halves_its_speed(chain: Chain) -> None:
     still, full = (course(chain, HALVED, reach) for reach in (Reach.OFF, Reach.FULL))
     assert full.samples_per_second > 1.15 * still.samples_per_second
     assert any(decision.what is Reach.FULL and decision.moving > 0 for decision in full.decisions)
+
+
+def test_a_dip_that_is_over_is_not_re_planned_for(chain: Chain) -> None:
+    """The host is four times as slow for eight seconds: three steps, the last of them only in its first part."""
+    assert not [decision for decision in course(chain, DIPPED, Reach.FULL).decisions if decision.step > 1]
+
+
+def test_a_lasting_drop_is_answered_within_three_steps(chain: Chain) -> None:
+    full, oracle = course(chain, LASTING, Reach.FULL), oracle_course(chain, LASTING)
+    first_slow = next(number for number, step in enumerate(full.steps, 1) if step.start + step.seconds / 2 > 15)
+    moves = [decision for decision in full.decisions if decision.step >= first_slow]
+    assert moves[0].moving > 0 and moves[0].step - first_slow + 1 <= 3
+    assert full.samples_per_second >= 0.8 * oracle.samples_per_second  # 45 s have to pay for a move of 3 s
+
+
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_no_change_is_made_to_a_plan_that_is_slower_in_the_latest_step(chain: Chain, data: st.DataObject) -> None:
+    """Nor to one that is slower in what is believed; any levels may follow each other."""
+    cluster = cluster_with(CALM)
+    plan = plan_on(cluster, chain)
+    first, last = plan.stages
+    others = iter(
+        replace(plan, stages=(replace(first, end=first.end + shift), replace(last, first=last.first + shift)))
+        for shift in (8, -8, 14, -14, 4, -4)
+    )
+    controller = Controller(
+        plan,
+        chain,
+        cluster,
+        limits=Limits(horizon=10_000),
+        schedules=[replace(plan, schedule=schedule) for schedule in SCHEDULES],
+        replan=lambda believed: next(others, plan),
+    )
+    levels = st.sampled_from((0.2, 0.5, 1.0))
+    step = 0
+    for _ in range(6):
+        rate, speed, steps = data.draw(levels), data.draw(levels), data.draw(st.integers(1, 12))
+        for _ in range(steps):
+            rates = {f"b0.nic.{way}": 3.125e9 * rate for way in ("in", "out")}
+            speeds = {"b0.0": speed, "b0.1": speed}
+            before = controller.plan
+            measured = controller.predictor.seconds(before, seen_in_step(cluster, rates, speeds))
+            decision = controller.after_step(step, measured, rates, speeds)
+            step += 1
+            if decision.is_change:
+                for world in (controller.watch.world, controller.watch.sampled):
+                    after = controller.predictor.seconds(decision.plan, world)
+                    assert after < controller.predictor.seconds(before, world)
+
+
+def seen_in_step(cluster: Cluster, rates: dict[str, float], speeds: dict[str, float]) -> World:
+    """The world that the samples of one step show."""
+    links = {link.name: link.bandwidth.at(0) for link in cluster.links} | rates
+    devices = {device.name: 1.0 for device in cluster.devices} | speeds
+    return World(bandwidths=tuple(sorted(links.items())), speeds=tuple(sorted(devices.items())))
+
+
+@given(slow=st.floats(0.2, 0.6), steps=st.integers(1, 40))
+@settings(max_examples=15, deadline=None)
+def test_no_move_is_made_once_the_latest_samples_say_that_a_change_is_over(
+    chain: Chain, slow: float, steps: int
+) -> None:
+    """A host recovers in the later half of a step, after any number of slow steps."""
+    cluster = cluster_with(CALM)
+    plan = plan_on(cluster, chain)
+    first, last = plan.stages
+    other = replace(plan, stages=(replace(first, end=first.end + 8), replace(last, first=last.first + 8)))
+    controller = Controller(plan, chain, cluster, limits=Limits(horizon=10_000), replan=lambda believed: other)
+    speeds, full = ({"b0.0": speed, "b0.1": speed} for speed in (slow, 1.0))
+    for step in range(steps):
+        decision = controller.after_step(step, 2.0, {}, speeds, last=full)
+        assert not decision.is_change
+
+
+def test_a_search_that_outlasts_a_step_leaves_the_decision_to_the_newest(chain: Chain) -> None:
+    cluster = cluster_with(CALM)
+    plan = plan_on(cluster, chain)
+    first, last = plan.stages
+    other = replace(plan, stages=(replace(first, end=first.end + 8), replace(last, first=last.first + 8)))
+    controller = Controller(plan, chain, cluster, limits=Limits(horizon=10_000), replan=lambda believed: other)
+    slow = {"b0.0": 0.3, "b0.1": 0.3}
+    for step in range(60):
+        searches = len(controller.searched)
+        decision = controller.after_step(step, 4.0, {}, slow, is_newest=lambda: False)
+        assert not (decision.is_change and len(controller.searched) > searches)
+    assert controller.plan == other
 
 
 def test_a_lost_device_stops_a_static_plan_and_not_an_adaptive_one(chain: Chain) -> None:
@@ -171,22 +272,20 @@ def test_shares_follow_speed() -> None:
     assert in_proportion(4, [1.0, 1.0, 1e-9]) == [2, 1, 1]
 
 
-def test_a_schedule_that_does_not_keep_its_promise_is_undone(chain: Chain) -> None:
-    """And each time it takes twice as long before the next is tried: of 60 steps, six lose."""
+def test_a_schedule_that_is_slower_than_predicted_is_undone_and_not_tried_again(chain: Chain) -> None:
     cluster = cluster_with(CALM)
     plan = plan_on(cluster, chain)
-    variants = [replace(plan, schedule=schedule) for schedule in SCHEDULES]
-    controller = Controller(plan, chain, cluster, limits=Limits(reach=Reach.K, dwell=3), schedules=variants)
-    waited = []
+    variants = [replace(plan, schedule=schedule) for schedule in SCHEDULES[:2]]
+    controller = Controller(plan, chain, cluster, limits=Limits(reach=Reach.K), schedules=variants)
     for step in range(60):
-        seconds = 2.0 if controller.plan.schedule == plan.schedule else 2.6
-        controller.after_step(step, seconds, {"b0.nic.out": 5e8, "b0.nic.in": 5e8}, {})
-        waited.append(controller.patience)
-    changes = controller.log
-    assert [change.plan.schedule == plan.schedule for change in changes] == [False, True, False, True]
-    assert all(change.why.startswith("undone") for change in changes[1::2])
-    assert changes[2].step - changes[1].step == 6 and (waited[0], waited[-1]) == (3, 12)
-    assert controller.plan.schedule == plan.schedule and controller.elapsed == pytest.approx(60 * 2.0 + 6 * 0.6)
+        predicted = controller.predictor.seconds(controller.plan, controller.watch.world)
+        seconds = (1.0 if controller.plan.schedule == plan.schedule else 1.5) * predicted
+        rate = 3.125e9 if step < 10 else 5e8
+        controller.after_step(step, seconds, {"b0.nic.out": rate, "b0.nic.in": rate}, {})
+    there, back = controller.log
+    assert there.plan.schedule != plan.schedule and back.plan.schedule == plan.schedule
+    assert back.step - there.step == 5
+    assert back.after < back.before
 
 
 def test_what_a_move_took_counts_for_the_next(chain: Chain) -> None:
@@ -194,23 +293,21 @@ def test_what_a_move_took_counts_for_the_next(chain: Chain) -> None:
     plan = plan_on(cluster, chain)
     first, last = plan.stages
     other = replace(plan, stages=(replace(first, end=first.end + 8), replace(last, first=last.first + 8)))
-    limits = Limits(horizon=10_000, dwell=1)
+    limits = Limits(horizon=10_000)
     controller = Controller(plan, chain, cluster, limits=limits, replan=lambda believed: other)
     slow, fast = ({"b0.0": speed, "b0.1": speed} for speed in (0.5, 1.0))
 
     def until_moved(speeds: dict[str, float]) -> Decision:
-        for step in range(20):
+        for step in range(500):
             seconds = controller.predictor.seconds(controller.plan, controller.watch.world)
-            decision = controller.after_step(len(controller.log) * 20 + step, seconds, {}, speeds)
+            decision = controller.after_step(len(controller.log) * 500 + step, seconds, {}, speeds)
             if decision.is_change:
                 return decision
         raise AssertionError("no move")
 
     there = until_moved(slow)
     assert there.moving == pytest.approx(migration(plan, other, chain, cluster).seconds(cluster), rel=0.01)
-    before = controller.spent
     controller.learn_of_move(3 * there.moving)
-    assert controller.spent == pytest.approx(before + 2 * there.moving)
     back = until_moved(fast)
     assert back.moving == pytest.approx(3 * migration(other, plan, chain, cluster).seconds(cluster), rel=0.01)
     controller.learn_of_move(back.moving)

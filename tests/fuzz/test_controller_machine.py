@@ -110,7 +110,7 @@ class ControllerMachine(RuleBasedStateMachine):
     def _check(self, decision: Decision, before: Plan) -> None:
         check_plan(decision.plan, self.chain, self.cluster)
         assert self.limits.reach.allows(decision.what)
-        assert not any(map(math.isnan, (decision.before, decision.after, decision.moving, decision.saved)))
+        assert not any(map(math.isnan, (decision.before, decision.after, decision.moving)))
         assert decision.moving >= 0 and decision.step == self.step
         if decision.is_change:
             assert decision.why
@@ -118,7 +118,7 @@ class ControllerMachine(RuleBasedStateMachine):
             assert self.controller.plan == decision.plan
         else:
             assert decision.plan == before
-        assert not math.isnan(self.controller.regret)
+        assert not any(math.isnan(regret.seconds) for regret in self.controller.regrets.values())
         in_world(self.cluster, self.controller.watch.world)
 
 

@@ -146,7 +146,7 @@ def train_and_adapt(plan: Plan, reach: str, slowing: Slowing, steps: int) -> tup
     pace = [1.0]
     trainer = parallelize(build(pace), loss_of, adamw, batch_of(0), plan)
     events: list[Any] = []
-    limits = Limits(reach=Reach(reach), horizon=100, dwell=2)
+    limits = Limits(reach=Reach(reach), horizon=100)
     brief = Brief(
         plan=plan, chain=chain(), cluster=cluster(), model=compute_model(), limits=limits, roster=trainer.roster
     )

@@ -154,7 +154,7 @@ def adapt_shares(plan: Plan, slow: Mapping[int, float], steps: int) -> tuple[lis
     """Losses, and what was decided."""
     events: list[Any] = []
     losses = []
-    limits = Limits(reach=Reach.SHARES, horizon=100, dwell=2)
+    limits = Limits(reach=Reach.SHARES, horizon=100)
     with training(plan, slow) as trainer:
         brief = Brief(
             plan=plan, chain=chain(), cluster=cluster(), model=compute_model(), limits=limits, roster=trainer.roster

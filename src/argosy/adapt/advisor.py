@@ -1,7 +1,7 @@
 """The controller in a process of its own, so that a job's steps go on while it thinks. No torch.
 
-Rank 0 starts an ``Advisor``, hands it a ``Brief``, and after every step an ``Observation``; it answers
-each with an ``Advice`` when it has one. What it is told while it thinks it reads afterwards, in order.
+Rank 0 starts an ``Advisor``, hands it a ``Brief``, and after every step an ``Observation``; it answers each with an
+``Advice``. Observations that arrive during a search are read afterwards, in order, and the newest of them decides.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import queue
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
 from argosy.adapt.controller import Controller, Decision, Limits
@@ -61,6 +62,8 @@ class Observation:
     bandwidths: dict[str, float]
     speeds: dict[str, float]
     steps_left: int
+    last: dict[str, float] = field(default_factory=dict)
+    """Levels by link in the later half of the step."""
     moved: float | None = None
     """Seconds of the migration before this step."""
 
@@ -119,14 +122,22 @@ class Mind:
                 raise InfeasibleError(f"the best plan divides the samples that layer {mixing[0]} mixes")
         return plan
 
-    def observe(self, seen: Observation) -> Advice:
+    def observe(self, seen: Observation, is_newest: Callable[[], bool] = lambda: True) -> Advice:
+        """Take an observation. If it is not the newest, it shows the world, and a later one decides."""
         controller = self.controller
         horizon = min(self.brief.limits.horizon, seen.steps_left)
         controller.limits = replace(self.brief.limits, horizon=horizon)
         if seen.moved is not None:
             controller.learn_of_move(seen.moved)
-        in_force = plan_key(seen.plan) == plan_key(controller.plan)
-        decision = controller.after_step(seen.step, seen.seconds, seen.bandwidths, seen.speeds, in_force=in_force)
+        decision = controller.after_step(
+            seen.step,
+            seen.seconds,
+            seen.bandwidths,
+            seen.speeds,
+            last=seen.last,
+            in_force=plan_key(seen.plan) == plan_key(controller.plan) and is_newest(),
+            is_newest=is_newest,
+        )
         world = controller.watch.world
         predicted = controller.predictor.seconds(seen.plan, world)
         told = decision if decision.is_change else None
@@ -196,10 +207,19 @@ def _messages(stream: IO[bytes]) -> Any:
 
 def main() -> None:
     os.nice(15)
-    told = _messages(sys.stdin.buffer)
+    messages = _messages(sys.stdin.buffer)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever else is written must not get between the answers
-    mind = Mind(next(told))
-    for seen in told:
-        pickle.dump(mind.observe(seen), answers)
+    mind = Mind(next(messages))
+    waiting: queue.SimpleQueue[Observation | None] = queue.SimpleQueue()
+    threading.Thread(target=_forward, args=(messages, waiting), daemon=True).start()
+    while (seen := waiting.get()) is not None:
+        pickle.dump(mind.observe(seen, waiting.empty), answers)
         answers.flush()
+
+
+def _forward(messages: Iterator[Any], waiting: queue.SimpleQueue[Any]) -> None:
+    """Read messages while the controller decides, so that it can see whether there are newer ones."""
+    for message in messages:
+        waiting.put(message)
+    waiting.put(None)

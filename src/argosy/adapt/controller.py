@@ -1,56 +1,54 @@
-"""What to do now: keep on, switch the schedule, move shares, or re-plan, each only where it pays.
+"""Decide after every step: keep on, switch the schedule, change the shares, or move to another plan.
 
-After every step the controller is told how long the step took and what the job saw of links and devices. It believes
-``Watch``, predicts what its choices would take in that world, and takes the best of them at three prices:
+The controller is given how long a step took and what the job measured of links and devices. ``Watch`` turns the
+measurements into two worlds: the *believed* one, which changes when a test with a stated error rate says so, and that
+of the *latest* step, in which samples that contradict a belief replace it. Seconds of a plan are predicted by the exact
+engine and corrected by what was measured:
 
-    (1)  schedule    free          among those that fit in memory with the stages as they are
-    (2)  shares      free          samples of every micro-batch in proportion to the replicas' speeds
-    (3)  plan        moving (``cost.moving``)   where what it saves over the steps that are left > moving x ``CAUTION``
+    (1)  seconds of p = predicted seconds of p  x  median of measured / predicted over the last ``_REMEMBERED`` steps:
+         under p, if it had as many and all lie above or all below those under the plan in force; else under that
 
-and only where the gain is at least ``min_gain``, of a move ``SURE`` times that beyond what a free change gains, and the
-last change of that price is ``dwell`` steps ago (twice as long for every change that had to be undone). It never
-thrashes because it also keeps the books: with m_i the measured seconds of a step and s_i what the first plan would have
-taken in the world of that step,
+If nothing but chance is at work, five ratios and five others lie apart in 0.8 % of all cases. A change is only made to
+a plan that is faster now. So none is made to a plan that is slower under present conditions, and none for a change that
+is already over:
 
-    (4)  regret = sum of (m_i - s_i);  above 1 % of all seconds so far, and half a step, it goes back to the first plan
-         and waits; above 5 % where the first plan is predicted to be clearly slower now.
+    (2)  seconds of the plan in force > (1 + min_gain) seconds of p in the believed world, and > seconds of p in the
+         world of the latest step's samples alone
 
-Predictions are corrected by what was measured: a plan's own steps, and until it has any, those of the plan in force,
+Other schedules and other shares of samples move nothing. Of those that fulfil (2) the fastest is taken at once.
 
-    (5)  seconds of p = predicted seconds of p  x  median of measured / predicted over the last steps under p
+A move to another plan has a price: the move, and a second one if the change is undone. What has already been lost by
+not having moved shows when that is worth it, as in the ski rental problem:
 
-so that a plan that does not keep its promise is left again for one that did, at the price of moving.
+    (3)  regret of p = max(0, regret of p + seconds of the plan in force - seconds of p in the latest world), each step
+    (4)  move to p if regret of p, or its gain times the steps that worlds like this one have lasted beyond the present
+         age, >= moving + min(moving back, what p loses in the world before x n), and n x regret of p / its steps >=
+         moving, with n the steps that are left
 
-A free change is weighed as if the world stayed as it is: it can be taken back for nothing. A move cannot, so a world is
-expected to last as long as those like it have lasted (or all, where it is the first of its kind), and at least as long
-again as it has: L steps. Then things will be like before: of n steps that are left
+With (4) moves cost no more than staying has cost before them. If a change lasts and p gains g seconds a step, the move
+comes price / g steps after the change, but not before the test has found it. Regret of a plan found in a changed
+world starts at its gain times the age of that world. Before the first change the cluster is expected to stay as its
+file says: regret starts at n times the gain. A plan that was left because something was lost is returned to at
+once when it runs again.
 
-    (6)  saved = L (seconds now - seconds then) + (n - L) (the same on average over the steps in the last worlds)
-         the latter at worst a loss of moving x ``CAUTION``, for which one moves back
-
-A move is not made where a free change reaches most of what it would: that comes first, and shows what is left to gain.
-
-Whatever is expected, a move may turn out to be for nothing. So moves are made on a budget: with c what moves have cost
-so far, g what steps under other plans than the first have taken more than it would have (half of it where less),
-
-    (7)  c + g + moving <= ``RISK`` x (seconds so far and of the steps that are left)
-
-Searching for a plan takes seconds, so plans that were found are kept and ranked again in every world; a search is made
-only in a world unlike those searched in (``SEARCHED``), on average every ``replan_every`` steps at most, at once where
-something is lost. While the world is the same, (1) to (3) are looked at again when it has lasted twice as long.
+Searching for a plan takes seconds, so plans that were found are kept and compared in every world. A search is made only
+in a world unlike those searched in (``SEARCHED``), on average every ``replan_every`` steps at most, at once if a device
+or link is lost, and never while the latest samples contradict the belief.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from argosy.adapt.predictor import PlanKey, Predictor, plan_key
 from argosy.adapt.shares import with_shares
-from argosy.adapt.watch import Watch, World, are_alike, in_world, reason, seen_world
+from argosy.adapt.watch import MEMORY, Watch, World, are_alike, in_world, reason
 from argosy.cluster.lasting import within_reach
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
@@ -59,33 +57,12 @@ from argosy.errors import InfeasibleError
 from argosy.plan.plan import Plan
 from argosy.workload.chain import Chain
 
-CAUTION = 1.5
-SURE = 2.0
-"""A move rests on a prediction that no step has confirmed, and noise in the estimates must not cause one."""
-RISK = 0.02
-_MOST_REGRET = 0.01
-_BELIEVED = 0.5
-"""Of what was saved by prediction, what counts in (7)."""
-_CLEARLY = 0.8
-_REMEMBERED = 5
-"""Steps under a plan."""
+# Worlds whose levels differ by no more than this factor share the result of a search.
 SEARCHED = 0.25
-"""Worlds whose levels differ by no more than this are alike for a search and for (6), and"""
-SETTLED = 0.05
-"""for what was decided."""
-_WORLDS = 20
-"""Last ones whose durations (6) looks at, and"""
-_WEIGHED = 6
-"""in which it weighs plans."""
-_MOVES = 3
-"""Best kept plans that are weighed by (6)."""
-_MOST_OF_IT = 0.75
-_BEFOREHAND = 1.05
-"""Times as long as now, at most, may a step take for the sake of other worlds: one can move when they come."""
-_HELD_UP = 10.0
-"""Times as long as now: what (6) counts for a plan that cannot go on in a world."""
+# Steps under a plan whose median ratio of measured to predicted seconds corrects its predictions (1).
+_REMEMBERED = 5
+# Searches that may be made beyond one per ``replan_every`` steps.
 _SPARE = 3
-"""Searches beyond those that are due by now."""
 
 
 class Reach(StrEnum):
@@ -107,10 +84,9 @@ class Limits:
 
     reach: Reach = Reach.FULL
     horizon: int = 1000
-    """Steps that are left, for weighing a move against what it gains."""
+    """Steps that are left, over which a move must pay."""
     min_gain: float = 0.02
-    dwell: int = 3
-    """Steps between two changes."""
+    """Relative gain in a step's seconds below which nothing is changed."""
     replan_every: int = 10
     """Steps between two searches for a plan on average, where nothing is lost."""
 
@@ -128,15 +104,25 @@ class Decision:
     after: float
     moving: float = 0.0
     """Predicted seconds of the change itself."""
-    saved: float = 0.0
-    """Predicted seconds over the steps that are left, moving not counted."""
     why: str = ""
     world: World = field(default_factory=World)
-    """As it was believed to be."""
+    """The believed world."""
 
     @property
     def is_change(self) -> bool:
         return self.what is not Reach.OFF
+
+
+class Regret(NamedTuple):
+    """Seconds that another plan would have saved since they last added up to nothing (3)."""
+
+    seconds: float = 0.0
+    steps: int = 0
+
+    def plus(self, gain: float, steps: int = 1) -> Regret:
+        """Add steps that would have taken ``gain`` seconds less each."""
+        seconds = self.seconds + gain * steps
+        return Regret(seconds, self.steps + steps) if seconds > 0 else Regret()
 
 
 class Controller:
@@ -156,7 +142,7 @@ class Controller:
     ) -> None:
         """``schedules`` are the plan under those that it may switch to, ``variants`` finds them for another plan;
         ``replan`` finds a plan for a cluster."""
-        self.first = self.plan = plan
+        self.plan = plan
         self.chain, self.cluster = chain, cluster
         self.limits = limits or Limits()
         self.schedules = tuple(variant.schedule for variant in schedules)
@@ -164,26 +150,27 @@ class Controller:
         self.predictor = Predictor(chain, cluster, model or ComputeModel())
         self.watch = Watch(cluster)
         self.log: list[Decision] = []
-        self.elapsed = self.regret = self.spent = 0.0
-        self.last_change = -math.inf
-        self.patience = self.limits.dwell
         self.news: dict[str, None] = {}
         """What has changed since something was decided."""
-        self.kept: list[Plan] = [plan]
+        self.present = self.watch.world
+        """The believed world as it was when it began."""
+        self.age = 0
+        """Steps since it began."""
+        self.past: list[tuple[World, int]] = []
+        """Worlds that are over, each unlike the next, with the steps that they lasted."""
+        self.kept: dict[PlanKey, Plan] = {plan_key(plan): plan}
         """Plans that were found."""
+        self.regrets: dict[PlanKey, Regret] = {}
+        """The regret of each of them (3)."""
+        self.forced_from: PlanKey | None = None
+        """The plan that was left because something was lost."""
         self.searched: list[World] = []
         self.lost = _lost(self.watch.world)
         """What was gone when a plan was last made."""
-        self.past: list[tuple[World, int]] = []
-        """The last worlds that are over, each unlike the next, with the steps that it lasted; the newest last."""
-        self.present: World | None = None
-        """As it was when it began."""
-        self.since = 0
-        """The step after which the world became what it is."""
-        self.settled: tuple[World, Plan, int] | None = None
-        """In which world, with which plan and until which step there is nothing to decide."""
         self.ratios: dict[PlanKey, list[float]] = {}
         """Measured over predicted seconds of the last steps, by plan."""
+        self.usual = _REMEMBERED * [1.0]
+        """Those of the plan that last had ``_REMEMBERED`` of them."""
         self.moving_ratio = 1.0
         """Measured over predicted seconds of the last move."""
 
@@ -194,205 +181,172 @@ class Controller:
         bandwidths: dict[str, float],
         speeds: dict[str, float],
         *,
+        last: Mapping[str, float] | None = None,
         in_force: bool = True,
+        is_newest: Callable[[], bool] = lambda: True,
     ) -> Decision:
-        """Take what a step measured; what to do before the next. ``in_force``: whether the step was made under the
-        plan of the last decision, which may still be on its way; if not, the step only tells of the world."""
-        changed = self.watch.observe(bandwidths, speeds)
+        """Take what a step measured, and its later half alone (``last``). Returns what to do before the next step.
+        ``in_force``: whether the step was made under the plan of the last decision, which may still be on its way; if
+        not, the step only shows the world. ``is_newest``: whether no later step was measured during a search; if one
+        was, that one decides."""
+        changed = self.watch.observe(bandwidths, speeds, last)
         self.news |= dict.fromkeys(changed)
-        if self.present is None:
-            self.present = self.watch.world
-        elif not are_alike(self.present, self.watch.world, SEARCHED):
-            self.past = [*self.past, (self.present, step - self.since)][-_WORLDS:]
-            self.present, self.since = self.watch.world, step
+        self.age += 1
+        if not are_alike(self.present, self.watch.world, SEARCHED):
+            age = max(changed.values(), default=1)
+            if self.past or age < self.age:  # else the cluster never was as its file says
+                self.past = [*self.past, (self.present, self.age - age)][-MEMORY:]
+            self.present, self.age = self.watch.world, age
+        stay = Decision(step=step, what=Reach.OFF, plan=self.plan, before=seconds, after=seconds)
         if not in_force:
-            return Decision(step=step, what=Reach.OFF, plan=self.plan, before=seconds, after=seconds)
-        levels = self.watch.world
-        self._keep_books(seconds, seen_world(dict(levels.bandwidths) | bandwidths, dict(levels.speeds) | speeds))
+            return stay
         self._correct(seconds)
-        decision = self._decide(step)
+        searches = len(self.searched)
+        decision = self._decide(stay)
+        if len(self.searched) > searches and not is_newest():
+            return stay
         if decision.is_change:
-            decision = replace(decision, world=self.watch.world)
             self._take(decision)
         return decision
 
     def _take(self, decision: Decision) -> None:
-        if decision.what is Reach.FULL and self.variants is not None:
-            self.schedules = tuple(variant.schedule for variant in self.variants(decision.plan))
+        if decision.what is Reach.FULL:
+            self.regrets.clear()
+            self.forced_from = plan_key(self.plan) if math.isinf(decision.before) else None
+            if self.variants is not None:
+                self.schedules = tuple(variant.schedule for variant in self.variants(decision.plan))
         self.news.clear()
-        self.spent += decision.moving
         self.plan = decision.plan
-        self.last_change = decision.step
         self.log.append(decision)
 
     def learn_of_move(self, seconds: float) -> None:
-        """What the move of the last decision really took, for the next ones and for (7)."""
+        """Scale the prices of further moves by what the last one took."""
         predicted = self.log[-1].moving if self.log else 0.0
         if 0 < predicted < math.inf:  # nothing is learnt of moves where nothing had to move
             self.moving_ratio *= seconds / predicted
-            self.spent += seconds - predicted
 
     def _correct(self, seconds: float) -> None:
-        """(5), while nothing is in doubt."""
+        """Remember the ratio of measured to predicted seconds, unless samples contradict the believed world (1)."""
         predicted = self.predictor.seconds(self.plan, self.watch.world)
-        if self.watch.is_calm and math.isfinite(predicted) and predicted > 0:
-            ratios = self.ratios.setdefault(plan_key(self.plan), [])
-            ratios.append(seconds / predicted)
-            del ratios[:-_REMEMBERED]
+        if self.watch.latest != self.watch.world or not 0 < predicted < math.inf:
+            return
+        ratios = self.ratios.setdefault(plan_key(self.plan), [])
+        ratios.append(seconds / predicted)
+        del ratios[:-_REMEMBERED]
+        if len(ratios) == _REMEMBERED:
+            self.usual = ratios
 
     def _seconds(self, plan: Plan, world: World) -> float:
-        """(5)."""
-        ratios = self.ratios.get(plan_key(plan)) or self.ratios.get(plan_key(self.plan)) or [1.0]
-        return self.predictor.seconds(plan, world) * statistics.median(ratios)
+        """Seconds of a step of a plan in a world (1)."""
+        ratios, usual = self.ratios.get(plan_key(plan), []), self.usual
+        is_apart = len(ratios) == len(usual) and (min(ratios) > max(usual) or max(ratios) < min(usual))
+        return self.predictor.seconds(plan, world) * statistics.median(ratios if is_apart else usual)
 
-    def _keep_books(self, seconds: float, seen: World) -> None:
-        """(4), (7)."""
-        self.elapsed += seconds
-        if self._is_first:
-            self.regret = max(0.0, self.regret - 0.001 * seconds)  # old losses fade while it sits still
-            return
-        instead = self._seconds(self.first, seen)
-        if math.isfinite(instead):
-            lost = seconds - instead
-            self.regret = max(0.0, self.regret + lost)
-            self.spent += lost if lost > 0 else _BELIEVED * lost
-
-    @property
-    def _is_first(self) -> bool:
-        return (self.plan.stages, self.plan.schedule) == (self.first.stages, self.first.schedule)
-
-    def _decide(self, step: int) -> Decision:
-        world = self.watch.world
+    def _gain(self, plan: Plan, world: World) -> float:
+        """Seconds that a step of another plan takes less in a world; 0 where the plan in force gets stuck."""
         now = self._seconds(self.plan, world)
-        stay = Decision(step=step, what=Reach.OFF, plan=self.plan, before=now, after=now)
+        return now - self._seconds(plan, world) if math.isfinite(now) else 0.0
+
+    def _is_faster(self, plan: Plan) -> bool:
+        """Whether a plan is faster in the believed world and in that of the latest step's samples (2)."""
+        world, sampled = self.watch.world, self.watch.sampled
+        is_gain = self._seconds(self.plan, world) > (1 + self.limits.min_gain) * self._seconds(plan, world)
+        return is_gain and self._seconds(self.plan, sampled) > self._seconds(plan, sampled)
+
+    def _decide(self, stay: Decision) -> Decision:
+        now = self._seconds(self.plan, self.watch.world)
+        why = reason([*self.news])
+        stay = replace(stay, before=now, after=now, why=why, world=self.watch.world)
         if self.limits.reach is Reach.OFF:
             return stay
-        if not self._is_first and self._has_lost(world, now) and self._can_go_back(world):
-            return self._back(step, world, now)
-        if step - self.last_change < self.patience or self._is_settled(step, world):
-            return stay
-        best = max(self._choices(step, world, now), key=self._worth, default=stay)
-        if self._worth(best) > 0:
-            return best
-        self._settle(step, world)
-        return stay
+        can_move = self.limits.reach is Reach.FULL and self.replan is not None
+        if can_move:
+            self._search(stay.step)
+            self._count_regret()
+        free = min(self._free(stay), key=lambda change: change.after, default=None)
+        if free is not None:
+            return free
+        return min(self._moves(stay) if can_move else [], key=self._total, default=stay)
 
-    def _settle(self, step: int, world: World) -> None:
-        """Nothing to decide for a while, unless a search is still due."""
-        is_open = self.limits.reach is Reach.FULL and self.replan is not None and self._is_new(world)
-        self.settled = world, self.plan, step + (1 if is_open else max(1, step - self.since))
-        self.news.clear()
+    def _total(self, move: Decision) -> float:
+        """Seconds of a move and of the steps that are left."""
+        return move.moving + self.limits.horizon * move.after
 
-    def _is_settled(self, step: int, world: World) -> bool:
-        if self.settled is None:
-            return False
-        where, plan, until = self.settled
-        return step < until and plan is self.plan and are_alike(where, world, SETTLED)
+    def _free(self, stay: Decision) -> list[Decision]:
+        """Changes that move nothing and are faster: other schedules, other shares of samples, or both."""
+        changes = [(Reach.K, replace(self.plan, schedule=schedule)) for schedule in self.schedules]
+        if self.limits.reach.allows(Reach.SHARES):
+            shared = with_shares(self.plan, self.chain, self.cluster, stay.world)
+            schedules = (self.plan.schedule, *self.schedules)
+            changes += [(Reach.SHARES, replace(shared, schedule=schedule)) for schedule in schedules]
+        return [
+            replace(stay, what=what, plan=plan, after=self._seconds(plan, stay.world))
+            for what, plan in changes
+            if self._is_faster(plan)
+        ]
 
-    def _worth(self, decision: Decision) -> float:
-        """Seconds that it saves over the steps that are left, if it is worth its while at all."""
-        if math.isinf(decision.before):
-            return math.inf if math.isfinite(decision.after) else -1.0
-        is_move = decision.what is Reach.FULL  # of which that was asked before
-        if not is_move and decision.saved < self.limits.min_gain * decision.before * self.limits.horizon:
-            return -1.0
-        return decision.saved - CAUTION * decision.moving
-
-    def _choices(self, step: int, world: World, now: float) -> list[Decision]:
-        why = reason([*self.news])
-        reach = self.limits.reach
-        plans = [replace(self.plan, schedule=schedule) for schedule in self.schedules if schedule != self.plan.schedule]
-        found = [(Reach.K, plan) for plan in plans]
-        if reach.allows(Reach.SHARES):
-            shared = with_shares(self.plan, self.chain, self.cluster, world)
-            found += [(Reach.SHARES, plan) for plan in (shared, *(replace(shared, schedule=s) for s in self.schedules))]
-        choices = [self._choice(step, what, plan, world, now, why) for what, plan in found]
-        if reach.allows(Reach.FULL) and self.replan is not None:
-            self._search(step, world)
-            choices += self._moves(step, world, now, choices, why)
-        return choices
-
-    def _choice(self, step: int, what: Reach, plan: Plan, world: World, now: float, why: str) -> Decision:
-        after = self._seconds(plan, world)
-        saved = (now - after) * self.limits.horizon if math.isfinite(now) else 0.0
-        return Decision(step=step, what=what, plan=plan, before=now, after=after, saved=saved, why=why)
-
-    def _is_new(self, world: World) -> bool:
-        return not any(are_alike(world, one, SEARCHED) for one in self.searched)
-
-    def _search(self, step: int, world: World) -> None:
-        """Look for a plan for this world, where that is due."""
+    def _search(self, step: int) -> None:
+        """Look for a plan for a world unlike those searched in, where that is due."""
+        world = self.watch.world
         gone = _lost(world)
         is_due = bool(gone - self.lost) or len(self.searched) < _SPARE + step / self.limits.replan_every
-        if not self._is_new(world) or not is_due:
+        is_known = any(are_alike(world, searched, SEARCHED) for searched in self.searched)
+        if is_known or not is_due or self.watch.latest != world:
             return
         self.searched.append(world)
         self.lost = gone
         assert self.replan is not None
-        try:
+        with contextlib.suppress(InfeasibleError):
             plan = self.replan(within_reach(in_world(self.cluster, world)))
-        except InfeasibleError:
-            return
-        if plan_key(plan) not in map(plan_key, self.kept):
-            self.kept.append(plan)
+            self.kept.setdefault(plan_key(plan), plan)
 
-    def _moves(self, step: int, world: World, now: float, free: Sequence[Decision], why: str) -> list[Decision]:
-        """(3): the best kept plans, measured against what a free change would reach."""
-        base = min((one for one in free if one.after < now), key=lambda one: one.after, default=None)
-        stay, least, gained = (base.plan, base.after, base.saved) if base is not None else (self.plan, now, 0.0)
-        others = [(self._seconds(plan, world), at, plan) for at, plan in enumerate(self.kept)]
-        most = min(_BEFOREHAND * least, math.nextafter(math.inf, 0.0))
-        others = [one for one in others if one[0] <= most and one[2].stages not in (self.plan.stages, stay.stages)]
-        believed, found = in_world(self.cluster, world), []
-        for seconds, _, plan in sorted(others)[:_MOVES]:
-            moving = self.moving_ratio * migration(self.plan, plan, self.chain, believed).seconds(believed)
-            saved = 0.0
-            if math.isfinite(least):
-                saved, steps = self._saved(step, world, stay, plan, moving)
-                free_does = base is not None and now - least > _MOST_OF_IT * (now - seconds)
-                if free_does or not self._is_affordable(saved, steps * least, moving):
-                    continue
-            move = Decision(step=step, what=Reach.FULL, plan=plan, before=now, after=seconds, moving=moving, why=why)
-            found.append(replace(move, saved=gained + saved))
-        return found
+    def _count_regret(self) -> None:
+        """Add the latest step to the regret of every kept plan (3)."""
+        steps = self.age if self.past else self.limits.horizon
+        for key, plan in self.kept.items():
+            if key in self.regrets:
+                self.regrets[key] = self.regrets[key].plus(self._gain(plan, self.watch.latest))
+            else:
+                self.regrets[key] = Regret().plus(self._gain(plan, self.watch.world), steps)
 
-    def _is_affordable(self, saved: float, of: float, moving: float) -> bool:
-        """Whether a move promises enough of the seconds that it is for, and (7)."""
-        ahead = self.limits.horizon * self._seconds(self.plan, self.watch.world)
-        return saved >= SURE * self.limits.min_gain * of and self.spent + moving <= RISK * (self.elapsed + ahead)
+    def _moves(self, stay: Decision) -> list[Decision]:
+        """Moves to kept plans that are faster and worth their price (4)."""
+        moves = []
+        for key, plan in self.kept.items():
+            if plan.stages != self.plan.stages and self._is_faster(plan):
+                moving = self._moving(self.plan, plan, stay.world)
+                if math.isinf(stay.before) or self._is_worth(key, plan, moving):
+                    after = self._seconds(plan, stay.world)
+                    moves.append(replace(stay, what=Reach.FULL, plan=plan, after=after, moving=moving))
+        return moves
 
-    def _saved(self, step: int, world: World, old: Plan, new: Plan, moving: float) -> tuple[float, float]:
-        """(6), and over how many steps."""
-        left, so_far = self.limits.horizon, step - self.since
-        alike = [steps for one, steps in self.past if are_alike(one, world, SEARCHED)]
-        usual = alike or [steps for _, steps in self.past] or [left]
-        lasts = min(max(so_far, statistics.mean(usual)), left)
-        most = _HELD_UP * max(self._seconds(old, world), self._seconds(new, world))
-        weighed = gain = 0.0
-        for one, steps in (*self.past[-_WEIGHED:], (world, max(so_far, 1))):
-            weighed += steps
-            gain += steps * (min(self._seconds(old, one), most) - min(self._seconds(new, one), most))
-        here, back = self._seconds(old, world) - self._seconds(new, world), CAUTION * moving
-        later = (left - lasts) * gain / weighed
-        return (lasts * here + later, left) if later > -back else (lasts * here - back, lasts)
+    def _is_worth(self, key: PlanKey, plan: Plan, moving: float) -> bool:
+        """Whether regret, or what worlds like this one promise, has reached the price of moving there and back (4)."""
+        regret = self.regrets[key]
+        if self.limits.horizon * regret.seconds < moving * max(1, regret.steps):
+            return False
+        expected = self._remaining() * self._gain(plan, self.watch.world)
+        return key == self.forced_from or max(regret.seconds, expected) >= moving + self._back(plan)
 
-    def _has_lost(self, world: World, now: float) -> bool:
-        """(4), unless going back would clearly cost more as things are; then it must have lost more."""
-        is_clear = now < _CLEARLY * self._seconds(self.first, world)
-        return self.regret > max((5 if is_clear else 1) * _MOST_REGRET * self.elapsed, now / 2)
+    def _remaining(self) -> float:
+        """Mean of the steps that worlds like this one have lasted beyond its age."""
+        alike = [steps - self.age for world, steps in self.past if are_alike(world, self.present, SEARCHED)]
+        longer = [steps for steps in alike if steps > 0]
+        return min(statistics.fmean(longer), self.limits.horizon) if longer else 0.0
 
-    def _can_go_back(self, world: World) -> bool:
-        """Whether the first plan runs in this world, on the devices as they are held now."""
-        moved = migration(self.plan, self.first, self.chain, in_world(self.cluster, world)).bytes
-        return moved == 0 and math.isfinite(self.predictor.seconds(self.first, world))
+    def _back(self, plan: Plan) -> float:
+        """What a plan costs if the last change is undone: a move back, or being slower for the steps that are left."""
+        if not self.past:
+            return 0.0
+        before = self.past[-1][0]
+        loss = max(0.0, -self._gain(plan, before))
+        moving = min(self._moving(plan, self.plan, world) for world in (before, self.watch.world))
+        return min(moving, self.limits.horizon * loss)
 
-    def _back(self, step: int, world: World, now: float) -> Decision:
-        """(4): undo, and be slower to believe the next time."""
-        self.patience = min(2 * self.patience, 10 * self.limits.dwell + 50)
-        self.regret = 0.0
-        after = self._seconds(self.first, world)
-        why = "undone: it lost more than 1 % against the first plan"
-        return Decision(step=step, what=Reach.K, plan=self.first, before=now, after=after, why=why)
+    def _moving(self, old: Plan, new: Plan, world: World) -> float:
+        """Seconds of a move in a world."""
+        believed = in_world(self.cluster, world)
+        return self.moving_ratio * migration(old, new, self.chain, believed).seconds(believed)
 
 
 def _lost(world: World) -> set[str]:

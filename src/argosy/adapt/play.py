@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from argosy.adapt.controller import SEARCHED, Controller, Decision, Limits, Reach
@@ -163,7 +163,10 @@ def play(
         steps.append(Step(start=clock, seconds=seconds, plan=current))
         usual = min(usual, seconds)
         rates, speeds = stage.seen(current, clock, clock + seconds)
-        decision = controller.after_step(len(steps), seconds, rates, speeds)
+        steps_left = min(math.ceil(max(0.0, until - clock - seconds) / seconds), most_steps - len(steps))
+        controller.limits = replace(limits, horizon=int(min(limits.horizon, steps_left)))
+        later = stage.seen(current, clock + seconds / 2, clock + seconds)
+        decision = controller.after_step(len(steps), seconds, rates, speeds, last=later[0] | later[1])
         clock += seconds + decision.moving
     return Course(steps=tuple(steps), decisions=tuple(controller.log), end=clock)
 
@@ -171,7 +174,6 @@ def play(
 def _give_up(stage: Stage, controller: Controller, clock: float, end: float, number: int) -> tuple[float, Step]:
     """Re-plan for who is left at ``end``, when it is noticed that a step does not go on."""
     lost = Step(start=clock, seconds=end - clock, plan=controller.plan, was_lost=True)
-    controller.last_change = -math.inf
     rates, speeds = stage.seen(controller.plan, end, end)
     decision = controller.after_step(number, end - clock, rates, speeds)
     return end + decision.moving, lost

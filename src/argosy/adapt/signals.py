@@ -31,12 +31,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from argosy.adapt.watch import TOLERANCE
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel, Portion, stage_seconds
 from argosy.plan.plan import Plan
 from argosy.workload.chain import Chain
 
+# A rate below its link's believed bandwidth by more than this share does not explain a slow route (3).
+TOLERANCE = 0.15
 _WINDOW = 8
 """Messages before one that may have kept the link busy."""
 _WAITED = 0.1

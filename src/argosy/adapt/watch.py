@@ -1,83 +1,152 @@
-"""What changed? Estimates of bandwidths and speeds from what a job measures of itself anyway.
+"""Estimate bandwidths and speeds from what a job measures of itself, and detect when one of them changes.
 
-A ``Tracker`` follows one level through noisy samples:
+Every link and device has a level, which a ``Tracker`` follows through noisy samples. With x the logarithm of a sample,
+m that of the level, and s the standard deviation of the noise:
 
-    (1)  level  = median of the last samples since the last change
-    (2)  change = the last ``CONFIRM`` samples lie beyond the tolerance on the same side of the level
+    (1)  level   m += (x - m, at most s either way) / samples since the last change, counted up to ``MEMORY``
+    (2)  noise   s = median of |x - x of the sample before| over the last ``MEMORY`` / 0.954, at least ``NOISE``
+    (3)  up      = max(0, up + min(threshold / 2, CHANGE (x - m - CHANGE / 2) / s^2)), and down with m - x for x - m
+    (4)  change  when up or down reaches the threshold; the new level is the mean since that sum was last 0
 
-One odd sample never moves it (not nervous), and a change is believed after two steps (not blind). A level of 0
-(a link that is down, a device that is lost) is believed at once: nothing else looks like it.
-A link that nothing crosses any more, because it was slow, would be believed slow for ever: what was not seen for
-ten steps is believed to be as the cluster file says again, and the next time only after twice as many.
-What is believed comes in steps of 2 % and stays where it is while the level is within 5 % of it, so that worlds recur
-and what was predicted in them is remembered.
+(3) is a CUSUM test: a sum of log-likelihood ratios of "the level has changed by a factor of e^CHANGE" against "it has
+not". With Gaussian noise the probability that a sum reaches the threshold within n samples of an unchanged level is at
+most n e^-threshold (Lorden 1971). So for q levels with two sums each:
+
+    (5)  threshold = log(2 q RUN_LENGTH); the probability of any false alarm within n steps is at most n / RUN_LENGTH
+    (6)  delay     = 1 + threshold / min(threshold / 2, CHANGE (d - CHANGE / 2) / s^2) samples at most on average, for
+                     a change of the logarithm by d > CHANGE / 2
+
+Where s is above ``NOISE`` and has to be estimated, false alarms are up to three times as frequent. Changes so small
+that (6) exceeds ``MEMORY`` are followed by (1) instead. A single sample counts at most half of the threshold: one odd
+sample is never a change, two in a row may be. A level of 0 (a link that is down, a device that is lost) is believed at
+once, because nothing else looks like it.
+
+A link that nothing crosses any more, because it was slow, would be believed slow permanently: a level without samples
+for ten steps returns to that of the cluster file, and the next time only after twice as many.
+Beliefs come in steps of ``GRAIN`` and stay while the level is within CHANGE / 2 of them, so that worlds recur and
+predictions made for them can be looked up.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
 
-TOLERANCE = 0.15
+# Average number of steps between two false alarms, over all links and devices of a cluster (5).
+RUN_LENGTH = 10_000
+# Natural logarithm of the smallest factor between two levels that the test is made for: about 10 %.
+CHANGE = 0.1
+# Least standard deviation of the logarithm of a sample. It holds until there are samples to estimate it from.
+NOISE = 0.05
+# Samples over which noise and level are estimated.
+MEMORY = 30
+# Relative distance between two neighbouring values of a belief.
 GRAIN = 0.02
-STAYS = 0.05
-CONFIRM = 2
-_WINDOW = 9
+
+
+@dataclass
+class Evidence:
+    """One of the two sums of (3), with the samples since it was last 0."""
+
+    total: float = 0.0
+    logarithms: list[float] = field(default_factory=list)
+
+    def add(self, ratio: float, logarithm: float) -> None:
+        """Add the log-likelihood ratio of one sample."""
+        self.total = max(0.0, self.total + ratio)
+        self.logarithms = [*self.logarithms, logarithm] if self.total else []
 
 
 @dataclass
 class Tracker:
-    """(1) and (2) for one quantity."""
+    """The level of one link or device (1) and the test whether it has changed (4)."""
 
     level: float
+    threshold: float = math.log(2 * RUN_LENGTH)
     shown: float | None = None
-    """What is believed; None: nothing yet."""
+    """The belief; None before the first."""
     unseen: int = 0
     """Steps without a sample."""
     forget: int = 10
-    """Steps without one after which the level is given up."""
-    recent: list[float] = field(default_factory=list)
-    suspects: list[float] = field(default_factory=list)
+    """Steps without a sample after which the level is given up."""
+    count: int = 1
+    """Samples since the last change; the level that a tracker starts with counts as one."""
+    last: float | None = None
+    """The logarithm of the last sample."""
+    differences: list[float] = field(default_factory=list)
+    up: Evidence = field(default_factory=Evidence)
+    down: Evidence = field(default_factory=Evidence)
 
-    def observe(self, value: float) -> bool:
-        """Take a sample; whether a change was found."""
-        if value == 0 and self.level > 0:
-            return self._jump([0.0])
-        if self.level > 0 and abs(value / self.level - 1) <= TOLERANCE:
-            self.suspects.clear()
-            self.recent = [*self.recent, value][-_WINDOW:]
-            self.level = statistics.median(self.recent)
-            return False
-        if self.suspects and (self.suspects[-1] > self.level) != (value > self.level):
-            self.suspects.clear()
-        self.suspects.append(value)
-        return len(self.suspects) >= CONFIRM and self._jump(self.suspects)
+    @property
+    def noise(self) -> float:
+        """The standard deviation of the logarithm of a sample (2)."""
+        if not self.differences:
+            return NOISE
+        return max(NOISE, statistics.median(self.differences) / 0.954)
+
+    def observe(self, value: float) -> int:
+        """Take a sample. Returns for how many samples the level has been another one, 0 where it has not changed."""
+        if value == 0:
+            return self._restart([-math.inf]) if self.level > 0 else 0
+        logarithm = math.log(value)
+        up, down = self._ratios(logarithm)
+        self._follow(logarithm)
+        if self.last is not None:
+            self.differences = [*self.differences, abs(logarithm - self.last)][-MEMORY:]
+        self.last = logarithm
+        self.up.add(up, logarithm)
+        self.down.add(down, logarithm)
+        for evidence in (self.up, self.down):
+            if evidence.total >= self.threshold:
+                return self._restart(evidence.logarithms)
+        return 0
+
+    def is_at_odds_with(self, value: float) -> bool:
+        """Whether a second sample like this one would be a change."""
+        if value == 0 or self.level == 0:
+            return value != self.level
+        return max(self._ratios(math.log(value))) >= self.threshold / 2
 
     @property
     def belief(self) -> float:
         """The level in steps of ``GRAIN``, kept while it is near enough."""
-        if not self.shown or abs(self.level / self.shown - 1) > STAYS:
+        if not self.shown or not self.level or abs(math.log(self.level / self.shown)) > CHANGE / 2:
             self.shown = in_grains(self.level)
         return self.shown
 
     def miss(self, nominal: float) -> bool:
-        """A step without a sample; whether the level was given up for the nominal one."""
+        """Count a step without a sample. Returns whether the level was given up for the nominal one."""
         self.unseen += 1
-        if self.unseen < self.forget or self.level == 0 or abs(self.level / nominal - 1) <= TOLERANCE:
+        if self.unseen < self.forget or self.level == 0 or abs(math.log(self.level / nominal)) <= CHANGE:
             return False
         self.unseen, self.forget = 0, 2 * self.forget
-        self.recent, self.suspects, self.level = [], [], nominal
+        self._restart([math.log(nominal)])
         return True
 
-    def _jump(self, samples: list[float]) -> bool:
-        self.recent, self.suspects = [*samples], []
-        self.level = statistics.median(samples)
-        return True
+    def _ratios(self, logarithm: float) -> tuple[float, float]:
+        """The log-likelihood ratios of one sample for a higher and for a lower level (3)."""
+        above = logarithm - math.log(self.level) if self.level else math.inf
+        scale = CHANGE / self.noise**2
+        up, down = (scale * (distance - CHANGE / 2) for distance in (above, -above))
+        return min(self.threshold / 2, up), min(self.threshold / 2, down)
+
+    def _follow(self, logarithm: float) -> None:
+        """Move the level towards a sample that is no change (1)."""
+        if self.level:
+            self.count = min(self.count + 1, MEMORY)
+            distance = logarithm - math.log(self.level)
+            self.level *= math.exp(max(-self.noise, min(self.noise, distance)) / self.count)
+
+    def _restart(self, logarithms: Sequence[float]) -> int:
+        """Take the mean of samples for the new level."""
+        self.level, self.count = math.exp(statistics.fmean(logarithms)), len(logarithms)
+        self.up, self.down = Evidence(), Evidence()
+        return len(logarithms)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +160,7 @@ class World:
 
 
 def in_world(cluster: Cluster, world: World) -> Cluster:
-    """The cluster as it is believed to be, for ever."""
+    """The cluster as it is believed to be, without further changes."""
     rates, speeds = dict(world.bandwidths), dict(world.speeds)
     links = tuple(
         replace(
@@ -108,42 +177,46 @@ def in_world(cluster: Cluster, world: World) -> Cluster:
 
 
 class Watch:
-    """Trackers for every link and device that something was measured of."""
+    """Trackers for all links and devices of a cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.links = {link.name: Tracker(link.bandwidth.at(0)) for link in cluster.links}
-        self.devices = {device.name: Tracker(device.speed.at(0)) for device in cluster.devices}
-        self.nominal = {name: tracker.level for name, tracker in (*self.links.items(), *self.devices.items())}
+        links = {link.name: link.bandwidth.at(0) for link in cluster.links}
+        devices = {device.name: device.speed.at(0) for device in cluster.devices}
+        self.nominal = links | devices
+        threshold = math.log(2 * len(self.nominal) * RUN_LENGTH)
+        self.links = {name: Tracker(level, threshold) for name, level in links.items()}
+        self.devices = {name: Tracker(level, threshold) for name, level in devices.items()}
+        self.world = self.latest = self.sampled = self._world({})
+        """The believed world; that with the samples of the latest step that contradict it; that with all of them."""
 
-    def observe(self, bandwidths: Mapping[str, float], speeds: Mapping[str, float]) -> tuple[str, ...]:
-        """Take what a step measured; the names of what has changed."""
-        changed = [*_observed(self.links, bandwidths), *_observed(self.devices, speeds)]
+    def observe(
+        self, bandwidths: Mapping[str, float], speeds: Mapping[str, float], last: Mapping[str, float] | None = None
+    ) -> dict[str, int]:
+        """Take the samples of a step, and those of its later half alone. Returns what has changed, each with the number
+        of steps since it changed."""
+        samples = {**bandwidths, **speeds}
+        changed, odd, newest = {}, {}, {}
         for name, tracker in (*self.links.items(), *self.devices.items()):
-            if name in bandwidths or name in speeds:
-                tracker.unseen = 0
-            elif self.nominal[name] > 0 and tracker.miss(self.nominal[name]):
-                changed.append(name)
-        return tuple(changed)
+            if name not in samples:
+                if self.nominal[name] > 0 and tracker.miss(self.nominal[name]):
+                    changed[name] = 0
+                continue
+            tracker.unseen = 0
+            since = tracker.observe(samples[name])
+            if since:
+                changed[name] = since
+            sample = (last or {}).get(name, samples[name])
+            newest[name] = in_grains(sample)
+            if tracker.is_at_odds_with(sample):
+                odd[name] = newest[name]
+        self.world, self.latest, self.sampled = (self._world(levels) for levels in ({}, odd, newest))
+        return changed
 
-    @property
-    def is_calm(self) -> bool:
-        """Whether nothing that was measured last is in doubt."""
-        return not any(tracker.suspects for tracker in (*self.links.values(), *self.devices.values()))
-
-    @property
-    def world(self) -> World:
-        return World(
-            bandwidths=tuple(sorted((name, tracker.belief) for name, tracker in self.links.items())),
-            speeds=tuple(sorted((name, tracker.belief) for name, tracker in self.devices.items())),
-        )
-
-
-def seen_world(bandwidths: Mapping[str, float], speeds: Mapping[str, float]) -> World:
-    """Levels in steps of ``GRAIN``."""
-    return World(
-        bandwidths=tuple(sorted((name, in_grains(level)) for name, level in bandwidths.items())),
-        speeds=tuple(sorted((name, in_grains(level)) for name, level in speeds.items())),
-    )
+    def _world(self, levels: Mapping[str, float]) -> World:
+        """What is believed, but for some levels."""
+        links = {name: levels.get(name, tracker.belief) for name, tracker in self.links.items()}
+        devices = {name: levels.get(name, tracker.belief) for name, tracker in self.devices.items()}
+        return World(bandwidths=tuple(sorted(links.items())), speeds=tuple(sorted(devices.items())))
 
 
 def are_alike(one: World, other: World, grain: float) -> bool:
@@ -167,10 +240,6 @@ def in_grains(level: float, grain: float = GRAIN) -> float:
     (0.0, 1.0, 1.0)
     """
     return math.exp(round(math.log(level) / math.log1p(grain)) * math.log1p(grain)) if level > 0 else 0.0
-
-
-def _observed(trackers: Mapping[str, Tracker], samples: Mapping[str, float]) -> Iterable[str]:
-    return [name for name, value in samples.items() if name in trackers and trackers[name].observe(value)]
 
 
 def reason(news: Sequence[str]) -> str:

@@ -158,7 +158,7 @@ class Adapter:
             for row in rows
             if row[0] == _WORKED
         }
-        messages = list(messages_in(gathered, trainer.plan, trainer.roster))
+        messages = sorted(messages_in(gathered, trainer.plan, trainer.roster), key=lambda message: message.arrived)
         moved = None if self.last_move is None else self.last_move.seconds
         self.last_move = None
         bandwidths = bandwidths_seen(messages, brief.cluster, self.believed)
@@ -171,6 +171,7 @@ class Adapter:
             bandwidths=bandwidths,
             speeds=speeds,
             steps_left=steps_left,
+            last=bandwidths_seen(messages[len(messages) // 2 :], brief.cluster, self.believed),
             moved=moved,
         )
 
