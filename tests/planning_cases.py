@@ -14,8 +14,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import pytest
-
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
@@ -27,6 +25,7 @@ from argosy.planner import SCHEDULES, Settings, find_plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.schedule.generate import group_size
 from argosy.sim.choose import with_collectives
+from argosy.sim.simulate import iteration_seconds
 from argosy.solve.judge import Complete, Judge
 from argosy.solve.kinds import ground_of
 from argosy.solve.menu import Menu
@@ -124,6 +123,10 @@ class Case:
             ),
         )
         return with_collectives(placed, self.chain, self.cluster)
+
+    def played(self, plan: Plan) -> float:
+        """The exact engine's time of a plan."""
+        return iteration_seconds(plan, self.chain, self.cluster, self.model, whole=True)
 
     def judged(self, plan: Plan) -> float:
         """The judge's time of a plan on devices."""
@@ -229,43 +232,45 @@ def _extended(front: Complete, kept: Sequence[int], first: int, devices: Vector,
                 yield from _extended((*front, choice), kept[1:], choice.end, rest, stages)
 
 
+FOLDED = 5e-3
+"""How far the planner's plan may be from the best: it ranks by folded plays, and plays the best few whole."""
+_DOUBT = 1.1
+"""A plan that is judged slower than this times the best plan is not played by the oracle."""
+
+
 def best_of_all(case: Case, scope: Scope, most: int) -> tuple[float, int] | None:
-    """The least judged time over all plans of all shapes and how many there are; None if more than ``most``."""
-    best, number = math.inf, 0
+    """The least time over all plans of all shapes, played whole by the exact engine, and how many there are; None if
+    more than ``most``. Plans are played in the order of their judged times, as long as these are near the best."""
+    judged: list[tuple[float, int, Shape, Complete]] = []
     for shape in case.shapes:
         plans: list[Complete] = []
         for plan in complete_plans(case, shape, case.options(shape.micro_batch_size, scope)):
             plans.append(plan)
-            if number + len(plans) > most:
+            if len(judged) + len(plans) > most:
                 return None
-        number += len(plans)
-        if plans:
-            best = min(best, *case.seconds(shape, plans))
-    return best, number
+        times = case.seconds(shape, plans) if plans else []
+        judged += [
+            (time, len(judged) + at, shape, plan) for at, (time, plan) in enumerate(zip(times, plans, strict=True))
+        ]
+    best = math.inf
+    for time, _, shape, plan in sorted(judged, key=lambda item: item[:2]):
+        if time > _DOUBT * best or math.isinf(time):
+            break
+        best = min(best, case.played(case.placed(shape, plan)))
+    return best, len(judged)
 
 
 def plan_of(case: Case, settings: Settings) -> Plan:
     return find_plan(case.chain, case.cluster, global_batch=case.global_batch, settings=settings, model=case.model)
 
 
-def judged_best(case: Case, settings: Settings) -> tuple[Plan | None, float]:
-    """The plan, and the least judged time that the search has seen: the exact engine may prefer another of the few."""
-    seen = [math.inf]
-    judge = Judge.seconds
-
-    def watched(
-        self: Judge, shape: Shape, plans: Sequence[Complete], *, below: float = math.inf, best: float = math.inf
-    ) -> tuple[list[float], list[ScheduleSpec]]:
-        times, schedules = judge(self, shape, plans, below=below, best=best)
-        seen.append(min(times, default=math.inf))
-        return times, schedules
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Judge, "seconds", watched)
-        try:
-            return plan_of(case, settings), min(seen)
-        except InfeasibleError:
-            return None, math.inf
+def found_best(case: Case, settings: Settings) -> tuple[Plan | None, float]:
+    """The planner's plan, and its time in the exact engine."""
+    try:
+        plan = plan_of(case, settings)
+    except InfeasibleError:
+        return None, math.inf
+    return plan, case.played(plan)
 
 
 @dataclass(frozen=True, kw_only=True)

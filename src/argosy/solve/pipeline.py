@@ -6,7 +6,7 @@ iteration, with the exchange and update of the stage in front where it is longes
 whose forwards wait for backwards. The next stage q, with c = max(G, F + w + tail), gives
 
     (1)  bound = max( what is fixed,  F + M t + tail,  c + M g,  M load,
-                      M crossing,  c + p + 2x + W',  F + f_p + x + S',
+                      M crossing,  c + p + 2x + W',  c + p + 2x + (M - 1) s + P',  F + f_p + x + S',
                       max(Y + p + 2x,  c + M g - (n_q - 1) f + 2x) + R',   Y + (n_q - 1) f_p + p )
 
 which never decreases along a path: a best-first search on it meets complete plans in the order of their bounds, and
@@ -57,6 +57,7 @@ _ROWS = (
     "over",
     "entering",
     "leaving",
+    "sent",
     "returning",
 )
 _DESCENTS = 3
@@ -140,6 +141,8 @@ class _Fan:
     """[where, row]: the hand-over from the stage before, seen from this one."""
     leaving: FloatArray
     """[where, row]: what links need for all micro-batches that are handed on."""
+    sent: FloatArray
+    """[where, row]: (M - 1) s."""
     returning: FloatArray
     """What NICs need for all gradients that go to a stage in another node."""
     fixed: FloatArray
@@ -292,8 +295,8 @@ class PlanSearch:
                 one, other = node.choices[first], node.choices[last]
                 seconds = tied_seconds(one.option, weights, self.menu.ground, other.option)
                 seconds += max(prices.weigh_range(c.option.update, c.first, c.end) for c in (one, other))
-                *rest, tail = stages[first]
-                stages[first] = (rest[0], rest[1], rest[2], rest[3], rest[4], max(tail, seconds))
+                forward, backward, late, over, back, tail, sent = stages[first]
+                stages[first] = (forward, backward, late, over, back, max(tail, seconds), sent)
         return tuple(stages)
 
     def _push(self, bound: float, children: Iterator[tuple[float, _Node]], node: _Node) -> None:
@@ -357,8 +360,9 @@ class PlanSearch:
             over=every,
             entering=np.array([table[option, first] for table in menu.over]),
             leaving=np.array([count * table[option, end] for table in menu.crossing]),
+            sent=np.array([(count - 1) * table[option, end] for table in menu.sending]),
             returning=count * menu.crossing[Where.OTHER_NODE][option, first],
-            fixed=np.stack([forward, quick - forward, late, over, over, tail], axis=1),
+            fixed=np.stack([forward, quick - forward, late, over, over, tail, np.zeros(len(tail))], axis=1),
         )
 
     def _bounds(self, node: _Node, fan: _Fan) -> tuple[FloatArray, FloatArray]:
@@ -372,12 +376,12 @@ class PlanSearch:
         rows = np.arange(len(fan.option))
         bound, rest = np.full(len(rows), np.inf), np.full(len(rows), np.inf)
         for where, group in self.ways[:, :, fan.vector]:
-            first, whole, tail = self._following(node, fan, following, group)
+            way, first, whole, tail = self._following(node, fan, following, group)
             more = fan.over[where, rows] - fan.over[Where.ANYWHERE]
             here = np.maximum.reduce(
                 [
                     fan.leaving[where, rows],
-                    passing + 2 * more + whole,
+                    passing + 2 * more + np.maximum(whole, fan.sent[where, rows] + way),
                     drained + 2 * more + first,
                     ahead + fan.ahead + more + tail,
                 ]
@@ -405,21 +409,16 @@ class PlanSearch:
             np.full(len(load), node.fixed),
         )
 
-    def _following(
-        self, node: _Node, fan: _Fan, following: _Next, group: NDArray[np.intp]
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """R, W and S of what follows every row, of a group of beginnings."""
+    def _following(self, node: _Node, fan: _Fan, following: _Next, group: NDArray[np.intp]) -> tuple[FloatArray, ...]:
+        """P, R, W and S of what follows every row, of a group of beginnings."""
         state = following.state[fan.vector]
         values = self.bounds.after(has_odd=node.has_odd)[node.left - 1]
-        first, whole, tail = (values[group, at, state, fan.end] for at in (1, 2, 3))
+        found = tuple(values[group, at, state, fan.end] for at in range(4))
         if not node.has_odd and self.bounds.odd is not None:
             is_odd = self.odd[fan.option]
             every = self.bounds.any[node.left - 1]
-            first, whole, tail = (
-                np.where(is_odd, every[group, at, state, fan.end], own)
-                for at, own in zip((1, 2, 3), (first, whole, tail), strict=True)
-            )
-        return first, whole, tail
+            found = tuple(np.where(is_odd, every[group, at, state, fan.end], own) for at, own in enumerate(found))
+        return found
 
     def _entering(self, node: _Node, fan: _Fan) -> FloatArray:
         """The hand-over from the last fixed stage to every row: each end needs its time for it."""
@@ -453,8 +452,9 @@ class PlanSearch:
         over = float(fan.over[where, 0])
         more = over - float(fan.over[Where.ANYWHERE, 0])
         passing = float(fan.passing[0]) + 2 * more
-        forward, backward, late, hop, back, tail = fan.fixed[row].tolist()
-        stage = (forward, backward, late, hop + more, back + more, tail)
+        forward, backward, late, hop, back, tail, _ = fan.fixed[row].tolist()
+        sent = float(fan.sent[where, 0]) / max(1, self.shape.num_micro_batches - 1)
+        stage = (forward, backward, late, hop + more, back + more, tail, sent)
         return _Node(
             choices=(*node.choices, Choice(self.menu.options[option], self.cuts[node.first], self.cuts[end])),
             left=node.left - 1,
@@ -475,5 +475,5 @@ def _with_longer_hop(stages: tuple[Fixed, ...], seconds: float) -> tuple[Fixed, 
     """The last stage hands on so much later, both ways."""
     if not seconds:
         return stages
-    *front, (forward, backward, late, over, back, tail) = stages
-    return (*front, (forward, backward, late, over + seconds, back + seconds, tail))
+    *front, (forward, backward, late, over, back, tail, sent) = stages
+    return (*front, (forward, backward, late, over + seconds, back + seconds, tail, sent))

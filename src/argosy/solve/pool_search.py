@@ -19,7 +19,7 @@ the certificate states if the search ends there.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -116,15 +116,24 @@ class PoolSearch:
         self.left_open = math.inf
         """The least bound of what the search of these units has not looked at."""
         self.branches: list[Branch] = []
+        self.pending: list[float] = []
+        """Bounds of shapes that were not looked at yet."""
+        self.finished: tuple[float, Vector] | None = None
+        """The bound of the finest units whose proof came to its end, and these units."""
         self.units = self.settings.units or next(iter(granularities(self.pools)))
 
     def run(self) -> Plan:
-        """The best plan, with its certificate."""
-        self.quick()
-        bound = self.bound
-        if self.settings.level > 1 and not self.interrupted:
-            bound = self.prove()
-        return self.finish(bound)
+        """The best plan, with its certificate; an interrupt ends the search with the best plan so far."""
+        try:
+            self.quick()
+            if self.settings.level > 1:
+                self.prove()
+        except KeyboardInterrupt:
+            if not self.incumbents.found or not self.settings.ends_early:
+                raise
+            self.interrupted = True
+            self.left_open = self.free_bound
+        return self.finish()
 
     def quick(self) -> None:
         """Level 1: leaves the best plan among the incumbents, played."""
@@ -141,7 +150,7 @@ class PoolSearch:
         never make a plan slower."""
         searched = 0
         for bound, part, indices in parts_of(self.prices, self._batch_shapes):
-            if searched == _PARTS or self.budget.is_spent or self.interrupted:
+            if searched == _PARTS or self.budget.is_spent:
                 return
             if bound >= self.incumbents.best:
                 continue
@@ -156,11 +165,10 @@ class PoolSearch:
                 continue
             self.incumbents.add(on_pools(search.incumbents.found[0], self.prices, indices))
 
-    def prove(self) -> float:
-        """Level 2: improves on level 1; what no plan in the scope can beat."""
-        self.level = 2
+    def prove(self) -> None:
+        """Level 2: improves on level 1 and raises the bound."""
+        self.level, self.finished = 2, None
         self._search_levels()
-        return self.bound
 
     @property
     def _levels(self) -> list[Vector]:
@@ -174,15 +182,9 @@ class PoolSearch:
                 continue
             if has_plan and units != self._levels[0] and not self._refines(units):
                 break
-            try:
-                self._search(units)
-            except KeyboardInterrupt:
-                if not self.incumbents.found or not self.settings.ends_early:
-                    raise
-                self.interrupted = True
-                self.left_open = self.free_bound
+            self._search(units)
             has_plan = bool(self.incumbents.found)
-            if self.interrupted or (has_plan and self.budget.is_spent):
+            if has_plan and self.budget.is_spent:
                 return
         is_fine = all(branch.search.menu.grid.loose is None for branch in self.branches)
         if self.level == 1 and self._are_few and is_fine:
@@ -232,7 +234,7 @@ class PoolSearch:
     def bound(self) -> float:
         """No plan in the scope of the units that were searched last is faster."""
         bounds = (branch.bound - self.slack for branch in self.branches)
-        return min([self.incumbents.best, self.left_open, self.incumbents.least_suspect, *bounds])
+        return min([self.incumbents.best, self.left_open, self.incumbents.least_suspect, *bounds, *self.pending])
 
     @property
     def _is_quick(self) -> bool:
@@ -276,7 +278,10 @@ class PoolSearch:
         proves = self.level > 1 or not self.settings.prune
         grid = all_cuts(self.prices) if proves else coarse_cuts(self.prices)
         menus: dict[int, dict[Vector, list[Option]]] = {}
-        for bound, shape in self._shapes(scope):
+        shapes = self._shapes(scope)
+        self.pending = [bound for bound, _ in shapes]
+        for bound, shape in shapes:
+            self.pending.pop(0)
             if self.settings.prune and bound >= self._goal:
                 self._leave(bound)
                 continue
@@ -368,6 +373,7 @@ class PoolSearch:
             self._report()
             doubtful = self.incumbents.least_open_suspect + self.slack if self.level > 1 else math.inf
             if min(least, doubtful) >= goal:
+                self.finished = self.bound, self.units
                 return
             if doubtful <= least:
                 self.incumbents.clear_suspect()
@@ -396,7 +402,7 @@ class PoolSearch:
         self.incumbents.suspect(shape, plans, self.units)
 
     def _report(self) -> None:
-        if self.settings.progress is not None:
+        if self.settings.progress is not None and self.level == self.settings.level:
             state = Progress(seconds=self.incumbents.best, bound=self.bound, candidates=self.incumbents.judge.judged)
             self.settings.progress(state)
 
@@ -415,8 +421,12 @@ class PoolSearch:
             verdict = with_uniform(verdict, trial, self.incumbents.judge, self._batch_shapes, 12 * _TASKS)
         self.incumbents.add(verdict.winner)
 
-    def finish(self, bound: float) -> Plan:
-        """The best plan that was played, with its certificate."""
+    def finish(self) -> Plan:
+        """The best plan that was played, with its certificate. If time is up before the proof of some units has come to
+        its end, the certificate holds for the finest units whose proof has."""
+        bound = self.bound
+        if self.finished is not None and not self.interrupted and bound < self.finished[0]:
+            bound, self.units = self.finished
         verdict = self.incumbents.trial.decide(self._finalists())
         scope, bounds = self._scope(self.units), (bound, self.free_bound)
         plan = certify(verdict, self.incumbents.found, bounds, self.incumbents.trial, scope)
@@ -425,8 +435,8 @@ class PoolSearch:
             candidates=self.incumbents.judge.judged,
             pruned=tuple(sorted(self.counters.removed.items())),
         )
+        assert plan.predicted is not None and plan.certificate is not None
+        if self.settings.progress is not None and not self.interrupted:
+            seconds, least = plan.predicted.iteration_seconds, plan.certificate.lower_bound_seconds
+            self.settings.progress(Progress(seconds=seconds, bound=least, candidates=search.candidates))
         return replace(plan, search=search)
-
-    def good_candidates(self, most: int) -> Iterator[Candidate]:
-        """Plans of different sorts, the best first."""
-        yield from diverse(self.incumbents.found, most)

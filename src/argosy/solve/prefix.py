@@ -2,7 +2,8 @@
 
 Closed forms look at one stage at a time; here the fixed stages also wait for each other, in the order of the schedule:
 
-    (1)  start = max(end of the stage's previous action, arrival of its input); a hand-over is a delay
+    (1)  start = max(end of the stage's previous action, arrival of its input); a hand-over is a delay that begins when
+         what a replica sends of the micro-batches before has left
     (2)  the gradient of micro-batch m comes back from the rest no earlier than the forward of the last micro-batch of
          m's group (``solve.shape``) has left, plus the way there and back; the first one no earlier than R, the last
          one no earlier than W, of ``solve.bounds``
@@ -22,9 +23,9 @@ from argosy.schedule import ActionKind, ScheduleSpec
 from argosy.schedule.generate import group_size
 from argosy.sim.constant import orders_of
 
-Fixed = tuple[float, float, float, float, float, float]
+Fixed = tuple[float, float, float, float, float, float, float]
 """Of a stage: forward, the backward that is waited for, the rest of it, hand-over forward and back, exchange and
-update."""
+update, and how long a replica sends a micro-batch to the next stage."""
 _FORWARD, _BACKWARD, _LATE = range(3)
 _KINDS = {
     ActionKind.FORWARD: _FORWARD,
@@ -57,16 +58,20 @@ def prefix_seconds(
     gradients = [[0.0] * num_micro_batches for _ in fixed]
     left = [0.0] * num_micro_batches
     """When forwards leave the last fixed stage."""
+    sent = [0.0] * len(fixed)
+    """When everything so far has left a stage."""
     there_and_back = fixed[last][3] + fixed[last][4] + rest.way if num_stages > len(fixed) else 0.0
     for stage, kind, index, released_by in program:
-        forward, backward, late, over, back, _ = fixed[stage]
+        forward, backward, late, over, back, _, sending = fixed[stage]
         now = free[stage]
         if kind == _FORWARD:
             now = max(now, inputs[stage][index]) + forward
+            leaves = max(now, sent[stage])
+            sent[stage] = leaves + sending
             if stage < last:
-                inputs[stage + 1][index] = now + over
+                inputs[stage + 1][index] = leaves + over
             else:
-                left[index] = now
+                left[index] = leaves
         elif kind == _BACKWARD:
             arrival = gradients[stage][index]
             if stage == last:

@@ -26,6 +26,8 @@ from argosy.workload.chain import Chain
 
 _SMALL = 512
 """Devices times micro-batches of a plan that is played whole; a larger one is folded along its symmetries."""
+_TINY = 128
+"""The same of a plan that is played whole also to rank it, if folding loses something."""
 _MOST_RUNNER_UPS = 3
 _Result = TypeVar("_Result")
 
@@ -87,11 +89,13 @@ class Trial:
         )
 
     def seconds(self, candidates: Sequence[Candidate]) -> list[float]:
-        """What an iteration of each takes, folded along its symmetries: a tenth of the work of playing it whole."""
+        """What an iteration of each takes, folded along its symmetries: a tenth of the work of playing it whole. Tiny
+        plans that lose something by it are played whole."""
         fresh = {one.key: one for one in candidates if one.key not in self.times}
         play = partial(iteration_seconds, chain=self.prices.chain, cluster=self.calm, model=self.prices.model)
-        times = self._map(partial(play, whole=False), fresh.values())
-        self.times.update(zip(fresh, times, strict=True))
+        for whole in (False, True):
+            some = {key: one for key, one in fresh.items() if _is_tiny(one) is whole}
+            self.times.update(zip(some, self._map(partial(play, whole=whole), some.values()), strict=True))
         return [self.times[one.key] for one in candidates]
 
     def exact_seconds(self, candidates: Sequence[Candidate]) -> list[float]:
@@ -119,6 +123,10 @@ class Trial:
         if candidate.key not in self.plans:
             self.plans[candidate.key] = placed(candidate, self.prices, self.cluster)
         return self.plans[candidate.key]
+
+
+def _is_tiny(candidate: Candidate) -> bool:
+    return candidate.num_steps <= _TINY and not candidate.folds_exactly
 
 
 def _runner_ups(played: Sequence[tuple[Candidate, float]]) -> Iterator[RunnerUp]:
