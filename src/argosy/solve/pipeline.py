@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argosy.solve.bounds import suffix_bounds
+from argosy.solve.fan import Fan, fan_of
 from argosy.solve.kinds import tied_seconds
 from argosy.solve.menu import Menu
 from argosy.solve.prefix import Fixed, Rest, prefix_seconds
@@ -41,25 +42,6 @@ _MOST_STEPS = 2048
 """Forwards of fixed stages up to which their recurrence is worth its time."""
 _CHILDREN = 4
 """Of a node, that a dive looks at."""
-_ROWS = (
-    "option",
-    "vector",
-    "end",
-    "slow",
-    "gated",
-    "waits",
-    "warm",
-    "passing",
-    "ahead",
-    "tail",
-    "late",
-    "load",
-    "over",
-    "entering",
-    "leaving",
-    "sent",
-    "returning",
-)
 _DESCENTS = 3
 """Numbers of stages for which the bounds are followed down at once."""
 
@@ -113,42 +95,6 @@ class _Entry:
     node: _Node = field(compare=False)
 
 
-@dataclass(frozen=True)
-class _Fan:
-    """All stages that may stand at a place and begin at a cut, one row each: the terms of (1), with the hand-over to a
-    stage that may be in the same node."""
-
-    option: NDArray[np.intp]
-    vector: NDArray[np.intp]
-    end: NDArray[np.intp]
-    slow: FloatArray
-    gated: FloatArray
-    waits: FloatArray
-    """M g - (n - 1) f + 2x."""
-    warm: FloatArray
-    """(n - 1) f_p + p."""
-    passing: FloatArray
-    """p + 2x."""
-    ahead: FloatArray
-    """f_p + x."""
-    tail: FloatArray
-    late: FloatArray
-    """w + tail."""
-    load: FloatArray
-    over: FloatArray
-    """[where, row]: x by the place of the next stage (``solve.menu.Where``)."""
-    entering: FloatArray
-    """[where, row]: the hand-over from the stage before, seen from this one."""
-    leaving: FloatArray
-    """[where, row]: what links need for all micro-batches that are handed on."""
-    sent: FloatArray
-    """[where, row]: (M - 1) s."""
-    returning: FloatArray
-    """What NICs need for all gradients that go to a stage in another node."""
-    fixed: FloatArray
-    """[row, number]: the stage for the recurrence of ``solve.prefix``."""
-
-
 class _Next(NamedTuple):
     """Per vector, a stage of it behind the fixed ones."""
 
@@ -194,7 +140,7 @@ class PlanSearch:
         self.in_site = np.array([[site in some for some in sites] for site in range(menu.beginnings.num_sites)])
         """[site, vector]"""
         self.nexts: dict[Vector, _Next] = {}
-        self.fans: dict[tuple[int, int], _Fan] = {}
+        self.fans: dict[tuple[int, int], Fan] = {}
         self.heap: list[_Entry] = []
         self.tie = itertools.count()
         for left in range(1, len(self.bounds.any)):
@@ -323,49 +269,13 @@ class PlanSearch:
             self.nexts[devices] = _Next(is_short, steps.left, state, steps.begins, steps.ends)
         return self.nexts[devices]
 
-    def _fan(self, left: int, first: int) -> _Fan:
+    def _fan(self, left: int, first: int) -> Fan:
         key = (left, first)
         if key not in self.fans:
-            self.fans[key] = self._make_fan(left, first)
+            self.fans[key] = fan_of(self.menu, left, first, self.lengths, self.upper, self.slack)
         return self.fans[key]
 
-    def _make_fan(self, left: int, first: int) -> _Fan:
-        menu, shape, count = self.menu, self.shape, self.shape.num_micro_batches
-        tables = menu.starting(first, self.lengths)
-        fits = tables.most >= shape.least_in_flight(left)
-        fits &= count * np.maximum(tables.slow, tables.load) < self.upper
-        if self.slack is not None:
-            fits = menu.undominated(tables, fits, shape.most_in_flight(left), self.slack)
-        at = option, place = np.nonzero(fits)
-        end = first + 1 + place
-        gated, quick, forward, tail, late = (
-            table[at] for table in (tables.gated, tables.quick, tables.quick_forward, tables.tail, tables.late)
-        )
-        every = np.array([table[option, end] for table in menu.over])
-        over = every[Where.ANYWHERE]
-        most, least = shape.most_in_flight(left), shape.least_in_flight(left)
-        return _Fan(
-            option=option,
-            vector=menu.vector_of[option],
-            end=end,
-            slow=count * tables.slow[at],
-            gated=count * gated,
-            waits=count * gated - (most - 1) * tables.ahead[at] + 2 * over,
-            warm=(least - 1) * forward + quick,
-            passing=quick + 2 * over,
-            ahead=forward + over,
-            tail=tail,
-            late=late + tail,
-            load=count * tables.load[at],
-            over=every,
-            entering=np.array([table[option, first] for table in menu.over]),
-            leaving=np.array([count * table[option, end] for table in menu.crossing]),
-            sent=np.array([(count - 1) * table[option, end] for table in menu.sending]),
-            returning=count * menu.crossing[Where.OTHER_NODE][option, first],
-            fixed=np.stack([forward, quick - forward, late, over, over, tail, np.zeros(len(tail))], axis=1),
-        )
-
-    def _bounds(self, node: _Node, fan: _Fan) -> tuple[FloatArray, FloatArray]:
+    def _bounds(self, node: _Node, fan: Fan) -> tuple[FloatArray, FloatArray]:
         """(1) for every row, infinite where there are too few devices; and the rest of a plan, for ties."""
         following = self._next(node.devices)
         longer = np.maximum(self._entering(node, fan) - node.over, 0.0)
@@ -394,7 +304,7 @@ class PlanSearch:
         return bound, rest
 
     def _alone(
-        self, node: _Node, fan: _Fan, ahead: FloatArray, around: FloatArray, waiting: FloatArray
+        self, node: _Node, fan: Fan, ahead: FloatArray, around: FloatArray, waiting: FloatArray
     ) -> tuple[FloatArray, ...]:
         """The terms of (1) that do not depend on what follows."""
         following = self._next(node.devices)
@@ -409,7 +319,7 @@ class PlanSearch:
             np.full(len(load), node.fixed),
         )
 
-    def _following(self, node: _Node, fan: _Fan, following: _Next, group: NDArray[np.intp]) -> tuple[FloatArray, ...]:
+    def _following(self, node: _Node, fan: Fan, following: _Next, group: NDArray[np.intp]) -> tuple[FloatArray, ...]:
         """P, R, W and S of what follows every row, of a group of beginnings."""
         state = following.state[fan.vector]
         values = self.bounds.after(has_odd=node.has_odd)[node.left - 1]
@@ -420,7 +330,7 @@ class PlanSearch:
             found = tuple(np.where(is_odd, every[group, at, state, fan.end], own) for at, own in enumerate(found))
         return found
 
-    def _entering(self, node: _Node, fan: _Fan) -> FloatArray:
+    def _entering(self, node: _Node, fan: Fan) -> FloatArray:
         """The hand-over from the last fixed stage to every row: each end needs its time for it."""
         begins = self._next(node.devices).begins[fan.vector]
         found = np.where(begins, fan.entering[Where.OTHER_NODE], fan.entering[Where.ANYWHERE])
@@ -436,14 +346,10 @@ class PlanSearch:
                 found = np.where(there, np.maximum(found, out[Where.SITE + site]), found)
         return np.asarray(found)
 
-    def _child(self, node: _Node, fan: _Fan, row: int) -> _Node:
+    def _child(self, node: _Node, fan: Fan, row: int) -> _Node:
         option, end = int(fan.option[row]), int(fan.end[row])
         following, vector = self._next(node.devices), int(fan.vector[row])
-        one = slice(row, row + 1)
-        fan = replace(
-            fan,
-            **{name: getattr(fan, name)[..., one] for name in _ROWS},
-        )
+        fan = fan.only(row)
         longer = max(float(self._entering(node, fan)[0]) - node.over, 0.0)
         ahead, waiting = node.ahead + longer, node.drained + 2 * longer
         around = max(node.around + 2 * longer, ahead + float(fan.late[0]))
@@ -452,7 +358,7 @@ class PlanSearch:
         over = float(fan.over[where, 0])
         more = over - float(fan.over[Where.ANYWHERE, 0])
         passing = float(fan.passing[0]) + 2 * more
-        forward, backward, late, hop, back, tail, _ = fan.fixed[row].tolist()
+        forward, backward, late, hop, back, tail = fan.fixed[:, 0].tolist()
         sent = float(fan.sent[where, 0]) / max(1, self.shape.num_micro_batches - 1)
         stage = (forward, backward, late, hop + more, back + more, tail, sent)
         return _Node(

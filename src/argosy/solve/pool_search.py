@@ -19,7 +19,6 @@ the certificate states if the search ends there.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -40,14 +39,14 @@ from argosy.solve.kinds import ground_of
 from argosy.solve.menu import Menu
 from argosy.solve.parts import parts_of
 from argosy.solve.pipeline import PlanSearch
-from argosy.solve.reach import Reach
-from argosy.solve.settings import FEW_DEVICES, Progress, Settings, allowed, search_scope
+from argosy.solve.reach import promising_shapes, reach_bound
+from argosy.solve.settings import FEW_DEVICES, Progress, Settings, played_scope, search_scope
 from argosy.solve.shape import MOST_STAGES, Shape, estimated, hoped
 from argosy.solve.unmeasured import why_no_plan
 from argosy.solve.verdict import Trial, certify
-from argosy.space.enumerate import Scope, Shared, only_runnable, stage_options, stage_parts, with_splits
+from argosy.space.enumerate import Scope, quick_parts, stage_options, stage_parts, with_splits
 from argosy.space.granularity import granularities
-from argosy.space.option import Option, Vector, whole_seconds
+from argosy.space.option import Option, Vector
 from argosy.space.pool import Pool, able_pools
 from argosy.space.price import Prices
 from argosy.space.prune import Counters
@@ -110,7 +109,7 @@ class PoolSearch:
         self.prices = Prices(chain, self.pools, model)
         self.counters = Counters()
         self.calm = at_time_zero(cluster)
-        trial = Trial(self.prices, cluster, self.calm, self._played_scope, settings.executor)
+        trial = Trial(self.prices, cluster, self.calm, played_scope(settings, self.pools), settings.executor)
         self.incumbents = Incumbents(Judge(self.prices, cluster, guesses=settings.level == 1), trial)
         self.interrupted = False
         self.left_open = math.inf
@@ -190,15 +189,14 @@ class PoolSearch:
         if self.level == 1 and self._are_few and is_fine:
             self._prove(_QUICK_ROUNDS)
 
-    def _refines(self, units: Vector) -> bool:
-        """Whether these units are searched though coarser ones have a plan."""
-        return self.level > 1 or self._has_few_states(units)
-
     @property
     def _are_few(self) -> bool:
         return sum(pool.count for pool in self.pools) <= FEW_DEVICES
 
-    def _has_few_states(self, units: Vector) -> bool:
+    def _refines(self, units: Vector) -> bool:
+        """Whether these units are searched though coarser ones have a plan."""
+        if self.level > 1:
+            return True
         counts = self._scope(units).counts(self.pools)
         devices = sum(pool.count for pool in self.pools)
         return devices <= _REFINED and math.prod(count + 1 for count in counts) <= _FEW_STATES
@@ -209,16 +207,6 @@ class PoolSearch:
         if not is_quick(scope.counts(self.pools)):
             return True
         return find_fit(self.prices, self._batch_shapes, scope) is not None
-
-    def _shapes(self, scope: Scope) -> list[tuple[float, Shape]]:
-        """Every way to cut the global batch with its throughput bound, most promising first: a pipeline of a few stages
-        takes so many micro-batches longer to fill and drain."""
-        units = scope.units if scope.context == (1,) else None
-        shapes = [
-            (shape.num_micro_batches * throughput_bound(self.prices, shape.micro_batch_size, units), shape)
-            for shape in self._batch_shapes
-        ]
-        return sorted(shapes, key=lambda item: (estimated(*item), -item[1].num_micro_batches))
 
     @cached_property
     def free_bound(self) -> float:
@@ -247,18 +235,10 @@ class PoolSearch:
         return self._is_quick and estimated(bound, shape) > 1.1 * self.incumbents.best
 
     def _scope(self, units: Vector) -> Scope:
-        """Level 1 mixes pools in a stage only where that is quick, whatever the settings allow: level 2 starts from
-        what it finds without."""
-        settings = replace(self.settings, level=self.level)
-        if self.level == 1 and settings.mixed and self.settings.level > 1:
-            settings = replace(settings, mixed=None)
+        settings = self.settings
+        if self.level < settings.level:  # level 2 starts from what is found without mixtures that take long
+            settings = replace(settings, level=self.level, mixed=settings.mixed and None)
         return with_splits(search_scope(settings, self.pools, units), self.prices)
-
-    @property
-    def _played_scope(self) -> Scope:
-        """What may be played beside the finalists, whatever the units."""
-        scope = allowed(Scope(units=(1,) * len(self.pools)), self.settings)
-        return only_runnable(scope) if self.settings.runnable else scope
 
     def _search(self, units: Vector) -> None:
         """One granularity."""
@@ -278,7 +258,7 @@ class PoolSearch:
         proves = self.level > 1 or not self.settings.prune
         grid = all_cuts(self.prices) if proves else coarse_cuts(self.prices)
         menus: dict[int, dict[Vector, list[Option]]] = {}
-        shapes = self._shapes(scope)
+        shapes = promising_shapes(self.prices, self._batch_shapes, scope)
         self.pending = [bound for bound, _ in shapes]
         for bound, shape in shapes:
             self.pending.pop(0)
@@ -291,13 +271,15 @@ class PoolSearch:
             is_alone = self._hardly_pays(bound, shape)
             parts = stage_parts(self.prices, shape.micro_batch_size, scope, self.counters)
             if self.settings.prune:
-                bound = self._reach(parts, shape, counts, bound)
+                most = min(self._goal, hoped(bound, shape))
+                bound = reach_bound(self.prices, shape, parts, counts, bound, most)
                 is_closed = bound >= self._goal or (self._is_quick and bound * _CLOSE >= self.incumbents.best)
                 if is_closed and not is_alone:
                     self._leave(bound)
                     continue
             if is_alone:
-                parts = self._quick_enough(parts, shape)
+                most = self.incumbents.best / shape.num_micro_batches
+                parts = quick_parts(self.prices, parts, most)
             options = stage_options(self.prices, shape.micro_batch_size, scope, self.counters, parts)
             menus[shape.micro_batch_size] = options
             if is_alone:
@@ -330,19 +312,6 @@ class PoolSearch:
     def _goal(self) -> float:
         """Plans that are no faster need not be looked at."""
         return self.incumbents.best / (1 + (_AIM * self.settings.gap if self.level > 1 else 0.0))
-
-    def _quick_enough(self, parts: Mapping[Vector, Sequence[Shared]], shape: Shape) -> dict[Vector, list[Shared]]:
-        """What a single stage need not do without: its computing alone takes less than the best plan."""
-        most = self.incumbents.best / shape.num_micro_batches
-        return {
-            vector: [one for one in each if whole_seconds(self.prices, *one) < most] for vector, each in parts.items()
-        }
-
-    def _reach(self, parts: Mapping[Vector, Sequence[Shared]], shape: Shape, counts: Vector, bound: float) -> float:
-        """A better bound of a shape, as far as it matters."""
-        ways = {vector: list(dict.fromkeys(each for each, _ in shared)) for vector, shared in parts.items()}
-        most = min(self._goal, hoped(bound, shape))
-        return Reach(self.prices, shape, ways, counts).least(bound, most) if most > bound else bound
 
     def _first_look(self, menu: Menu, counts: Vector, bound: float, units: Vector) -> Branch:
         """The search of a shape, with the plans that its bounds lead to at once. As long as there is no plan to beat,

@@ -25,14 +25,39 @@ from numpy.typing import NDArray
 
 from argosy.plan.plan import Recompute
 from argosy.solve.row import States
-from argosy.solve.shape import Shape
+from argosy.solve.shape import Shape, estimated
+from argosy.space.enumerate import Scope, Shared
 from argosy.space.option import Option, Part, Vector
 from argosy.space.price import FloatArray, Prices
+from argosy.space.rate import throughput_bound
 
 _SECTIONS = 16
 """Times that are tried at once."""
 _Costs = list[tuple[FloatArray, FloatArray]]
 """Per part of an option, running sums over the layers: both left sides of (1) but for F and G."""
+
+
+def promising_shapes(prices: Prices, shapes: Sequence[Shape], scope: Scope) -> list[tuple[float, Shape]]:
+    """The shapes with their throughput bounds, most promising first: a pipeline of a few stages takes that many
+    micro-batches longer to fill and drain."""
+    units = scope.units if scope.context == (1,) else None
+    bounds = [
+        (shape.num_micro_batches * throughput_bound(prices, shape.micro_batch_size, units), shape) for shape in shapes
+    ]
+    return sorted(bounds, key=lambda item: (estimated(*item), -item[1].num_micro_batches))
+
+
+def reach_bound(
+    prices: Prices,
+    shape: Shape,
+    parts: Mapping[Vector, Sequence[Shared]],
+    counts: Vector,
+    bound: float,
+    most: float,
+) -> float:
+    """A better bound of a shape than ``bound``, as far as it is below ``most``."""
+    ways = {vector: list(dict.fromkeys(each for each, _ in shared)) for vector, shared in parts.items()}
+    return Reach(prices, shape, ways, counts).least(bound, most) if most > bound else bound
 
 
 class Reach:

@@ -104,6 +104,12 @@ def without_deadlock(settings: Settings, model: ComputeModel) -> Settings:
     return replace(settings, schedules=(ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),)) if model.blocking else settings
 
 
+def played_scope(settings: Settings, pools: Sequence[Pool]) -> Scope:
+    """What may be played beside the finalists of a search, whatever its units."""
+    scope = allowed(Scope(units=(1,) * len(pools)), settings)
+    return only_runnable(scope) if settings.runnable else scope
+
+
 def allowed(scope: Scope, settings: Settings) -> Scope:
     """What the settings leave of a scope."""
     return replace(

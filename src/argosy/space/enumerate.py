@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from argosy.cost.memory import USABLE
 from argosy.plan.plan import Recompute
 from argosy.plan.runnable import ALIKE, CONTEXT, EXPERT, GROUPS, RECOMPUTE, ZERO
-from argosy.space.option import Option, Part, Vector, node_widths, share_samples, tensor_widths
+from argosy.space.option import Option, Part, Vector, node_widths, share_samples, tensor_widths, whole_seconds
 from argosy.space.pool import Pool
 from argosy.space.price import Prices, widest
 from argosy.space.prune import Counters, fits_nowhere, without_dominated
@@ -152,6 +152,11 @@ def stage_parts(prices: Prices, micro_batch: int, scope: Scope, counters: Counte
         if found:
             result[vector] = found
     return result
+
+
+def quick_parts(prices: Prices, parts: Mapping[Vector, Sequence[Shared]], most: float) -> dict[Vector, list[Shared]]:
+    """The parts that compute a micro-batch of the whole chain in less than so many seconds."""
+    return {vector: [one for one in each if whole_seconds(prices, *one) < most] for vector, each in parts.items()}
 
 
 def stage_options(
