@@ -1,19 +1,16 @@
 """The search over all plans on some pools: shapes, units of devices, levels.
 
-    (1)  For every way to cut the global batch into micro-batches (a ``Shape``) the options of a stage are priced
-         (``space.enumerate``), and what cannot win is removed (``space.prune``).
-    (2)  Suffix programmes bound every plan of a shape (``solve.bounds``). Shapes are taken in the order of a first,
-         cheap bound on throughput; a second one (``solve.reach``) says which need no programme.
-    (3)  Level 1 (``quick``) judges the plans that the bounds lead to and improves the best by small moves. It takes
-         the first units that have a plan, and finer ones while there are few of them; of a long chain it looks at some
-         of the cuts (``solve.grid``).
-    (4)  Level 2 (``prove``) starts from the plan of level 1 and goes on best-first, from coarse to fine units, until
-         the gap between the best plan and the least open bound is small enough or time is up.
-    (5)  The exact engine plays whatever is best (``solve.verdict``): a plan that was only judged is never the answer,
-         and never closes anything in the certificate.
-
-So a plan of level 2 is never slower than that of level 1, and the gap that is shown while searching is the gap that
-the certificate states if the search ends there.
+(1)  For every way to cut the global batch into micro-batches (a ``Shape``) the options of a stage are priced
+     (``space.enumerate``), and what cannot win is removed (``space.prune``).
+(2)  Suffix programmes bound every plan of a shape (``solve.bounds``). Shapes are taken in the order of a first,
+     cheap bound on throughput; a second one (``solve.reach``) says which need no programme.
+(3)  Level 1 (``quick``) judges the plans that the bounds lead to and improves the best by small moves. It takes
+     the first units that have a plan, and finer ones while there are few of them; of a long chain it looks at some
+     of the cuts (``solve.grid``).
+(4)  Level 2 (``prove``) starts from the plan of level 1 and goes on best-first, from coarse to fine units, until
+     the gap between the best plan and the least open bound is small enough or time is up.
+(5)  The exact engine plays whatever is best (``solve.verdict``): a plan that was only judged is never the answer,
+     and never closes anything in the certificate.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ from argosy.solve.reach import promising_shapes, reach_bound
 from argosy.solve.settings import FEW_DEVICES, Progress, Settings, played_scope, search_scope
 from argosy.solve.shape import MOST_STAGES, Shape, estimated, hoped
 from argosy.solve.unmeasured import why_no_plan
-from argosy.solve.verdict import Trial, certify
+from argosy.solve.verdict import Trial, Verdict, certify
 from argosy.space.enumerate import Scope, quick_parts, stage_options, stage_parts, with_splits
 from argosy.space.granularity import granularities
 from argosy.space.option import Option, Vector
@@ -61,19 +58,21 @@ _NEAR = 1.15
 """A first plan is looked for below this times the bound of its shape."""
 _CLOSE = 1.02
 """Level 1 closes a shape of a large cluster whose lower bound is within 2 % of the best plan."""
+_HARDLY = 1.1
+"""Level 1 of a large cluster tries no pipelines of a shape if they are estimated slower than this times the best."""
 _MISLED = 1.02
 """Level 1 searches again if the exact engine finds its best plan slower than judged by more than this factor."""
 _TASKS = 1_500
 """Tasks of the finalists that the exact engine plays on level 1."""
 _PLAYS = 2
 """Plans that the exact engine plays on level 1 of a large cluster until one is as fast as judged."""
-_PARTS = 3
+_PARTS = 2
 """Parts of a cluster that level 1 searches by themselves."""
 _REFINED = 32
 """Up to so many devices level 1 searches finer units, while"""
-_FEW_STATES = 128
+_FEW_STATES = 160
 """the vectors of units that can be left are no more than this."""
-_QUICK_ROUNDS = 24
+_QUICK_ROUNDS = 16
 """Rounds of ``_STEPS`` steps that level 1 spends on a proof for few devices."""
 
 
@@ -106,11 +105,14 @@ class PoolSearch:
             lost = all(device.speed.at(0) == 0 for device in cluster.devices)
             why = "is there at time 0" if lost else f"has {chain.dtype}, the dtype of {chain.name}"
             raise NothingFitsError(f"no device of {cluster!r} {why}")
+        self.num_devices = sum(pool.count for pool in self.pools)
         self.prices = Prices(chain, self.pools, model)
         self.counters = Counters()
-        self.calm = at_time_zero(cluster)
-        trial = Trial(self.prices, cluster, self.calm, played_scope(settings, self.pools), settings.executor)
-        self.incumbents = Incumbents(Judge(self.prices, cluster, guesses=settings.level == 1), trial)
+        scope = played_scope(settings, self.pools)
+        trial = Trial(self.prices, cluster, at_time_zero(cluster), scope, settings.executor)
+        self.incumbents = Incumbents(Judge(self.prices, cluster, guesses=True), trial)
+        self.winners: list[Candidate] = []
+        """Of level 1, and of parts of the cluster: whatever else is found is played against them."""
         self.interrupted = False
         self.left_open = math.inf
         """The least bound of what the search of these units has not looked at."""
@@ -141,12 +143,12 @@ class PoolSearch:
         if not self.incumbents.found:
             raise NothingFitsError(why_no_plan(self.prices, self.cluster, self.global_batch, self.settings))
         self._play_beside()
-        if not self.is_part and self.settings.units is None:
-            self._search_parts()
+        if not self.is_part and self.settings.units is None and self.incumbents.best > self.bound * 1.005:
+            self._search_parts()  # else none of them has a plan that is worth it
+        self.winners.append(self._decide().winner)
 
     def _search_parts(self) -> None:
-        """Search parts of a small cluster alone, as far as their throughput allows a better plan: then more devices
-        never make a plan slower."""
+        """Search parts of a small cluster alone, as far as their throughput allows a better plan."""
         searched = 0
         for bound, part, indices in parts_of(self.prices, self._batch_shapes):
             if searched == _PARTS or self.budget.is_spent:
@@ -155,51 +157,44 @@ class PoolSearch:
                 continue
             searched += 1
             settings = replace(self.settings, level=1, progress=None)
-            search = PoolSearch(
-                self.chain, self.cluster, self.global_batch, settings, self.model, pools=part, is_part=True
-            )
+            job = (self.chain, self.cluster, self.global_batch, settings, self.model)
+            search = PoolSearch(*job, pools=part, is_part=True)
             try:
                 search.quick()
             except NothingFitsError:
                 continue
-            self.incumbents.add(on_pools(search.incumbents.found[0], self.prices, indices))
+            self.winners.append(on_pools(search.winners[-1], self.prices, indices))
+            self.incumbents.add(self.winners[-1])
 
     def prove(self) -> None:
         """Level 2: improves on level 1 and raises the bound."""
         self.level, self.finished = 2, None
+        self.incumbents.judge.stop_guessing()
         self._search_levels()
-
-    @property
-    def _levels(self) -> list[Vector]:
-        return [self.settings.units] if self.settings.units else list(granularities(self.pools))
 
     def _search_levels(self) -> None:
         """All granularities, or as many as the level takes."""
+        levels = [self.settings.units] if self.settings.units else list(granularities(self.pools))
         has_plan = self.level > 1
-        for units in self._levels:
-            if units != self._levels[0] and not has_plan and not self._may_fit(units):
+        for units in levels:
+            if units != levels[0] and not has_plan and not self._may_fit(units):
                 continue
-            if has_plan and units != self._levels[0] and not self._refines(units):
+            if units != levels[0] and has_plan and not self._refines(units):
                 break
             self._search(units)
             has_plan = bool(self.incumbents.found)
             if has_plan and self.budget.is_spent:
                 return
         is_fine = all(branch.search.menu.grid.loose is None for branch in self.branches)
-        if self.level == 1 and self._are_few and is_fine:
+        if self.level == 1 and self.num_devices <= FEW_DEVICES and is_fine and not self.is_part:
             self._prove(_QUICK_ROUNDS)
-
-    @property
-    def _are_few(self) -> bool:
-        return sum(pool.count for pool in self.pools) <= FEW_DEVICES
 
     def _refines(self, units: Vector) -> bool:
         """Whether these units are searched though coarser ones have a plan."""
         if self.level > 1:
             return True
         counts = self._scope(units).counts(self.pools)
-        devices = sum(pool.count for pool in self.pools)
-        return devices <= _REFINED and math.prod(count + 1 for count in counts) <= _FEW_STATES
+        return self.num_devices <= _REFINED and math.prod(count + 1 for count in counts) <= _FEW_STATES
 
     def _may_fit(self, units: Vector) -> bool:
         """Where a coarser granularity has no plan: whether it is worth looking at a finer one."""
@@ -226,13 +221,8 @@ class PoolSearch:
 
     @property
     def _is_quick(self) -> bool:
-        """On level 1 of a large cluster, shapes whose plans would have to be far better than usual are left open, with
-        a bound that the certificate counts."""
-        return self.level == 1 and self.settings.prune and not self._are_few
-
-    def _hardly_pays(self, bound: float, shape: Shape) -> bool:
-        """Whether a pipeline does; without one a shape is looked at in any case."""
-        return self._is_quick and estimated(bound, shape) > 1.1 * self.incumbents.best
+        """On level 1 of a large cluster, shapes that are hardly worth it are left open with their bounds."""
+        return self.level == 1 and self.settings.prune and self.num_devices > FEW_DEVICES
 
     def _scope(self, units: Vector) -> Scope:
         settings = self.settings
@@ -241,7 +231,6 @@ class PoolSearch:
         return with_splits(search_scope(settings, self.pools, units), self.prices)
 
     def _search(self, units: Vector) -> None:
-        """One granularity."""
         for _ in range(3):
             judged = self._look(units)
             self.incumbents.confirm(_PLAYS if self._is_quick else math.inf)
@@ -266,9 +255,9 @@ class PoolSearch:
                 self._leave(bound)
                 continue
             if self.incumbents.found and self.budget.is_spent:
-                self.left_open = min(self.left_open, bound)
+                self._leave(bound)
                 continue
-            is_alone = self._hardly_pays(bound, shape)
+            is_alone = self._is_quick and estimated(bound, shape) > _HARDLY * self.incumbents.best
             parts = stage_parts(self.prices, shape.micro_batch_size, scope, self.counters)
             if self.settings.prune:
                 most = min(self._goal, hoped(bound, shape))
@@ -283,7 +272,7 @@ class PoolSearch:
             options = stage_options(self.prices, shape.micro_batch_size, scope, self.counters, parts)
             menus[shape.micro_batch_size] = options
             if is_alone:
-                self.left_open = min(self.left_open, bound)
+                self._leave(bound)
                 alone = single_stages(self.prices, shape, options, self.incumbents.best)
                 self.incumbents.keep(shape, list(alone), units)
             if is_alone or not options:
@@ -314,8 +303,8 @@ class PoolSearch:
         return self.incumbents.best / (1 + (_AIM * self.settings.gap if self.level > 1 else 0.0))
 
     def _first_look(self, menu: Menu, counts: Vector, bound: float, units: Vector) -> Branch:
-        """The search of a shape, with the plans that its bounds lead to at once. As long as there is no plan to beat,
-        only those near the bound, which takes less time; where there are none, all of them."""
+        """The search of a shape, with the plans that its bounds lead to at once: as long as there is no plan to beat,
+        those near the bound, which takes less time, or else all of them."""
         hopes = (_NEAR * bound, hoped(bound, menu.shape)) if not self.incumbents.found else ()
         for hope in (*hopes, math.inf):
             branch = self._open(menu, counts, min(self.incumbents.best, hope), units)
@@ -372,8 +361,8 @@ class PoolSearch:
 
     def _report(self) -> None:
         if self.settings.progress is not None and self.level == self.settings.level:
-            state = Progress(seconds=self.incumbents.best, bound=self.bound, candidates=self.incumbents.judge.judged)
-            self.settings.progress(state)
+            judged = self.incumbents.judge.judged
+            self.settings.progress(Progress(seconds=self.incumbents.best, bound=self.bound, candidates=judged))
 
     def _finalists(self) -> list[Candidate]:
         """As many as the exact engine plays in a fraction of the search."""
@@ -381,6 +370,9 @@ class PoolSearch:
         tasks = 4 * len(found[0].plan) * found[0].shape.num_micro_batches
         most = max(1, _TASKS // tasks) if self.level == 1 else max(4, 20 * _TASKS // tasks)
         return diverse(found, min(most, 8))
+
+    def _decide(self) -> Verdict:
+        return self.incumbents.trial.decide([*self._finalists(), *self.winners])
 
     def _play_beside(self) -> None:
         """Play the finalists, and what a careful person would write down (``solve.beside``)."""
@@ -396,16 +388,13 @@ class PoolSearch:
         bound = self.bound
         if self.finished is not None and not self.interrupted and bound < self.finished[0]:
             bound, self.units = self.finished
-        verdict = self.incumbents.trial.decide(self._finalists())
+        verdict = self._decide()
         scope, bounds = self._scope(self.units), (bound, self.free_bound)
         plan = certify(verdict, self.incumbents.found, bounds, self.incumbents.trial, scope)
-        search = Search(
-            cpu_seconds=self.budget.seconds,
-            candidates=self.incumbents.judge.judged,
-            pruned=tuple(sorted(self.counters.removed.items())),
-        )
+        judged, pruned = self.incumbents.judge.judged, tuple(sorted(self.counters.removed.items()))
+        search = Search(cpu_seconds=self.budget.seconds, candidates=judged, pruned=pruned)
         assert plan.predicted is not None and plan.certificate is not None
         if self.settings.progress is not None and not self.interrupted:
             seconds, least = plan.predicted.iteration_seconds, plan.certificate.lower_bound_seconds
-            self.settings.progress(Progress(seconds=seconds, bound=least, candidates=search.candidates))
+            self.settings.progress(Progress(seconds=seconds, bound=least, candidates=judged))
         return replace(plan, search=search)

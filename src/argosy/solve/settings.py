@@ -63,7 +63,7 @@ class Settings:
     zero: tuple[int, ...] | None = None
     """What a stage may choose from; by default all on level 2, and the extremes on level 1."""
     mixed: bool | None = None
-    """Whether stages may mix pools; by default on level 2 of up to three pools and 64 devices, and of up to 8 devices:
+    """Whether stages may mix kinds; by default on level 2 of up to three pools and 64 devices, and of up to 8 devices:
     in a minute of search the tables of mixtures of four kinds took 15 GB."""
     max_width: int | None = None
     """Devices of a tensor-parallel group at most; by default as many as a node and the layers allow."""

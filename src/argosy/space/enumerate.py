@@ -26,7 +26,7 @@ class Scope:
     units: Vector
     """Devices of each pool that are taken together."""
     mixed: bool = True
-    """Whether a stage may mix pools."""
+    """Whether a stage may mix kinds of devices."""
     recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
     zero: tuple[int, ...] = (1, 0, 2, 3)
     """For stages with several replicas; a single replica has nothing to share."""
@@ -120,20 +120,22 @@ def wants_parts(prices: Prices) -> bool:
 
 
 def vectors(pools: Sequence[Pool], scope: Scope) -> Iterator[Vector]:
-    """In units: any number from one pool; from two; and, of more than two pools, all there is."""
+    """In units: any number from one pool; from two; and, of more than two pools, all there is. Without mixtures, pools
+    are taken together only if they are of one kind, in several sites or at several speeds."""
     counts = scope.counts(pools)
     empty = (0,) * len(pools)
     for index, count in enumerate(counts):
         for number in range(1, count + 1):
             yield (*empty[:index], number, *empty[index + 1 :])
-    if not scope.mixed:
-        return
     for (one, most), (other, at_most) in itertools.combinations(enumerate(counts), 2):
+        if not scope.mixed and pools[one].name != pools[other].name:
+            continue
         for number, partner in itertools.product(range(1, most + 1), range(1, at_most + 1)):
             vector = list(empty)
             vector[one], vector[other] = number, partner
             yield tuple(vector)
-    if sum(count > 0 for count in counts) > 2:
+    used = [pool for pool, count in zip(pools, counts, strict=True) if count]
+    if len(used) > 2 and (scope.mixed or len({pool.name for pool in used}) == 1):
         yield counts
 
 
