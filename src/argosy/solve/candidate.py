@@ -129,10 +129,11 @@ def single_stages(
 
 def neighbours(plan: Complete, options: Mapping[Vector, Sequence[Option]]) -> Iterator[Complete]:
     """Plans one small step away: another option for a stage, a layer moved to another stage, two stages swapped."""
-    alike = {id(option): group for group in options.values() for option in group}
+    alike = {group[0].vector: group for group in options.values()}
     for index, choice in enumerate(plan):
-        for option in alike.get(id(choice.option), ()):
-            if option is not choice.option:
+        mine = choice.option
+        for option in alike.get(mine.vector, ()):
+            if (option.parts, option.recompute, option.zero) != (mine.parts, mine.recompute, mine.zero):
                 yield (*plan[:index], replace(choice, option=option), *plan[index + 1 :])
     yield from shifted(plan)
     lengths = [choice.end - choice.first for choice in plan]

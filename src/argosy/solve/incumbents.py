@@ -89,10 +89,12 @@ class Incumbents:
     def improve(self, best: Candidate, options: Mapping[Vector, Sequence[Option]]) -> None:
         """Small moves from a plan while they help."""
         while True:
+            known = len(self.known)
             self.keep(best.shape, list(neighbours(best.plan, options)), best.units, _NEAR * best.seconds)
-            if self.found[0].seconds >= best.seconds * (1 - 1e-9) or self.found[0].shape is not best.shape:
+            fresh = [one for one in self.found if one.number > known and one.shape is best.shape]
+            if not fresh or fresh[0].seconds >= best.seconds * (1 - 1e-9):
                 return
-            best = self.found[0]
+            best = fresh[0]
 
     def suspect(self, shape: Shape, plans: Sequence[tuple[float, Complete]], units: Vector) -> None:
         """Remember complete plans that have come out of a search of one schedule, with their bounds; the judge's word

@@ -72,7 +72,7 @@ _REFINED = 32
 """Up to so many devices level 1 searches finer units, while"""
 _FEW_STATES = 160
 """the vectors of units that can be left are no more than this."""
-_QUICK_ROUNDS = 16
+_QUICK_ROUNDS = 28
 """Rounds of ``_STEPS`` steps that level 1 spends on a proof for few devices."""
 
 
@@ -246,7 +246,7 @@ class PoolSearch:
         counts, ground = scope.counts(self.pools), ground_of(self.cluster, self.pools, units)
         proves = self.level > 1 or not self.settings.prune
         grid = all_cuts(self.prices) if proves else coarse_cuts(self.prices)
-        menus: dict[int, dict[Vector, list[Option]]] = {}
+        self.menus: dict[int, dict[Vector, list[Option]]] = {}
         shapes = promising_shapes(self.prices, self._batch_shapes, scope)
         self.pending = [bound for bound, _ in shapes]
         for bound, shape in shapes:
@@ -270,7 +270,7 @@ class PoolSearch:
                 most = self.incumbents.best / shape.num_micro_batches
                 parts = quick_parts(self.prices, parts, most)
             options = stage_options(self.prices, shape.micro_batch_size, scope, self.counters, parts)
-            menus[shape.micro_batch_size] = options
+            self.menus[shape.micro_batch_size] = options
             if is_alone:
                 self._leave(bound)
                 alone = single_stages(self.prices, shape, options, self.incumbents.best)
@@ -282,9 +282,8 @@ class PoolSearch:
             if self.level > 1:
                 self.incumbents.confirm()
                 self._report()
-        if self.incumbents.found and self.incumbents.found[0].units == units:
-            options = menus.get(self.incumbents.found[0].shape.micro_batch_size, {})
-            self.incumbents.improve(self.incumbents.found[0], options)
+        for best in self.incumbents.found[:1]:
+            self.incumbents.improve(best, self.menus.get(best.shape.micro_batch_size, {}))
         return self.incumbents.best
 
     def _leave(self, bound: float) -> None:
@@ -379,7 +378,8 @@ class PoolSearch:
         trial = self.incumbents.trial
         verdict = trial.decide(self._finalists())
         if self.settings.units is None or self.settings.replicas is not None:
-            verdict = with_uniform(verdict, trial, self.incumbents.judge, self._batch_shapes, 12 * _TASKS)
+            menus = self.menus if self.num_devices <= _REFINED else {}
+            verdict = with_uniform(verdict, trial, self.incumbents.judge, self._batch_shapes, 12 * _TASKS, menus)
         self.incumbents.add(verdict.winner)
 
     def finish(self) -> Plan:
