@@ -55,7 +55,7 @@ SUITE = (
     _here(ratios.BENCHMARK, "2026-11-15-ratios.md"),
     _here(simulator.BENCHMARK, "2026-11-15-simulator.md"),
     _here(growth.BENCHMARK, "2026-11-15-ratios.md"),
-    _here(planning.BENCHMARK, "2026-11-15-planning.md"),
+    _here(planning.BENCHMARK, "2026-11-16-planning.md"),
     _here(judging.BENCHMARK, "2026-11-16-judging.md"),
     _here(scale.BENCHMARK, "2026-11-15-scale.md"),
     _here(imports.BENCHMARK, "2026-11-15-simulator.md"),

@@ -119,8 +119,8 @@ class PoolSearch:
         self.branches: list[Branch] = []
         self.pending: list[float] = []
         """Bounds of shapes that were not looked at yet."""
-        self.finished: tuple[float, Vector] | None = None
-        """The bound of the finest units whose proof came to its end, and these units."""
+        self.finished: tuple[float, Vector, int] = (0.0, (), 1)
+        """The bound, the units and the level of the last proof that came to its end, at first those of level 1."""
         self.units = self.settings.units or next(iter(granularities(self.pools)))
 
     def run(self) -> Plan:
@@ -146,6 +146,7 @@ class PoolSearch:
         if not self.is_part and self.settings.units is None and self.incumbents.best > self.bound * 1.005:
             self._search_parts()  # else none of them has a plan that is worth it
         self.winners.append(self._decide().winner)
+        self.finished = self.bound, self.units, 1
 
     def _search_parts(self) -> None:
         """Search parts of a small cluster alone, as far as their throughput allows a better plan."""
@@ -168,7 +169,7 @@ class PoolSearch:
 
     def prove(self) -> None:
         """Level 2: improves on level 1 and raises the bound."""
-        self.level, self.finished = 2, None
+        self.level = 2
         self.incumbents.judge.stop_guessing()
         self._search_levels()
 
@@ -330,7 +331,7 @@ class PoolSearch:
             self._report()
             doubtful = self.incumbents.least_open_suspect + self.slack if self.level > 1 else math.inf
             if min(least, doubtful) >= goal:
-                self.finished = self.bound, self.units
+                self.finished = self.bound, self.units, self.level
                 return
             if doubtful <= least:
                 self.incumbents.clear_suspect()
@@ -383,12 +384,11 @@ class PoolSearch:
         self.incumbents.add(verdict.winner)
 
     def finish(self) -> Plan:
-        """The best plan that was played, with its certificate. If time is up before the proof of some units has come to
-        its end, the certificate holds for the finest units whose proof has."""
-        bound = self.bound
-        if self.finished is not None and not self.interrupted and bound < self.finished[0]:
-            bound, self.units = self.finished
-        verdict = self._decide()
+        """The best plan that was played, with its certificate. If time is up before a proof has come to its end, the
+        certificate holds for the scope of the last one that has."""
+        bound, verdict = self.bound, self._decide()
+        if not self.interrupted and bound < self.finished[0]:
+            bound, self.units, self.level = self.finished
         scope, bounds = self._scope(self.units), (bound, self.free_bound)
         plan = certify(verdict, self.incumbents.found, bounds, self.incumbents.trial, scope)
         judged, pruned = self.incumbents.judge.judged, tuple(sorted(self.counters.removed.items()))

@@ -18,6 +18,9 @@ LONG_SEQUENCE = 32_768
 """Tokens from which on sequences are cut into parts. Shorter ones fit without, as a rule, and gain nothing that
 tensor parallelism does not give; and every further option costs search time."""
 
+_JOINED = 3
+"""Up to so many pools, those of one kind are taken together also without mixtures."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
@@ -121,21 +124,21 @@ def wants_parts(prices: Prices) -> bool:
 
 def vectors(pools: Sequence[Pool], scope: Scope) -> Iterator[Vector]:
     """In units: any number from one pool; from two; and, of more than two pools, all there is. Without mixtures, pools
-    are taken together only if they are of one kind, in several sites or at several speeds."""
+    are taken together only if they are of one kind, in several sites or at several speeds, and few."""
     counts = scope.counts(pools)
     empty = (0,) * len(pools)
     for index, count in enumerate(counts):
         for number in range(1, count + 1):
             yield (*empty[:index], number, *empty[index + 1 :])
     for (one, most), (other, at_most) in itertools.combinations(enumerate(counts), 2):
-        if not scope.mixed and pools[one].name != pools[other].name:
+        if not scope.mixed and (len(pools) > _JOINED or pools[one].name != pools[other].name):
             continue
         for number, partner in itertools.product(range(1, most + 1), range(1, at_most + 1)):
             vector = list(empty)
             vector[one], vector[other] = number, partner
             yield tuple(vector)
     used = [pool for pool, count in zip(pools, counts, strict=True) if count]
-    if len(used) > 2 and (scope.mixed or len({pool.name for pool in used}) == 1):
+    if len(used) > 2 and (scope.mixed or (len(pools) <= _JOINED and len({pool.name for pool in used}) == 1)):
         yield counts
 
 
