@@ -66,14 +66,16 @@ def seen_points(case: Case, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float
     seen: list[tuple[float, float]] = []
     judge = Judge.seconds
 
-    def watched(self: Judge, shape: object, plans: Sequence[Complete], *, below: float = math.inf) -> object:
+    def watched(
+        self: Judge, shape: object, plans: Sequence[Complete], *, below: float = math.inf, best: float = math.inf
+    ) -> object:
         result = judge(self, shape, plans)  # type: ignore[arg-type]
         pools = self.prices.pools
         for plan, seconds in zip(plans, result[0], strict=True):
             parts = [part for choice in plan for part in choice.option.parts]
             price = sum(part.devices * pools[part.pool].device.price_per_hour for part in parts)
             seen.append((seconds, seconds * price / 3600))
-        return judge(self, shape, plans, below=below)  # type: ignore[arg-type]
+        return judge(self, shape, plans, below=below, best=best)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
         patch.setattr(Judge, "seconds", watched)

@@ -174,8 +174,8 @@ OPTIMAL = 1e-6
 def gap_in_words(gap: float) -> str:
     """Return a gap as a share in percent, or that the plan is optimal and to which precision.
 
-    >>> gap_in_words(0.0459), gap_in_words(2.345)
-    ('4.6 %', '234 %')
+    >>> gap_in_words(0.0459), gap_in_words(2.346)
+    ('4.6 %', '235 %')
     >>> gap_in_words(5.2e-10), gap_in_words(0.0)
     ('optimal (to 1e-9)', 'optimal')
     """

@@ -25,6 +25,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from argosy.cluster.topology import Cluster
+from argosy.cost.communicate import DOWN
 from argosy.space.option import Option, Part
 from argosy.space.place import Places, row_places
 from argosy.space.pool import Pool
@@ -216,7 +217,7 @@ class Wirings:
             nodes = (source.first_node, source.last_node)
             key: Hashable = ("medium", source.pool, nodes) if pool.intra_is_shared else ("medium", source)
             lanes = nodes[1] - nodes[0] + 1 if pool.intra_is_shared else source.end - source.begin
-            _load(loads, numbers, key, inside / (lanes * bandwidth))
+            _load(loads, numbers, key, inside / (lanes * max(bandwidth, DOWN)))
         if outside:
             links, over = self._route(source, target)
             latency = max(latency, over)
