@@ -178,6 +178,7 @@ def test_bounds_hold_with_the_constants_that_ship(name: str) -> None:
             options = case.options(shape.micro_batch_size, case.scope(zero=(1,)))
             plans = all_plans(case, shape, options)
             assert plans
-            best = min(case.seconds(shape, plans))
+            near = np.argsort(case.seconds(shape, plans))[:10]
+            best = min(case.played(case.placed(shape, plans[at])) for at in near)
             for kind, bound in roots(case, shape, options, best):
                 assert bound <= best * (1 + 1e-9), (model, shape, kind)

@@ -18,6 +18,7 @@ from argosy.solve.kinds import ground_of
 from argosy.solve.menu import Menu
 from argosy.solve.pipeline import PlanSearch
 from argosy.solve.shape import Shape
+from argosy.solve.verdict import Trial
 from argosy.space.price import Prices
 from argosy.workload.chain import Chain, Layer
 
@@ -159,7 +160,7 @@ def test_level_1_in_bundles_is_certified_below_all_plans(seed: int, monkeypatch:
         best = min([best, *case.seconds(shape, list(itertools.islice(plans, MOST_PLANS // 4)))])
     if math.isinf(best):
         return
-    monkeypatch.setattr("argosy.planner.coarse_cuts", lambda prices: coarse_cuts(prices, 4))
+    monkeypatch.setattr("argosy.solve.pool_search.coarse_cuts", lambda prices: coarse_cuts(prices, 4))
     plan = plan_of(case, Settings(level=1, schedules=case.schedules))
     assert plan.certificate is not None
     assert plan.certificate.lower_bound_seconds <= best * (1 + 1e-9)
@@ -176,7 +177,8 @@ def test_settling_moves_layers_between_cuts() -> None:
         (plan for plan in complete_plans(case, shape, options) if len(plan) == 2 and plan[0].end == 4),
         key=lambda one: case.seconds(shape, [one])[0],
     )
-    incumbents = Incumbents(case.judge)
+    trial = Trial(case.prices, case.cluster, case.cluster, case.scope())
+    incumbents = Incumbents(case.judge, trial)
     incumbents.settle(shape, [plan], case.ones, 8)
     best = incumbents.found[0].plan
     assert best[0].end in (11, 12, 13)
