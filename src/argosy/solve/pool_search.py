@@ -38,7 +38,7 @@ from argosy.solve.parts import parts_of
 from argosy.solve.pipeline import PlanSearch
 from argosy.solve.reach import promising_shapes, reach_bound
 from argosy.solve.settings import FEW_DEVICES, Progress, Settings, played_scope, search_scope
-from argosy.solve.shape import MOST_STAGES, Shape, estimated, hoped
+from argosy.solve.shape import MOST_STAGES, estimated, hoped
 from argosy.solve.unmeasured import why_no_plan
 from argosy.solve.verdict import Trial, Verdict, certify
 from argosy.space.enumerate import Scope, quick_parts, stage_options, stage_parts, with_splits
@@ -119,6 +119,7 @@ class PoolSearch:
         self.branches: list[Branch] = []
         self.pending: list[float] = []
         """Bounds of shapes that were not looked at yet."""
+        self._batch_shapes = list(batch_shapes(global_batch, settings.schedules))
         self.finished: tuple[float, Vector, int] = (0.0, (), 1)
         """The bound, the units and the level of the last proof that came to its end, at first those of level 1."""
         self.units = self.settings.units or next(iter(granularities(self.pools)))
@@ -210,10 +211,6 @@ class PoolSearch:
         bounds = (s.num_micro_batches * throughput_bound(self.prices, s.micro_batch_size) for s in self._batch_shapes)
         return min(bounds, default=math.inf)
 
-    @cached_property
-    def _batch_shapes(self) -> list[Shape]:
-        return list(batch_shapes(self.global_batch, self.settings.schedules))
-
     @property
     def bound(self) -> float:
         """No plan in the scope of the units that were searched last is faster."""
@@ -235,8 +232,11 @@ class PoolSearch:
         for _ in range(3):
             judged = self._look(units)
             self.incumbents.confirm(_PLAYS if self._is_quick else math.inf)
-            if self.level > 1 or self.incumbents.best <= judged * _MISLED:
-                break  # what was closed while the best plan was thought to be faster may be opened again
+            if self.level > 1:
+                break
+            self.left_open = min(self.left_open, judged)  # plans that are slower than that were closed unseen
+            if self.incumbents.best <= judged * _MISLED:
+                break
         if self.level > 1 or not self.settings.prune:
             self._prove(math.inf)
 
