@@ -54,7 +54,7 @@ class Scope:
         return tuple(pool.count // unit for pool, unit in zip(pools, self.units, strict=True))
 
     def describe(self, pools: Sequence[Pool]) -> str:
-        """For a certificate: ``stages of multiples of 8x A100-80GB, 8x T4, of one kind each, ...``."""
+        """For a certificate: ``stages of multiples of 8x A100-80GB, 8x T4, along the nodes, of one kind each, ...``."""
         units = ", ".join(f"{unit}x {pool.name}" for unit, pool in zip(self.units, pools, strict=True))
         kinds = "" if self.mixed or len(pools) == 1 else ", of one kind each"
         recompute = "/".join(self.recompute)
@@ -62,7 +62,8 @@ class Scope:
         width = f", tensor width {'/'.join(map(str, self.widths))}" if self.widths is not None else ""
         width += ", tensor-parallel groups of a stage of one width" if self.one_width else ""
         even = ", equal shares" if self.replicas is not None else ""
-        return f"stages of multiples of {units}{kinds}, recompute {recompute}, ZeRO {zero}{width}{even}{self._splits()}"
+        stages = f"stages of multiples of {units}, along the nodes{kinds}"
+        return f"{stages}, recompute {recompute}, ZeRO {zero}{width}{even}{self._splits()}"
 
     def _splits(self) -> str:
         """``, context 1/2/4, experts over 1/2``; nothing for 1 alone."""
