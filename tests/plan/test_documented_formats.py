@@ -19,6 +19,7 @@ from argosy.cost.calibration import Calibration
 from argosy.document import Schema, parse_toml
 from argosy.plan import file as plan_file
 from argosy.plan.file import loads_plan
+from argosy.runtime.run_spec import run_schema
 from argosy.timeline import file as timeline_file
 from argosy.timeline.file import loads_timeline
 from argosy.workload import profile_file
@@ -64,6 +65,7 @@ TABLES: dict[type[Schema], tuple[str, str]] = {
     profile_file._Layer: ("Profiles", "`layers`"),
     runs_file._File: ("Measured runs", "The measured runs"),
     runs_file._Run: ("Measured runs", "`runs`"),
+    run_schema(): ("`run.json`", "The run"),
     calibration_file._File: ("Calibrations", "The calibration"),
     calibration_file._Constants: ("Calibrations", "`constants`"),
 }
