@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -304,6 +304,15 @@ class Plan:
             op: at for at, stage in enumerate(self.stages) for first, end in stage.ops for op in range(first, end)
         }
         return tuple(placed[op] for op in sorted(placed)) if placed else None
+
+    def zero_of(self, stages: Collection[int], num_layers: int) -> int:
+        """The level of ZeRO at which weights of some stages are kept that ``num_layers`` of a stage use.
+
+        Weights in several stages, and from level 2 on in several layers of one, are kept whole: level 0.
+        """
+        (first, *others) = sorted(stages)
+        zero = self.stages[first].zero
+        return 0 if others or (zero > 1 and num_layers > 1) else zero
 
     def algorithm(self, collective: Collective, stage: int) -> Algorithm:
         """As the plan says; else a ring, padded where the shards of a tensor-parallel group are unequal."""

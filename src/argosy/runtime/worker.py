@@ -46,8 +46,8 @@ from argosy.runtime.trainer import Trainer, parallelize
 from argosy.runtime.world import check_supported, join
 from argosy.timeline.file import dumps_timeline
 
-_RECORDED = 50
-"""Steps whose spans are kept."""
+RECORDED = 50
+"""Steps whose spans are kept, from the beginning of a run or generation."""
 
 
 def main(values: list[str]) -> int:
@@ -143,11 +143,8 @@ def train(trainer: Trainer, data: Callable[[int], Any], spec: RunSpec) -> None:
                 metrics.beliefs(adapter.believed, adapter.speeds)
             append(progress, line)
             metrics.step(loss, seconds, trainer.plan.global_batch)
-        if trainer.steps == min(last, first + _RECORDED):  # at once, because clocks drift apart
-            write_timeline(trainer, spec.folder / TIMELINE)
-            trainer.recorder.enabled = adapter is not None
-            if adapter is not None:
-                adapter.keeps_marks = False
+        if trainer.steps == min(last, first + RECORDED):
+            write_timeline(trainer, adapter, spec.folder / TIMELINE)
         if adapter is not None:
             adapter.after_step(seconds, last - trainer.steps)
         if trainer.steps == last or (spec.save_every and trainer.steps % spec.save_every == 0):
@@ -173,10 +170,14 @@ def adapter_of(trainer: Trainer, spec: RunSpec, tell: Callable[[dict[str, Any]],
     return Adapter(trainer, brief, tell)
 
 
-def write_timeline(trainer: Trainer, path: Path) -> None:
+def write_timeline(trainer: Trainer, adapter: Adapter | None, path: Path) -> None:
+    """Write what was recorded, before clocks drift apart, and record only for the adapter from now on."""
     timeline = trainer.timeline()
     if timeline is not None:
         path.write_text(dumps_timeline(timeline))
+    trainer.recorder.enabled = adapter is not None
+    if adapter is not None:
+        adapter.keeps_marks = False
 
 
 if __name__ == "__main__":

@@ -31,11 +31,8 @@ from argosy.runtime.program import load_program
 from argosy.runtime.run_spec import RunSpec, loads_run_spec
 from argosy.runtime.saving import Saver
 from argosy.runtime.trainer import Trainer
-from argosy.runtime.worker import adapter_of, prepare, write_timeline
+from argosy.runtime.worker import RECORDED, adapter_of, prepare, write_timeline
 from argosy.runtime.world import check_supported, join
-
-_RECORDED = 50
-"""Steps of a generation whose spans are kept."""
 
 
 def work(task: dict[str, Any], pipe: Connection) -> dict[str, Any]:
@@ -140,11 +137,8 @@ class _Worker:
                 copied = trainer.steps
             if trainer.steps == last or (self.spec.save_every and trainer.steps % self.spec.save_every == 0):
                 self.saver.begin(trainer, self.spec.folder / CHECKPOINTS)
-            if trainer.steps == min(last, begun + _RECORDED):
-                write_timeline(trainer, self.spec.folder / TIMELINE)
-                trainer.recorder.enabled = self.adapter is not None
-                if self.adapter is not None:
-                    self.adapter.keeps_marks = False
+            if trainer.steps == min(last, begun + RECORDED):
+                write_timeline(trainer, self.adapter, self.spec.folder / TIMELINE)
         self._close()
         self.saver.wait()
         self.copier.wait()
