@@ -145,7 +145,7 @@ def test_whoever_comes_later_finds_a_leader_that_has_claimed_nothing_yet(tmp_pat
                 agent: Any = Agent.__new__(Agent)
                 agent.spec, agent.node = SimpleNamespace(lost_after=PATIENCE), name
                 agent.token, agent.leader, agent.is_leaving, agent.devices = TOKEN, None, False, ()
-                agent.address = "127.0.0.1"
+                agent.address, agent.facts = "127.0.0.1", {}
                 agent.claims, agent.replanner = Claims(tmp_path), SimpleNamespace(order=["a", "b", "c"])
                 server = await stack.enter_async_context(await agent.listen())
                 agent.here = Host(name=name, address="127.0.0.1", port=server.sockets[0].getsockname()[1])

@@ -131,8 +131,8 @@ def _event_line(event: dict[str, Any]) -> str:
             text += f" from step {event['step']} ({event['base']})"
             repeats = event["repeats"]
             return text + (f", which repeats steps {repeats[0]} to {repeats[1]}" if repeats else "")
-        case "lost":
-            return f"lost {event['host']}: {event['why']}"
+        case "lost" | "refused":
+            return f"{event['event']} {event['host']}: {event['why']}"
         case "failed":
             return f"{event['device']}: {event['message']}"
         case "joined" | "leaving" | "cut off":

@@ -17,14 +17,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
+
+from argosy.runtime.agreement import described
 
 _SMALL = 2**16
 """Elements up to which a tensor that is not random is made at once."""
@@ -135,6 +139,27 @@ class Recording(TorchDispatchMode):
         for step in self._needed({_storage(tensor) for tensor in wanted if tensor.is_meta}):
             _replay(step, real)
         return [_window(real[_storage(tensor)], _place(tensor)) if tensor.is_meta else tensor for tensor in wanted]
+
+    def digest(self, module: nn.Module) -> str:
+        """A hash of all that decides the initial values of a module: if it is the same, so are they."""
+        tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+        numbers: dict[int, int] = {}
+
+        def content(leaf: Any) -> bytes:
+            place = _place(leaf) if _is_recorded(leaf) else leaf
+            if not isinstance(place, _Place):
+                return described(place)
+            number = numbers.setdefault(place.storage, len(numbers))  # addresses differ between processes
+            return f"{number} {place.dtype} {place.shape} {place.stride} {place.offset}".encode()
+
+        digest = hashlib.sha256()
+        for step in self._needed({_storage(tensor) for _, tensor in tensors if tensor.is_meta}):
+            name = str(step.function) if isinstance(step.function, OpOverload) else step.function.__qualname__
+            leaves = tree_iter((step.arguments, step.keywords, step.made, step.random_state))
+            digest.update(b"\n".join([name.encode(), *map(content, leaves)]))
+        for name, tensor in tensors:
+            digest.update(name.encode() + content(tensor))
+        return digest.hexdigest()
 
     def _needed(self, storages: set[int]) -> Sequence[_Step]:
         """(1)."""

@@ -30,6 +30,7 @@ from argosy.plan.file import load_plan
 from argosy.plan.plan import Plan
 from argosy.runtime import checkpoint
 from argosy.runtime.adapting import Adapter
+from argosy.runtime.agreement import Facts, check_agreed, given_facts, loaded_facts, with_first_compared
 from argosy.runtime.emulated import join_device, say_ready
 from argosy.runtime.failure import ElsewhereError, leave_note, told
 from argosy.runtime.folder import CHECKPOINTS, DECISIONS, PROGRESS, TIMELINE, append, checkpoints, forget_after
@@ -43,7 +44,7 @@ from argosy.runtime.ranks import devices_by_rank
 from argosy.runtime.run_spec import RunSpec, read_run_spec
 from argosy.runtime.saving import Saver
 from argosy.runtime.trainer import Trainer, parallelize
-from argosy.runtime.world import check_supported, join
+from argosy.runtime.world import check_supported, device_of, join
 from argosy.timeline.file import dumps_timeline
 
 RECORDED = 50
@@ -87,14 +88,22 @@ def work(spec: RunSpec, plan: Plan, rank: int) -> None:
         check_hardware(plan, rank)
     program = load_program(spec.program)
     join(plan, patience=datetime.timedelta(seconds=spec.patience))
+    compare(given_facts(spec, plan), plan)
     trainer, data = prepare(program, plan, spec)
     say_ready()
     train(trainer, data, spec)
     dist.destroy_process_group()
 
 
+def compare(facts: Facts, plan: Plan) -> None:
+    """Raise an ``InputError`` if ranks differ in something. Every rank calls this."""
+    roster = devices_by_rank(plan)
+    check_agreed(facts, roster, device_of(roster, dist.get_rank()))
+
+
 def prepare(program: Program, plan: Plan, spec: RunSpec) -> tuple[Trainer, Callable[[int], Any]]:
-    """The trainer of this rank, and where its batches come from."""
+    """The trainer of this rank, and where its batches come from. Raises an ``InputError`` if ranks built other things,
+    and when the first batch is asked for, if they have other data."""
     torch.manual_seed(spec.seed)
     with Recording() as recording:
         built = program.build()
@@ -103,6 +112,7 @@ def prepare(program: Program, plan: Plan, spec: RunSpec) -> tuple[Trainer, Calla
         raise InputError([Problem(path="build()", found=found, expected="(model, loss_fn, batch)")])
     model, loss_fn, batch = built
     batch = tree_map(lambda leaf: recording.materialise([leaf])[0] if isinstance(leaf, Tensor) else leaf, batch)
+    compare({**loaded_facts(spec.program), "initial values": recording.digest(model)}, plan)
     optimizer = program.optimizer or torch.optim.AdamW
     trainer = parallelize(
         model, loss_fn, optimizer, batch, plan, clip_norm=spec.clip, recording=recording, seed=spec.seed
@@ -112,7 +122,7 @@ def prepare(program: Program, plan: Plan, spec: RunSpec) -> tuple[Trainer, Calla
     saved = checkpoints(spec.folder / CHECKPOINTS)
     if spec.resume and saved:
         trainer.load(saved[-1])
-    return trainer, program.data or (lambda step: batch)
+    return trainer, with_first_compared(program.data or (lambda step: batch), lambda facts: compare(facts, plan))
 
 
 def train(trainer: Trainer, data: Callable[[int], Any], spec: RunSpec) -> None:

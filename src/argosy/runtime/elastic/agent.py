@@ -18,9 +18,10 @@ from typing import Any
 
 from argosy.cluster.file import cluster_from_content
 from argosy.cost.remembered import cost_model_of
-from argosy.errors import ArgosyError
+from argosy.errors import ArgosyError, InputError, Problem
 from argosy.plan.file import load_plan
 from argosy.plan.plan import ModelRef, Plan
+from argosy.runtime.agreement import differences, given_facts
 from argosy.runtime.elastic.claims import Claims, Host, Outcome
 from argosy.runtime.elastic.copies import Header, Store
 from argosy.runtime.elastic.events import Events
@@ -41,7 +42,9 @@ class Agent:
     def __init__(self, spec: RunSpec, node: str, address: str) -> None:
         """``node`` is the host's name in the plan's cluster, ``address`` where other hosts reach it."""
         self.spec, self.node, self.address = spec, node, address
-        self.replanner = replanner_of(spec, load_plan(spec.plan))
+        plan = load_plan(spec.plan)
+        self.facts = given_facts(spec, plan, elastic=True)
+        self.replanner = replanner_of(spec, plan)
         self.devices = next(known.devices for known in self.replanner.cluster.nodes if known.name == node)
         self.claims = Claims(spec.folder)
         self.token = self.claims.token()
@@ -131,13 +134,16 @@ class Agent:
 
     async def _join(self, host: Host) -> Line | None:
         """None where that host cannot be reached or does not lead."""
-        hello = {"kind": "join", "host": vars(self.here), "devices": self.devices, "leaving": self.is_leaving}
+        about = {"devices": self.devices, "leaving": self.is_leaving, "facts": self.facts}
+        hello = {"kind": "join", "host": vars(self.here), **about}
         try:
             patience = self.spec.lost_after / 2
             line = await Line.open(host.address, host.port, self.token, hello, patience=patience)
             answer = await line.receive(patience=patience)
         except LostError:
             return None
+        if answer["kind"] == "refused":
+            raise InputError([Problem(**problem) for problem in answer["problems"]])
         if answer["kind"] == "no":
             line.close()
             return None
@@ -265,8 +271,14 @@ class Agent:
             hello = await line.receive(patience=self.spec.lost_after)
             match hello["kind"]:
                 case "join" if self.leader is not None:
-                    line.send({"kind": "welcome"})
-                    await self.leader.admit(line, hello)
+                    name = hello["host"]["name"]
+                    problems = differences([self.facts, hello["facts"]], [self.node, name])
+                    if problems:
+                        self.leader.events.write("refused", host=name, why="; ".join(map(str, problems)))
+                        line.send({"kind": "refused", "problems": [vars(problem) for problem in problems]})
+                    else:
+                        line.send({"kind": "welcome"})
+                        await self.leader.admit(line, hello)
                 case "join":
                     line.send({"kind": "no"})
                 case "ping":

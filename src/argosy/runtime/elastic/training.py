@@ -21,6 +21,7 @@ from argosy.adapt.controller import Reach
 from argosy.errors import ArgosyError, RunError
 from argosy.plan.file import loads_plan
 from argosy.runtime.adapting import Adapter
+from argosy.runtime.agreement import given_facts
 from argosy.runtime.elastic.copies import Header, Source
 from argosy.runtime.elastic.snapshot import Copier, Place, restore
 from argosy.runtime.emulated import join_device, say_ready
@@ -31,7 +32,7 @@ from argosy.runtime.program import load_program
 from argosy.runtime.run_spec import RunSpec, loads_run_spec
 from argosy.runtime.saving import Saver
 from argosy.runtime.trainer import Trainer
-from argosy.runtime.worker import RECORDED, adapter_of, prepare, write_timeline
+from argosy.runtime.worker import RECORDED, adapter_of, compare, prepare, write_timeline
 from argosy.runtime.world import check_supported, join
 
 
@@ -66,6 +67,7 @@ class _Worker:
         program = load_program(self.spec.program)
         try:
             join(plan, patience=datetime.timedelta(seconds=self.spec.patience))
+            compare(given_facts(self.spec, plan, elastic=True), plan)
             self.trainer, self.data = prepare(program, plan, self._own_spec())
             self._take_up()
             self.saver = Saver()
