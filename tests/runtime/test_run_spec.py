@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from argosy.adapt.controller import Reach
 from argosy.cli.run import run
+from argosy.cli.run_checks import warn_of_other_options
 from argosy.errors import InputError
 from argosy.runtime.run_spec import RunSpec, dumps_run_spec, loads_run_spec, read_run_spec
 from argosy.runtime.worker import main
@@ -77,3 +78,23 @@ def test_a_worker_without_its_file_says_so(tmp_path: Path, capsys: pytest.Captur
     assert capsys.readouterr().err == f"{missing}: expected an existing file\n"
     missing.write_text(json.dumps(GOOD))
     assert read_run_spec(missing).steps == 3
+
+
+def test_a_run_that_is_resumed_with_other_options_is_told_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.json"
+    spec = RunSpec(plan="plan.json", program="train.py", out=str(tmp_path), steps=3, resume=True)
+    warn_of_other_options(spec, file)
+    file.write_text(dumps_run_spec(replace(spec, resume=False, steps=9)))
+    warn_of_other_options(spec, file)
+    assert capsys.readouterr().err == ""
+    warn_of_other_options(replace(spec, seed=4, clip=0.5, plan="other.json"), file)
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: plan: other.json; the run that is resumed had plan.json",
+        "warning: --clip: 0.5; the run that is resumed had none",
+        "warning: --seed: 4; the run that is resumed had 0",
+    ]
+    file.write_text("{")
+    warn_of_other_options(replace(spec, seed=4), file)
+    assert capsys.readouterr().err == ""

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from argosy.cli.run_checks import warn_of_other_options
+
 if TYPE_CHECKING:
     from argosy.runtime.launch import Launch
 
@@ -66,6 +68,7 @@ def follow_elastic(
     with contextlib.ExitStack() as stack:  # each agent has its lock to itself: a node whose agent is lost may come back
         locks = [stack.enter_context(held(folder, name, elastic=True)) for name in nodes]
         check_folder(launch.spec)
+        warn_of_other_options(launch.spec, spec_file)
         spec_file.write_text(dumps_run_spec(launch.spec), encoding="utf-8")
         events, progress = Tail(folder / EVENTS), Tail(folder / PROGRESS)
         logs = [folder / f"agent-{name}.log" for name in nodes]

@@ -15,7 +15,13 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from argosy.cli.options import Clip, Json, LostAfter, Patience, PlanSource, Profiles, Quiet, Width, no_nan
-from argosy.cli.run_checks import check_folder_is_new, check_init, check_launch, check_torch
+from argosy.cli.run_checks import (
+    check_folder_is_new,
+    check_init,
+    check_launch,
+    check_torch,
+    warn_of_other_options,
+)
 
 if TYPE_CHECKING:
     from argosy.plan.plan import Plan
@@ -207,6 +213,7 @@ def _follow(
             check_folder_is_new(spec)
         if node_rank == 0:  # the folder is common to all nodes
             _clear(spec)
+        warn_of_other_options(spec, spec_file)
         spec_file.write_text(dumps_run_spec(spec), encoding="utf-8")
         with log.open("a" if spec.resume else "w") as file:
             began = file.tell()

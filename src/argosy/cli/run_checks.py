@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +48,25 @@ def check_init(spec: RunSpec) -> None:
     if spec.init is not None and not Path(spec.init).exists():
         expected = "an existing file of weights, or the folder of a checkpoint"
         raise InputError([Problem(file=spec.init, path="--init", expected=expected)])
+
+
+def warn_of_other_options(spec: RunSpec, file: Path) -> None:
+    """On stderr, what a run that is resumed was asked for before, if it is now asked to train otherwise.
+
+    ``file`` is the ``run.json`` of the run that is resumed; one that cannot be read says nothing.
+    """
+    from argosy.errors import InputError
+    from argosy.runtime.run_spec import read_run_spec
+
+    if not spec.resume:
+        return
+    with contextlib.suppress(InputError):
+        before = read_run_spec(file)
+        for name in ("plan", "program", "clip", "seed"):
+            old, new = before.shown(name), spec.shown(name)
+            if old != new:
+                option = name if name in ("plan", "program") else f"--{name}"
+                sys.stderr.write(f"warning: {option}: {new}; the run that is resumed had {old}\n")
 
 
 def check_torch() -> None:

@@ -37,7 +37,7 @@ _SHOWN = 12
 def given_facts(spec: RunSpec, plan: Plan, *, elastic: bool = False) -> dict[str, str]:
     """Return (1). Paths, and how long to wait, may differ between hosts."""
     names = (*_OPTIONS, *(_OF_ELASTIC_RUNS if elastic else _OF_PLAIN_RUNS))
-    facts = {f"--{name.replace('_', '-')}": str(getattr(spec, name)) for name in names}
+    facts = {f"--{name.replace('_', '-')}": spec.shown(name) for name in names}
     program, function = split_name(spec.program)
     facts |= {"plan": _hash([dumps_plan(plan).encode()]), "program": _hash([program.read_bytes()])}
     facts |= {"the program's function": function, "Argosy's source": _own_source()}

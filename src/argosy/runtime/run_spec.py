@@ -84,6 +84,11 @@ class RunSpec:
         """Seconds between two signs of life of a node."""
         return self.lost_after / 5
 
+    def shown(self, name: str) -> str:
+        """The value of an option, for people."""
+        value = getattr(self, name)
+        return "none" if value is None else str(value)
+
     def chain(self, model: ModelRef) -> Chain:
         """The costs of a plan's model, found as the run's options say."""
         name = self.model or model.name
