@@ -1,4 +1,4 @@
-"""Every command plays a plan in the same way: whole up to a limit, folded beyond it, and once for all that is shown."""
+"""A plan is played in one way by all that show it: whole up to a limit, folded beyond it, once for a page."""
 
 from __future__ import annotations
 
