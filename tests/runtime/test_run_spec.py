@@ -19,7 +19,7 @@ from argosy.runtime.run_spec import RunSpec, dumps_run_spec, loads_run_spec, rea
 from argosy.runtime.worker import main
 
 NAMES = st.text(min_size=1)
-COUNTS, SECONDS = st.integers(0, 10**12), st.floats(0, 1e12)
+COUNTS, SECONDS = st.integers(0, 10**12), st.floats(0, 1e12, exclude_min=True)
 
 SPECS = st.builds(
     RunSpec,
@@ -58,7 +58,7 @@ GOOD = {"version": 1, "plan": "plan.json", "program": "train.py", "out": "run", 
         ({"steps": "3"}, 'steps: found "3", expected a valid integer'),
         ({"program": ""}, 'program: found "", expected a name'),
         ({"clip": -1}, "clip: found -1, expected greater than or equal to 0"),
-        ({"patience": float("nan")}, "patience: found nan, expected greater than or equal to 0"),
+        ({"patience": float("nan")}, "patience: found nan, expected greater than 0"),
         ({"adapt": "most"}, 'adapt: found "most", expected one of "off", "k", "shares", "full"'),
         ({"metrics_port": 70000}, "metrics_port: found 70000, expected less than or equal to 65535"),
         ({"sede": 1}, "sede: found an unknown field"),

@@ -63,7 +63,8 @@ def loaded_facts(program: str) -> dict[str, str]:
     folder = split_name(program)[0].resolve().parent
     facts = {}
     for name, module in sorted(sys.modules.items()):
-        version, file = getattr(module, "__version__", None), getattr(module, "__file__", None)
+        known = getattr(module, "__dict__", {})  # modules may make up attributes that they are asked for
+        version, file = known.get("__version__"), known.get("__file__")
         if "." not in name and isinstance(version, str):
             facts[f"package {name}"] = version.partition("+")[0]  # builds for other devices are called so
         path = Path(file) if isinstance(file, str) else Path()

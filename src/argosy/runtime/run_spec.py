@@ -22,9 +22,10 @@ from argosy.workload.fields import Name
 from argosy.workload.load import load_model
 
 RUN = "run.json"
-Count = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(ge=0)]
-Several = Annotated[int, Field(ge=1)]
+_Whole = Annotated[int, Field(ge=0)]
+_Seconds = Annotated[float, Field(ge=0)]
+_Positive = Annotated[int, Field(ge=1)]
+_Duration = Annotated[float, Field(gt=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +38,9 @@ class RunSpec:
     """``FILE.py:build``."""
     out: Name
     """The run's folder, which all nodes see."""
-    steps: Several
+    steps: _Positive
     """Steps to train, beyond those with which the run begins."""
-    save_every: Count = 0
+    save_every: _Whole = 0
     """Steps between two checkpoints; 0 for none but the last."""
     resume: bool = False
     """Whether to go on from the newest checkpoint."""
@@ -48,7 +49,7 @@ class RunSpec:
     clip: Annotated[float, Field(ge=0)] | None = None
     """The largest norm of the whole gradient."""
     seed: int = 0
-    patience: Seconds = 600.0
+    patience: _Duration = 600.0
     """Seconds to wait for a rank that sends nothing, and that a step of an elastic run may take."""
     any_device: bool = False
     """Whether the hardware may be other than the plan's."""
@@ -56,7 +57,7 @@ class RunSpec:
     """How far the run may adapt."""
     model: Name | None = None
     """A preset, config or profile with the model's costs; the plan's name for the model unless given."""
-    horizon: Several = 1000
+    horizon: _Positive = 1000
     """Steps over which a move must pay."""
     min_gain: Annotated[float, Field(ge=0, le=1)] = 0.02
     """The least gain that is worth a change."""
@@ -64,15 +65,15 @@ class RunSpec:
     """Files of measured layers, for predictions."""
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     """Where rank 0 serves figures for Prometheus."""
-    copy_every: Count = 1
+    copy_every: _Whole = 1
     """Of elastic runs: steps between two copies in other nodes' memory; 0 for none."""
-    lost_after: Seconds = 10.0
+    lost_after: _Duration = 10.0
     """Of elastic runs: seconds of silence after which a node is lost."""
-    gather: Seconds = 60.0
+    gather: _Seconds = 60.0
     """Of elastic runs: seconds that the first generation waits for nodes of the plan."""
-    wait: Seconds = 600.0
+    wait: _Seconds = 600.0
     """Of elastic runs: seconds to wait for nodes while nothing fits on those that are there."""
-    grace: Seconds = 30.0
+    grace: _Seconds = 30.0
     """Of elastic runs: seconds between the notice that a node will be taken away and its end."""
 
     @property
