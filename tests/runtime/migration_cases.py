@@ -20,10 +20,10 @@ from argosy.document import parse_toml
 from argosy.dtype import Dtype
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
 from argosy.runtime.checkpoint import Rows
-from argosy.runtime.initialise import Recording
 from argosy.runtime.migrate import Moved
 from argosy.runtime.trainer import Trainer, parallelize
 from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.workload.capture.initial import Recording
 from argosy.workload.chain import Chain, Layer
 
 BATCH = 12

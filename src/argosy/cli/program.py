@@ -34,20 +34,28 @@ def share_program(text: str, cluster: str, *, dtype: str | None, level: int, qui
     """Capture a program and find the cheapest way to share its step; what no rule knows is warned of."""
     from argosy.cli.terminal import needs, progress
     from argosy.cluster.file import load_cluster
+    from argosy.errors import bad_input
     from argosy.graph_planner import find_graph_plan
     from argosy.report.graph_plan import without_rule
     from argosy.runtime.program import load_program, split_name
 
     where, name = load_cluster(cluster), split_name(text)[0].stem
     with needs("capturing a program needs torch", "torch"):
+        from argosy.runtime.operations import mixes_samples
         from argosy.workload.capture.initial import build_fake
         from argosy.workload.capture.trace import capture_fake, num_samples, with_samples
     with progress(f"capturing {text}", quiet=quiet):
         fake = build_fake(load_program(text).build)
         graph = capture_fake(fake, name=name)
     samples = num_samples(fake)
+    whole = mixes_samples(fake)
+    if whole is not None:
+        reason = whole.partition(", expected")[0]
+        sys.stderr.write(f"warning: the batch is not divided, because the program mixes samples: {reason}\n")
 
     def step(count: int) -> Graph:
+        if count != samples and whole is not None:
+            raise bad_input(f"{samples} samples at once, because the program mixes them", count, where="samples")
         return graph if count == samples else capture_fake(with_samples(fake, count), name=name)
 
     with progress(f"sharing {len(graph.nodes):,} operations between {len(where.devices)} devices", quiet=quiet):

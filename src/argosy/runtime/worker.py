@@ -26,7 +26,7 @@ from argosy.adapt.controller import Limits, Reach
 from argosy.cluster.file import cluster_from_content
 from argosy.cluster.lasting import at_time_zero
 from argosy.cost.remembered import cost_model_of
-from argosy.errors import ArgosyError, InputError, Problem, RunError
+from argosy.errors import ArgosyError, RunError
 from argosy.plan.file import load_plan
 from argosy.plan.plan import Plan
 from argosy.runtime import checkpoint
@@ -35,7 +35,6 @@ from argosy.runtime.emulated import join_device, say_ready
 from argosy.runtime.failure import ElsewhereError, leave_note, told
 from argosy.runtime.folder import CHECKPOINTS, DECISIONS, PROGRESS, TIMELINE, append, checkpoints, forget_after
 from argosy.runtime.hardware import check_hardware
-from argosy.runtime.initialise import Recording
 from argosy.runtime.metrics import Metrics, serve
 from argosy.runtime.mixing import undivided
 from argosy.runtime.orphan import end_with_parent
@@ -45,6 +44,7 @@ from argosy.runtime.saving import Saver
 from argosy.runtime.trainer import Trainer, parallelize
 from argosy.runtime.world import check_supported, join
 from argosy.timeline.file import dumps_timeline
+from argosy.workload.capture.initial import Recording, run_build
 from argosy.workload.load import load_model
 
 _RECORDED = 50
@@ -115,12 +115,8 @@ def work(options: argparse.Namespace, plan: Plan, rank: int) -> None:
 def prepare(program: Program, plan: Plan, options: Any) -> tuple[Trainer, Callable[[int], Any]]:
     """The trainer of this rank, and where its batches come from."""
     torch.manual_seed(options.seed)
-    with Recording() as recording:
-        built = program.build()
-    if not isinstance(built, tuple) or len(built) != 3:
-        found = f"{len(built)} values" if isinstance(built, tuple) else type(built).__name__
-        raise InputError([Problem(path="build()", found=found, expected="(model, loss_fn, batch)")])
-    model, loss_fn, batch = built
+    recording = Recording()
+    model, loss_fn, batch = run_build(program.build, recording)
     batch = tree_map(lambda leaf: recording.materialise([leaf])[0] if isinstance(leaf, Tensor) else leaf, batch)
     optimizer = program.optimizer or torch.optim.AdamW
     trainer = parallelize(

@@ -1,0 +1,123 @@
+"""Training a program of the lists in one process and, by several plans, on three unequal ones."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import library_programs
+import odd_programs  # noqa: F401 (registers its programs)
+import torch
+import torch.distributed as dist
+from own_programs import BATCH, PROGRAMS
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from argosy.dtype import Dtype
+from argosy.errors import InputError
+from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
+from argosy.runtime.trainer import parallelize
+from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.solve.stagecut import cut_graph
+from argosy.workload.capture.initial import Recording, run_build
+from argosy.workload.capture.trace import capture
+from argosy.workload.graph import Phase
+
+STEPS, SEED = 3, 3
+CLUSTER = json.dumps(
+    {
+        "name": "local",
+        "nodes": [
+            {
+                "name": "n",
+                "devices": [{"kind": "V100-32GB", "count": 3}],
+                "intra": [{"medium": "nvlink", "bandwidth": "150 GB/s", "latency": "3 us"}],
+                "nic": {"bandwidth": "25 Gbit/s", "latency": "20 us"},
+            }
+        ],
+    }
+)
+WAYS = ("replicas", "stages", "group")
+
+
+def optimizer(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def prepared(name: str) -> None:
+    if name == "gpt2_from_pretrained":
+        library_programs.pretrained()
+
+
+def alone(name: str) -> list[float]:
+    """The losses of the training loop that everybody writes."""
+    torch.set_default_dtype(torch.float64)
+    prepared(name)
+    torch.manual_seed(SEED)
+    model, loss_fn, batch = PROGRAMS[name]()
+    updates, losses = optimizer([p for p in model.parameters() if p.requires_grad]), []
+    for _ in range(STEPS):
+        given = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
+        loss = loss_fn(model, given)
+        loss.backward()
+        updates.step()
+        updates.zero_grad()
+        losses.append(float(loss.detach()))
+    torch.set_default_dtype(torch.float32)
+    return losses
+
+
+def plan_of(name: str, way: str) -> Plan:
+    one, two, three = "n0.0", "n0.1", "n0.2"
+    count, ratios = 1, ()
+    if way == "replicas":
+        count, stages = 1, [[((one,), 3), ((two,), 2), ((three,), 1)]]
+    elif way == "stages":
+        count, stages = 2, [[((one,), 2), ((two,), 1)], [((three,), 3)]]
+    elif way == "alone":
+        stages = [[((one,), BATCH)]]
+    else:
+        stages, ratios = [[((one, two, three), BATCH)]], (0.5, 0.3, 0.2)
+    return Plan(
+        model=ModelRef(name=name, sequence_length=1, dtype=Dtype.FP32),
+        cluster=ClusterRef(name="local", hash="", content=CLUSTER),
+        global_batch=BATCH,
+        micro_batch_size=BATCH // count,
+        num_micro_batches=count,
+        schedule=ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),
+        stages=tuple(
+            Stage(
+                first=index,
+                end=index + 1,
+                replicas=tuple(Replica(devices=names, samples=n, ratios=ratios) for names, n in replicas),
+            )
+            for index, replicas in enumerate(stages)
+        ),
+    )
+
+
+def cut_of(name: str, way: str) -> tuple[int, ...]:
+    """As a planner would cut the captured step."""
+    graph = capture(PROGRAMS[name])
+    count = sum(node.phase is Phase.FORWARD for node in graph.nodes)
+    return cut_graph(graph, (0.4, 0.6)).stages if way == "stages" else (0,) * count
+
+
+def train(name: str, way: str, seed: int = SEED) -> tuple[str, Any]:
+    """On every rank: ("losses", them) or ("refused", why)."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        prepared(name)
+        cut = cut_of(name, way)
+        torch.manual_seed(seed)
+        recording = Recording()
+        model, loss_fn, batch = run_build(PROGRAMS[name], recording)
+        batch = tree_map(lambda leaf: recording.materialise([leaf])[0] if isinstance(leaf, Tensor) else leaf, batch)
+        options = {"recording": recording, "seed": seed, "cut": cut}
+        trainer = parallelize(model, loss_fn, optimizer, batch, plan_of(name, way), **options)
+        return "losses", [trainer.step(batch) for _ in range(STEPS)]
+    except InputError as error:
+        dist.barrier()  # a rank that leaves early would look like one that crashed
+        return "refused", str(error)
+    finally:
+        torch.set_default_dtype(torch.float32)
