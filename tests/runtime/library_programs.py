@@ -6,6 +6,7 @@ import atexit
 import functools
 import shutil
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -60,13 +61,17 @@ def gpt2_gradient_checkpointing() -> Built:
 @functools.cache
 def pretrained() -> str:
     """A folder with a model that was trained elsewhere; call it before ``build`` runs."""
+    from safetensors.torch import save_file
     from transformers import GPT2LMHeadModel
 
     folder = tempfile.mkdtemp(prefix="argosy-pretrained-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
-        GPT2LMHeadModel(gpt2_config()).save_pretrained(folder)
+        model = GPT2LMHeadModel(gpt2_config())
+    state = {name: value for name, value in model.state_dict().items() if name != "lm_head.weight"}  # it is tied
+    save_file(state, Path(folder) / "model.safetensors", {"format": "pt"})
+    gpt2_config().save_pretrained(folder)
     return folder
 
 

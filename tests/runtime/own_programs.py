@@ -319,3 +319,62 @@ def dropout() -> Built:
             return self.inner[2](F.dropout(torch.tanh(self.inner[0](x)), 0.3, self.training))
 
     return Dropping(), squared, points()
+
+
+@program
+def sampled_actions() -> Built:
+    """Actions are drawn in the loss, weighed by what they are worth."""
+
+    def loss(model: Any, x: Tensor) -> Tensor:
+        log = model(x).log_softmax(-1)
+        action = torch.distributions.Categorical(logits=log.detach()).sample()
+        worth = x.gather(-1, action[:, None]).squeeze(-1)
+        return -(log.gather(-1, action[:, None]).squeeze(-1) * worth).mean()
+
+    return Net(), loss, points()
+
+
+@program
+def shuffled_pairs() -> Built:
+    """Mixup: samples of the batch are combined with others before any weight is used."""
+
+    def loss(model: Any, b: tuple[Tensor, Tensor]) -> Tensor:
+        other, share = torch.randperm(len(b[0])), torch.rand(len(b[0]), 1)
+        made = model(b[0] * share + b[0][other] * (1 - share))
+        one, two = F.cross_entropy(made, b[1], reduction="none"), F.cross_entropy(made, b[1][other], reduction="none")
+        return (one * share.squeeze(-1) + two * (1 - share.squeeze(-1))).mean()
+
+    return Net(4), loss, (points(), torch.randint(0, 4, (BATCH,)))
+
+
+# what has to be refused
+
+
+@program
+def generator_in_the_loss() -> Built:
+    own = torch.Generator().manual_seed(2)
+    return Net(), lambda model, x: squared(model, x + torch.randn(x.shape, generator=own)), points()
+
+
+@program
+def counter_that_is_no_buffer() -> Built:
+    class Counting(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps = torch.zeros(1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.steps += 1
+            return self.inner(x) / self.steps
+
+    return Counting(), squared, points()
+
+
+@program
+def weights_changed_in_the_loss() -> Built:
+    def loss(model: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            model.inner[0].weight.clamp_(-0.1, 0.1)
+        return squared(model, x)
+
+    return Net(), loss, points()

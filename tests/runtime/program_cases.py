@@ -13,15 +13,20 @@ from own_programs import BATCH, PROGRAMS
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from argosy.cluster.file import cluster_from_content
 from argosy.dtype import Dtype
-from argosy.errors import InputError
+from argosy.errors import InputError, bad_input
+from argosy.graph_plan import as_plan
+from argosy.graph_planner import find_graph_plan
+from argosy.plan.file import dumps_plan, loads_plan
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
+from argosy.runtime.operations import divides, mixes_samples
 from argosy.runtime.trainer import parallelize
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.solve.stagecut import cut_graph
-from argosy.workload.capture.initial import Recording, run_build
-from argosy.workload.capture.trace import capture
-from argosy.workload.graph import Phase
+from argosy.workload.capture.initial import Recording, build_fake, run_build
+from argosy.workload.capture.trace import capture, capture_fake, with_samples
+from argosy.workload.graph import Graph, Phase
 
 STEPS, SEED = 3, 3
 CLUSTER = json.dumps(
@@ -32,6 +37,18 @@ CLUSTER = json.dumps(
                 "name": "n",
                 "devices": [{"kind": "V100-32GB", "count": 3}],
                 "intra": [{"medium": "nvlink", "bandwidth": "150 GB/s", "latency": "3 us"}],
+                "nic": {"bandwidth": "25 Gbit/s", "latency": "20 us"},
+            }
+        ],
+    }
+)
+UNEQUAL = json.dumps(
+    {
+        "name": "unequal",
+        "nodes": [
+            {"name": "n", "devices": [{"kind": kind, "count": 1} for kind in ("V100-32GB", "T4", "P100")]}
+            | {
+                "intra": [{"medium": "pcie", "bandwidth": "12 GB/s", "latency": "5 us"}],
                 "nic": {"bandwidth": "25 Gbit/s", "latency": "20 us"},
             }
         ],
@@ -103,18 +120,39 @@ def cut_of(name: str, way: str) -> tuple[int, ...]:
     return cut_graph(graph, (0.4, 0.6)).stages if way == "stages" else (0,) * count
 
 
-def train(name: str, way: str, seed: int = SEED) -> tuple[str, Any]:
+def plan_for(name: str, way: str) -> str:
+    """What the planner finds for a program on three unequal devices, as a plan file."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        fake = build_fake(PROGRAMS[name])
+        graph, cluster = capture_fake(fake, name=name), cluster_from_content(UNEQUAL)
+        mixed = mixes_samples(fake) is not None
+
+        def step(count: int) -> Graph:
+            if count != BATCH and mixed:
+                raise bad_input("all samples at once", count)
+            return graph if count == BATCH else capture_fake(with_samples(fake, count), name=name)
+
+        found = find_graph_plan(step, BATCH, cluster, Dtype.FP32)
+        plan = as_plan(found, cluster, Dtype.FP32, BATCH)
+        return dumps_plan(plan if divides(fake, plan) else as_plan(found, cluster, Dtype.FP32, BATCH, divided=False))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def train(name: str, way: str, plan: str | None = None) -> tuple[str, Any]:
     """On every rank: ("losses", them) or ("refused", why)."""
     torch.set_default_dtype(torch.float64)
     try:
         prepared(name)
-        cut = cut_of(name, way)
-        torch.manual_seed(seed)
+        chosen = plan_of(name, way) if plan is None else loads_plan(plan)
+        cut = cut_of(name, way) if plan is None else chosen.cut
+        torch.manual_seed(SEED)
         recording = Recording()
         model, loss_fn, batch = run_build(PROGRAMS[name], recording)
         batch = tree_map(lambda leaf: recording.materialise([leaf])[0] if isinstance(leaf, Tensor) else leaf, batch)
-        options = {"recording": recording, "seed": seed, "cut": cut}
-        trainer = parallelize(model, loss_fn, optimizer, batch, plan_of(name, way), **options)
+        options: dict[str, Any] = {"recording": recording, "seed": SEED, "cut": cut}
+        trainer = parallelize(model, loss_fn, optimizer, batch, chosen, **options)
         return "losses", [trainer.step(batch) for _ in range(STEPS)]
     except InputError as error:
         dist.barrier()  # a rank that leaves early would look like one that crashed

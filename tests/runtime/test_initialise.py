@@ -128,3 +128,22 @@ def test_weights_that_never_got_values_are_refused() -> None:
         tensor = torch.empty(4, 4, device="meta")
     with pytest.raises(InputError, match="never got values"):
         recording.materialise([tensor])
+
+
+def test_a_model_that_the_program_makes_on_the_meta_device_draws_nothing() -> None:
+    """As ``from_pretrained`` does, before it puts the weights that it has read in place."""
+
+    def make() -> tuple[nn.Module, torch.Tensor]:
+        with torch.device("meta"):
+            model = nn.Linear(300, 400)
+        state = {"weight": torch.full((400, 300), 0.5), "bias": torch.ones_like(model.bias, device="cpu")}
+        model.load_state_dict(state, assign=True)
+        return model, torch.randn(4, 300)
+
+    torch.manual_seed(3)
+    wanted = make()
+    torch.manual_seed(3)
+    with Recording() as recording:
+        model, batch = make()
+    found = recording.materialise([model.weight, model.bias, batch])
+    assert all(map(torch.equal, found, [wanted[0].weight, wanted[0].bias, wanted[1]]))

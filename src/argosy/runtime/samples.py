@@ -179,7 +179,8 @@ class _Divider:
             return "depends on how many samples there are or on their order"
         for value in grown:
             self.result.kinds[value] = Kind.SAMPLES
-            place = _grown(self.forward, value) or self._of_readers(value)
+            copies = None if node.op in RANDOM else _grown(self.forward, value, most=None)
+            place = _grown(self.forward, value) or self._of_readers(value) or copies
             if place is None:
                 return "has samples in no known order"
             self.result.places[value] = place
@@ -339,13 +340,14 @@ class _Divider:
         return None
 
 
-def _grown(forward: Forward, value: int) -> Place | None:
-    """The dim whose size is the number of samples, if one dim is and no other depends on it."""
+def _grown(forward: Forward, value: int, most: int | None = 1) -> Place | None:
+    """The dim whose size is ``most`` times the number of samples or less, if one is and no other depends on it."""
     slopes, shape = forward.slopes(value), forward.graph.values[value].shape
     growing = [dim for dim, slope in enumerate(slopes) if slope]
-    if len(growing) != 1 or slopes[growing[0]] != 1 or shape[growing[0]] != COUNTS[0]:
+    slope = slopes[growing[0]] if len(growing) == 1 else 0
+    if not slope or shape[growing[0]] != slope * COUNTS[0] or (most is not None and slope > most):
         return None
-    return Place(growing[0], 1, 1)
+    return Place(growing[0], 1, slope)
 
 
 def _keeps_samples_apart(

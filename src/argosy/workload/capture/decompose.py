@@ -288,7 +288,8 @@ def normal_functional(like: Tensor, mean: float = 0.0, std: float = 1.0, *, gene
 def normal_tensors(mean: Any, std: Any = 1.0, *, generator: None = None) -> Tensor:
     """(6)."""
     like = mean + std
-    return _normal(like) * std + mean
+    drawn: Tensor = _normal(like) * std + mean
+    return drawn
 
 
 def uniform_between(like: Tensor, low: float = 0.0, high: float = 1.0, *, generator: None = None) -> Tensor:

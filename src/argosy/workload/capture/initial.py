@@ -89,7 +89,9 @@ class Recording(TorchDispatchMode):
         self.draws = draws
         self.steps: list[_Step] = []
         self.kept: dict[int, Tensor] = {}
-        """One tensor per storage on the meta device: their addresses must not be used again."""
+        """One tensor per recorded storage on the meta device: their addresses must not be used again."""
+        self.alive: list[Tensor] = []
+        """Tensors that the program itself put on the meta device and that something recorded was made like."""
         self.borrowed: dict[int, list[_Borrowed]] = {}
         """By storage."""
         self._reads = _Reads(self)
@@ -110,7 +112,7 @@ class Recording(TorchDispatchMode):
 
     def _initialise(self, original: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Write an initialiser down as one random operation."""
-        if not tensor.is_meta:
+        if not tensor.is_meta or _storage(tensor) not in self.kept:
             result: Tensor = original(tensor, *args, **kwargs)
             return result
         with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
@@ -127,6 +129,9 @@ class Recording(TorchDispatchMode):
         changed = [tensor for tensor in _changed(function, args, kwargs) if isinstance(tensor, Tensor)]
         if tensors and not recorded:
             return self._run(function, args, kwargs, changed)
+        foreign = bool(recorded) and all(_storage(tensor) not in self.kept for tensor in recorded)
+        if foreign and kwargs.get("device", _META) == _META:
+            return function(*args, **kwargs)  # on the meta device because the program wants it so
         if not tensors and not self._is_large(function, args, kwargs):
             return function(*args, **({**kwargs, "device": _CPU} if "device" in kwargs else kwargs))
         if function is torch.ops.aten._local_scalar_dense.default or any(not tensor.is_meta for tensor in changed):
@@ -191,7 +196,7 @@ class Recording(TorchDispatchMode):
         if not isinstance(leaf, Tensor):
             return leaf
         if leaf.is_meta:
-            self.kept.setdefault(_storage(leaf), leaf.detach())
+            self.alive.append(leaf.detach())
             return _place(leaf)
         held = _Borrowed(leaf.detach())
         self.borrowed.setdefault(_storage(leaf), []).append(held)
