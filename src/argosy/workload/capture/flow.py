@@ -37,7 +37,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
-from argosy.errors import bad_input
+from argosy.errors import InputError, Problem
+from argosy.workload.capture.blame import running_line
 from argosy.workload.capture.initial import Recording
 
 _CPU = torch.device("cpu")
@@ -97,21 +98,26 @@ class Flow(TorchDispatchMode):
         if not leaf.is_meta or type(leaf) is not Tensor:
             return leaf
         if leaf.numel() > MOST_CONSTANT:
-            expected = f"at most {MOST_CONSTANT:,} elements in a tensor that is no parameter or buffer"
-            raise bad_input(expected, leaf.numel(), where="loss", suggestion="register it as a buffer of the model")
+            expected = f"at most {MOST_CONSTANT:,} in a tensor that is no parameter or buffer"
+            raise _refused(f"{leaf.numel():,} elements", expected, "register it as a buffer of the model")
         return self.recording.materialise([leaf])[0]
 
     def _check(self, function: Any, args: Any, kwargs: Any) -> None:
         if kwargs.get("generator") is not None:
             expected = "random numbers of torch's own generator, which every plan draws alike"
-            raise bad_input(expected, f"generator= in {function}", where="loss", suggestion="leave generator= out")
+            raise _refused(f"generator= in {function}", expected, "leave generator= out")
         for index, argument in enumerate(function._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 target = args[index] if index < len(args) else kwargs.get(argument.name)
                 if type(target) is Tensor:
                     found = f"{function} on a tensor that is neither a parameter nor a buffer"
-                    suggestion = "register it as a buffer of the model"
-                    raise bad_input("no changes that outlast the step", found, where="loss", suggestion=suggestion)
+                    expected = "no changes that outlast the step"
+                    raise _refused(found, expected, "register it as a buffer of the model")
+
+
+def _refused(found: str, expected: str, suggestion: str) -> InputError:
+    """An error at the line of the user's program that is running."""
+    return InputError([Problem(path=running_line() or "loss", found=found, expected=expected, suggestion=suggestion)])
 
 
 def node_of(tensor: FunctionalTensor) -> Node | None:
@@ -185,8 +191,8 @@ def _mark(cls: Any, args: tuple[Any, ...], made: Any) -> None:
         return
     node = results[0].grad_fn
     if not isinstance(node, BackwardCFunction) or any(not isinstance(leaf, Tensor) for leaf in every):
-        suggestion = "write it with operations of torch"
-        raise bad_input("a backward that can be traced", cls.__name__, where="loss", suggestion=suggestion)
+        found = f"the torch.autograd.Function {cls.__name__}"
+        raise _refused(found, "a backward that can be traced", "write it with operations of torch")
     with torch.no_grad():
         given = [torch.empty_like(leaf) for leaf in every]
         found = node.apply(*given)
@@ -228,7 +234,7 @@ class Decided(TorchFunctionMode):
         if of_drawn and function in _BRANCHES:
             expected = "the same operations in every step"
             suggestion = "set the rate at which layers are left out to 0"
-            raise bad_input(expected, "a branch that a random number decides", where="loss", suggestion=suggestion)
+            raise _refused("a branch that a random number decides", expected, suggestion)
         if of_drawn and function in _COMPARISONS and isinstance(args[1], (int, float)) and not 0 < args[1] < 1:
             return _COMPARISONS[function] == (args[1] >= 1)
         result = function(*args, **(kwargs or {}))

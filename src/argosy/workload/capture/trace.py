@@ -150,7 +150,11 @@ def trace_step(mode: FakeTensorMode, step: Callable[..., Any], *inputs: list[Ten
 def tracing_flags() -> Iterator[None]:
     """Libraries ask these before they look into a tensor; what torch logs of an error is in the error."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
-    with patch.object(torch.compiler, "_is_compiling_flag", True), patch.object(log, "disabled", True):
+    with (
+        patch.object(torch.compiler, "_is_compiling_flag", True),
+        patch.object(torch.distributions.Distribution, "_validate_args", False),
+        patch.object(log, "disabled", True),
+    ):
         yield
 
 

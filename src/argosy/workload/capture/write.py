@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from argosy.errors import InputError, Problem, bad_input
+from argosy.errors import InputError, Problem
 from argosy.workload.capture.blame import stack_line
 from argosy.workload.graph import OWN_GRADIENT, Argument, Graph, Node, OwnGradient, Phase, Ref, Role, Symbol, Value
 
@@ -102,8 +102,11 @@ class GraphWriter:
         for value, _ in changed:
             if value < len(self.given.trains) and self.given.trains[value]:
                 found = f"a change of the parameter {self.values[value].name}, which is trained"
-                suggestion = "change a copy that is not trained, or a buffer"
-                raise bad_input("changes by the optimizer alone", found, where="loss", suggestion=suggestion)
+                expected, suggestion = (
+                    "changes by the optimizer alone",
+                    "change a copy that is not trained, or a buffer",
+                )
+                raise InputError([Problem(path="loss", found=found, expected=expected, suggestion=suggestion)])
 
     def _add(self, node: fx.Node) -> None:
         if node.op == "placeholder":
@@ -230,7 +233,8 @@ class GraphWriter:
         if part is None or isinstance(part, (bool, int, float, str)):
             return part
         where = stack_line(reader.meta.get("stack_trace")) or reader.name
-        raise bad_input("numbers, texts and tensors", f"{type(part).__name__} given to {reader.target}", where=where)
+        found = f"{type(part).__name__} given to {reader.target}"
+        raise InputError([Problem(path=where, found=found, expected="numbers, texts and tensors")])
 
 
 def _nested(part: Any) -> Argument:
