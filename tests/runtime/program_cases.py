@@ -20,7 +20,7 @@ from argosy.graph_plan import as_plan
 from argosy.graph_planner import find_graph_plan
 from argosy.plan.file import dumps_plan, loads_plan
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
-from argosy.runtime.operations import divides, mixes_samples
+from argosy.runtime.operations import divides, forward_of, mixes_samples
 from argosy.runtime.trainer import parallelize
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.solve.stagecut import cut_graph
@@ -126,7 +126,8 @@ def plan_for(name: str, way: str) -> str:
     try:
         fake = build_fake(PROGRAMS[name])
         graph, cluster = capture_fake(fake, name=name), cluster_from_content(UNEQUAL)
-        mixed = mixes_samples(fake) is not None
+        forward = forward_of(fake)
+        mixed = mixes_samples(forward) is not None
 
         def step(count: int) -> Graph:
             if count != BATCH and mixed:
@@ -135,7 +136,7 @@ def plan_for(name: str, way: str) -> str:
 
         found = find_graph_plan(step, BATCH, cluster, Dtype.FP32)
         plan = as_plan(found, cluster, Dtype.FP32, BATCH)
-        return dumps_plan(plan if divides(fake, plan) else as_plan(found, cluster, Dtype.FP32, BATCH, divided=False))
+        return dumps_plan(plan if divides(forward, plan) else as_plan(found, cluster, Dtype.FP32, BATCH, divided=False))
     finally:
         torch.set_default_dtype(torch.float32)
 

@@ -118,8 +118,11 @@ class GraphCut:
 
     def _runs_once(self, index: int) -> bool:
         """What depends on the batch, and what counts its steps."""
-        counted = {after for _, after in self.graph.updates}
-        return any(value in self.of_batch or value in counted for value in self.graph.nodes[index].outputs)
+        return any(value in self.of_batch or value in self._counted for value in self.graph.nodes[index].outputs)
+
+    @cached_property
+    def _counted(self) -> frozenset[int]:
+        return frozenset(after for _, after in self.graph.updates)
 
     def _ancestors(self, values: Sequence[int]) -> tuple[int, ...]:
         """Every operation that some values are made by."""

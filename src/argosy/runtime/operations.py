@@ -176,13 +176,16 @@ def by_layers(forward: Forward, model: nn.Module, layers: Sequence[nn.Module], p
     return tuple(found)
 
 
-def divides(fake: FakeModel, plan: Plan) -> bool:
-    """Whether the replicas of a plan of operations can divide the samples of a program that was built without values:
-    no operation of a stage with several of them mixes samples."""
-    replicas = [len(stage.replicas) for stage in plan.stages]
+def forward_of(fake: FakeModel) -> Forward:
+    """The forward of a program that was built without values."""
+    return capture_forward(fake.model, fake.loss, fake.batch, device=torch.device("cpu"), recording=fake.recording)
+
+
+def divides(forward: Forward, plan: Plan) -> bool:
+    """Whether the replicas and micro-batches of a plan of operations can divide the samples of a program."""
     if plan.cut is None:
         return True
-    forward = forward_of(fake)
+    replicas = [len(stage.replicas) for stage in plan.stages]
     try:
         GraphCut(forward, aligned(forward, plan.cut), len(replicas)).check_divided(replicas, plan.num_micro_batches)
     except InputError:
@@ -190,14 +193,8 @@ def divides(fake: FakeModel, plan: Plan) -> bool:
     return True
 
 
-def forward_of(fake: FakeModel) -> Forward:
-    """The forward of a program that was built without values."""
-    return capture_forward(fake.model, fake.loss, fake.batch, device=torch.device("cpu"), recording=fake.recording)
-
-
-def mixes_samples(fake: FakeModel) -> str | None:
-    """Why a program can only run on all samples of a batch at once; None where it can run on parts of them."""
-    forward = forward_of(fake)
+def mixes_samples(forward: Forward) -> str | None:
+    """Why a program can only run on all samples of a batch at once; None if it can run on parts of them."""
     try:
         GraphCut(forward, [0] * len(forward.graph.nodes), 1).check_divided([1], 2)
     except InputError as error:

@@ -32,7 +32,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
-from argosy.errors import InputError, Problem, bad_input
+from argosy.errors import InputError, Problem
 from argosy.workload.capture.blame import blamed
 
 BUILDS = "build() to return a model, a loss function and a batch"
@@ -294,9 +294,10 @@ def run_build(build: Callable[[], Any], recording: Recording) -> tuple[nn.Module
             _check_memory(model)
             return model, loss, batch
         case (*parts,):
-            raise bad_input(BUILDS, ", ".join(map(_kind, parts)), where="build")
+            found = ", ".join(map(_kind, parts))
         case _:
-            raise bad_input(BUILDS, _kind(built), where="build")
+            found = _kind(built)
+    raise InputError([Problem(path="build", found=found, expected=BUILDS)])
 
 
 def _check_memory(model: nn.Module) -> None:
