@@ -61,7 +61,9 @@ class GraphStage:
         held |= {value: leaves[graph.values[value].name].to(self.device) for value in inputs}
         with torch.no_grad():
             for index in self.part.whole_operations:
-                run_node(nodes[index], held, self.device, seed=self.seed, step=moment.step)
+                made = self._call(nodes[index], held, moment)
+                parts = made if isinstance(made, (tuple, list)) else (made,)
+                held.update({v: p for v, p in zip(nodes[index].outputs, parts, strict=True) if v is not None})
         self.whole = {value: held[value] for value in self.part.whole}
 
     def finish(self) -> None:

@@ -298,7 +298,8 @@ class _Divider:
         place = self.result.places[source]
         cut = flat_cut(self.graph.values[source].shape, sharded(place.dim, self.count, place.outer))
         state = from_flat_cut(self.graph.values[value].shape, *cut)
-        if state is None:
+        grown = self.forward.slopes(value)
+        if state is None or grown[state.dim] * self.count != self.graph.values[value].shape[state.dim]:
             return "has samples in no known order"
         self._place(value, state.dim, state.outer)
         return None
