@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import library_programs
+import model_programs  # noqa: F401 (registers its programs)
 import odd_programs  # noqa: F401 (registers its programs)
 import torch
 import torch.distributed as dist
