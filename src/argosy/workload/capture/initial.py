@@ -124,6 +124,8 @@ class Recording(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if kwargs.get("device") not in (None, _META):
+            kwargs = _on_cpu(kwargs)  # whatever device the program names, values are made on the CPU
         tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, Tensor)]
         recorded = [tensor for tensor in tensors if tensor.is_meta]
         changed = [tensor for tensor in _changed(function, args, kwargs) if isinstance(tensor, Tensor)]
@@ -133,7 +135,7 @@ class Recording(TorchDispatchMode):
         if foreign and kwargs.get("device", _META) == _META:
             return function(*args, **kwargs)  # on the meta device because the program wants it so
         if not tensors and not self._is_large(function, args, kwargs):
-            return function(*args, **({**kwargs, "device": _CPU} if "device" in kwargs else kwargs))
+            return function(*args, **kwargs)
         if function is torch.ops.aten._local_scalar_dense.default or any(not tensor.is_meta for tensor in changed):
             return self._run(function, *self._with_values(args, kwargs), changed)
         return self._record(function, args, kwargs, bool(tensors))
@@ -341,8 +343,6 @@ def _from_state(state: Tensor | None, kwargs: dict[str, Any]) -> Iterator[None]:
         return
     if kwargs.get("generator") is not None:
         kwargs["generator"] = torch.Generator().set_state(state)
-        yield
-        return
     before = torch.get_rng_state()
     torch.set_rng_state(state)
     try:
