@@ -19,8 +19,9 @@ from training_cases import Case
 from argosy.adapt.controller import Reach
 from argosy.plan.file import load_plan
 from argosy.runtime.agreement import batch_digest, differences, given_facts, loaded_facts
-from argosy.runtime.initialise import Recording
 from argosy.runtime.run_spec import RunSpec
+from argosy.workload.capture.digest import initial_digest
+from argosy.workload.capture.initial import Recording
 
 PROGRAM = """
 import os
@@ -120,7 +121,7 @@ def digest(seed: int = 0, scale: float = 1.0, loaded: torch.Tensor | None = None
         if loaded is not None:
             with torch.no_grad():
                 model[2].weight.copy_(loaded)
-    return recording.digest(model)
+    return initial_digest(recording, model)
 
 
 def test_initial_values_are_compared_without_making_them() -> None:

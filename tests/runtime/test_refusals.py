@@ -128,7 +128,7 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: prepare(SimpleNamespace(build=lambda: (1, 2)), plan_of(Case()), SimpleNamespace(seed=0)),  # type: ignore[arg-type]
-        "build(): found 2 values, expected (model, loss_fn, batch)",
+        "build: found int, int, expected build() to return a model, a loss function and a batch",
     ),
     (
         lambda: world.check_supported(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from argosy.cluster.topology import Cluster
     from argosy.dtype import Dtype
     from argosy.graph_planner import GraphPlan
-    from argosy.workload.capture.initial import FakeModel
+    from argosy.workload.capture.forward import Forward
     from argosy.workload.graph import Graph
 
 DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp32"}
@@ -26,7 +26,7 @@ class Shared(NamedTuple):
     found: GraphPlan
     cluster: Cluster
     dtype: Dtype
-    fake: FakeModel
+    forward: Forward
     samples: int
 
 
@@ -34,20 +34,28 @@ def share_program(text: str, cluster: str, *, dtype: str | None, level: int, qui
     """Capture a program and find the cheapest way to share its step; what no rule knows is warned of."""
     from argosy.cli.terminal import needs, progress
     from argosy.cluster.file import load_cluster
+    from argosy.errors import bad_input
     from argosy.graph_planner import find_graph_plan
     from argosy.report.graph_plan import without_rule
     from argosy.runtime.program import load_program, split_name
 
     where, name = load_cluster(cluster), split_name(text)[0].stem
     with needs("capturing a program needs torch", "torch"):
+        from argosy.runtime.operations import forward_of, mixes_samples
         from argosy.workload.capture.initial import build_fake
         from argosy.workload.capture.trace import capture_fake, num_samples, with_samples
     with progress(f"capturing {text}", quiet=quiet):
         fake = build_fake(load_program(text).build)
-        graph = capture_fake(fake, name=name)
+        graph, forward = capture_fake(fake, name=name), forward_of(fake)
     samples = num_samples(fake)
+    whole = mixes_samples(forward)
+    if whole is not None:
+        reason = whole.partition(", expected")[0]
+        sys.stderr.write(f"warning: the batch is not divided, because the program mixes samples: {reason}\n")
 
     def step(count: int) -> Graph:
+        if count != samples and whole is not None:
+            raise bad_input(f"{samples} samples at once, because the program mixes them", count, where="samples")
         return graph if count == samples else capture_fake(with_samples(fake, count), name=name)
 
     with progress(f"sharing {len(graph.nodes):,} operations between {len(where.devices)} devices", quiet=quiet):
@@ -55,7 +63,7 @@ def share_program(text: str, cluster: str, *, dtype: str | None, level: int, qui
         found = find_graph_plan(step, samples, where, products, level=level)
     for op in found.unknown:
         sys.stderr.write(f"warning: {without_rule(op)}\n")
-    return Shared(found, where, products, fake, samples)
+    return Shared(found, where, products, forward, samples)
 
 
 def write_plan(shared: Shared, output: Path) -> None:
@@ -65,9 +73,9 @@ def write_plan(shared: Shared, output: Path) -> None:
     from argosy.plan.file import dumps_plan
     from argosy.runtime.operations import divides
 
-    found, cluster, dtype, fake, samples = shared
+    found, cluster, dtype, forward, samples = shared
     plan = as_plan(found, cluster, dtype, samples)
-    if not divides(fake, plan):
+    if not divides(forward, plan):
         plan = as_plan(found, cluster, dtype, samples, divided=False)
     write_file(output, dumps_plan(plan).encode())
 

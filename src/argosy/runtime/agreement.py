@@ -79,22 +79,9 @@ def batch_digest(batch: Any) -> str:
     from torch.utils._pytree import tree_flatten
 
     leaves, structure = tree_flatten(batch)
+    from argosy.workload.capture.digest import described
+
     return _hash([str(structure).encode(), *map(described, leaves)])
-
-
-def described(leaf: Any) -> bytes:
-    """The content of a value, the same in every process; of what is neither an array nor plain only its type."""
-    import numpy as np
-    import torch
-
-    if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
-        return f"{leaf.dtype} {leaf.shape} ".encode() + leaf.tobytes()
-    if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
-        plain = leaf.detach().cpu().contiguous()
-        head = f"{plain.dtype} {tuple(plain.shape)} ".encode()
-        return head + plain.reshape(-1).view(torch.uint8).numpy().tobytes()
-    plain_types = (str, bytes, int, float, complex, type(None), torch.dtype, torch.device, torch.layout)
-    return (repr(leaf) if isinstance(leaf, plain_types) else type(leaf).__name__).encode()
 
 
 def _hash(contents: Iterable[bytes]) -> str:

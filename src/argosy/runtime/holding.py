@@ -17,7 +17,6 @@ from argosy.plan.plan import Plan
 from argosy.runtime.boxes import Box
 from argosy.runtime.collectives import split_by
 from argosy.runtime.gradients import Gradients, in_buckets
-from argosy.runtime.initialise import Recording
 from argosy.runtime.measure import Exchanging, untold
 from argosy.runtime.parameters import Weight, holders, ranks_holding
 from argosy.runtime.ranks import members_of, seats_of
@@ -26,6 +25,7 @@ from argosy.runtime.stage import StageProgram
 from argosy.runtime.summing import Groups, groups_needed, way_of
 from argosy.runtime.world import gather_texts
 from argosy.space.sharding import local_shape
+from argosy.workload.capture.initial import Recording
 
 Proportions = Callable[[int], Sequence[float]]
 """How ZeRO divides the rows of a stage's weights among its replicas."""
@@ -114,7 +114,7 @@ def _real(tensor: Tensor, name: str, recording: Recording | None) -> Tensor:
     if not tensor.is_meta:
         return tensor
     if recording is None:
-        suggestion = "build it under argosy.runtime.initialise.Recording and pass that as recording"
+        suggestion = "build it under argosy.workload.capture.initial.Recording and pass that as recording"
         problem = Problem(path=name, found="a weight on the meta device", expected="values", suggestion=suggestion)
         raise InputError([problem])
     return recording.materialise([tensor])[0]

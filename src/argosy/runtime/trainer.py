@@ -37,7 +37,6 @@ from argosy.runtime.holding import (
     share_buffers,
     whole,
 )
-from argosy.runtime.initialise import Recording
 from argosy.runtime.layers import find_layers, has_layers
 from argosy.runtime.measure import Recorder
 from argosy.runtime.measured import gather_timeline
@@ -55,6 +54,7 @@ from argosy.runtime.transport import Transport
 from argosy.runtime.world import check_supported, device_of, join, open_groups
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.timeline import Timeline
+from argosy.workload.capture.initial import Recording
 
 
 def parallelize(
@@ -95,7 +95,9 @@ def parallelize(
         _check_layers(layers, plan)
         check_mixing(layers, plan)
     if not layers or any(stage.replicas[0].width > 1 for stage in plan.stages):
-        source = GraphSource(model, loss_fn, example_batch, plan, device, roster, seed=seed, cut=cut, layers=layers)
+        source = GraphSource(
+            model, loss_fn, example_batch, plan, device, roster, seed=seed, cut=cut, layers=layers, recording=recording
+        )
         source.check_agreed()
         layers = ()
     recipe = Recipe(

@@ -25,7 +25,7 @@ from argosy.adapt.controller import Limits, Reach
 from argosy.cluster.file import cluster_from_content
 from argosy.cluster.lasting import at_time_zero
 from argosy.cost.remembered import cost_model_of
-from argosy.errors import ArgosyError, InputError, Problem, RunError
+from argosy.errors import ArgosyError, RunError
 from argosy.plan.file import load_plan
 from argosy.plan.plan import Plan
 from argosy.runtime import checkpoint
@@ -35,7 +35,6 @@ from argosy.runtime.emulated import join_device, say_ready
 from argosy.runtime.failure import ElsewhereError, leave_note, told
 from argosy.runtime.folder import CHECKPOINTS, DECISIONS, PROGRESS, TIMELINE, append, checkpoints, forget_after
 from argosy.runtime.hardware import check_hardware
-from argosy.runtime.initialise import Recording
 from argosy.runtime.metrics import Metrics, serve
 from argosy.runtime.mixing import undivided
 from argosy.runtime.orphan import end_with_parent
@@ -46,6 +45,8 @@ from argosy.runtime.saving import Saver
 from argosy.runtime.trainer import Trainer, parallelize
 from argosy.runtime.world import check_supported, device_of, join
 from argosy.timeline.file import dumps_timeline
+from argosy.workload.capture.digest import initial_digest
+from argosy.workload.capture.initial import Recording, run_build
 
 RECORDED = 50
 """Steps whose spans are kept, from the beginning of a run or generation."""
@@ -105,14 +106,10 @@ def prepare(program: Program, plan: Plan, spec: RunSpec) -> tuple[Trainer, Calla
     """The trainer of this rank, and where its batches come from. Raises an ``InputError`` if ranks built other things,
     and when the first batch is asked for, if they have other data."""
     torch.manual_seed(spec.seed)
-    with Recording() as recording:
-        built = program.build()
-    if not isinstance(built, tuple) or len(built) != 3:
-        found = f"{len(built)} values" if isinstance(built, tuple) else type(built).__name__
-        raise InputError([Problem(path="build()", found=found, expected="(model, loss_fn, batch)")])
-    model, loss_fn, batch = built
+    recording = Recording()
+    model, loss_fn, batch = run_build(program.build, recording)
     batch = tree_map(lambda leaf: recording.materialise([leaf])[0] if isinstance(leaf, Tensor) else leaf, batch)
-    compare({**loaded_facts(spec.program), "initial values": recording.digest(model)}, plan)
+    compare({**loaded_facts(spec.program), "initial values": initial_digest(recording, model)}, plan)
     optimizer = program.optimizer or torch.optim.AdamW
     trainer = parallelize(
         model, loss_fn, optimizer, batch, plan, clip_norm=spec.clip, recording=recording, seed=spec.seed
