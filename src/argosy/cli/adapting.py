@@ -75,16 +75,14 @@ def check_adapting(
     """Whether a run of a plan can adapt: predictions need the plan's cluster, and its model or another's costs."""
     from argosy.cluster.file import cluster_from_content
     from argosy.plan.check import check_plan
+    from argosy.plan.model import planned_chain
     from argosy.plan.runnable import check_movable
-    from argosy.workload.load import load_model
 
     check_reach(adapt)
     if adapt == "full":
         check_movable(plan)
     if adapt != "off":
-        ref = plan.model
-        name = model or ref.name
-        chain = load_model(name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)
+        chain = planned_chain(plan.model, model)
         cluster = cluster_from_content(plan.cluster.content)
         check_plan(plan, chain, cluster)
         costs = cost_model_for(plan, None, chain, profiles=profiles)

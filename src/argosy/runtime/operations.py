@@ -174,10 +174,10 @@ def by_layers(forward: Forward, model: nn.Module, layers: Sequence[nn.Module], p
 
 
 def divides(fake: FakeModel, plan: Plan) -> bool:
-    """Whether the replicas of a plan of operations can divide the samples of a program that was built without values:
-    no operation of a stage with several of them mixes samples."""
+    """Whether stages and replicas of a plan can divide the samples of a program that was built without values: no
+    operation of a stage with several replicas mixes samples, and what is handed on has them in order."""
     replicas = [len(stage.replicas) for stage in plan.stages]
-    if max(replicas) == 1 or plan.cut is None:
+    if replicas == [1] or plan.cut is None:
         return True
     forward = capture_forward(fake.model, fake.loss, fake.batch, device=torch.device("cpu"))
     try:

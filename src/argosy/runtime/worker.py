@@ -28,6 +28,7 @@ from argosy.cluster.lasting import at_time_zero
 from argosy.cost.remembered import cost_model_of
 from argosy.errors import ArgosyError, InputError, Problem, RunError
 from argosy.plan.file import load_plan
+from argosy.plan.model import planned_chain
 from argosy.plan.plan import Plan
 from argosy.runtime import checkpoint
 from argosy.runtime.adapting import Adapter
@@ -45,7 +46,6 @@ from argosy.runtime.saving import Saver
 from argosy.runtime.trainer import Trainer, parallelize
 from argosy.runtime.world import check_supported, join
 from argosy.timeline.file import dumps_timeline
-from argosy.workload.load import load_model
 
 _RECORDED = 50
 """Steps whose spans are kept."""
@@ -179,10 +179,8 @@ def train(trainer: Trainer, data: Callable[[int], Any], options: Any) -> None:
 def adapter_of(trainer: Trainer, options: Any, tell: Callable[[dict[str, Any]], None]) -> Adapter:
     """What watches a run and changes it."""
     plan = trainer.plan
-    ref = plan.model
     costs = cost_model_of(plan, options.profile)
-    name = options.model or ref.name
-    chain = load_model(name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)
+    chain = planned_chain(plan.model, options.model)
     brief = Brief(
         plan=plan,
         chain=costs.chain(chain),

@@ -20,6 +20,7 @@ from argosy.cluster.file import cluster_from_content
 from argosy.cost.remembered import cost_model_of
 from argosy.errors import ArgosyError
 from argosy.plan.file import load_plan
+from argosy.plan.model import planned_chain
 from argosy.plan.plan import Plan
 from argosy.runtime.elastic.claims import Claims, Host, Outcome
 from argosy.runtime.elastic.copies import Header, Store
@@ -30,7 +31,6 @@ from argosy.runtime.elastic.wire import Line, LostError, Message
 from argosy.runtime.elastic.workers import Workers
 from argosy.runtime.orphan import end_with_parent
 from argosy.workload.chain import Chain
-from argosy.workload.load import load_model
 
 LEFT = Outcome(message="this host has left the job, as it was told to", exit_code=0)
 
@@ -302,9 +302,8 @@ def replanner_of(job: Job, plan: Plan) -> Replanner:
 
 def _chain(job: Job, model: Any) -> Chain | None:
     """The model's costs, where they can be found."""
-    name = job.model or model.name
     try:
-        return load_model(name, sequence_length=model.sequence_length, dtype=model.dtype, optimizer=model.optimizer)
+        return planned_chain(model, job.model)
     except ArgosyError:
         if job.model is not None:
             raise
