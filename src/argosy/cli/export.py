@@ -77,7 +77,7 @@ def export(
     where = cluster_from_content(found.cluster.content) if cluster is None else load_cluster(cluster)
     check_devices(found, where)
     if to is not Target.TORCHRUN and to is not Target.SAILOR:  # which say nothing of the model
-        found = replace(found, model=replace(found.model, name=model_of(found, document)))
+        found = replace(found, model=replace(found.model, name=model_of(found, document) or found.model.name))
     made = _export(found, where, to, lossy=lossy, zone=zone, plan_file=plan, program=program, steps=steps)
     for problem in made.lost:
         sys.stderr.write(f"lost: {problem}\n")
