@@ -183,14 +183,6 @@ def test_samples_that_do_not_divide_go_where_they_are_fewest_for_what_was_planne
     assert [replica.samples for replica in found.stages[0].replicas] == [2, 5]
 
 
-def test_an_interleaved_plan_of_operations_keeps_all_of_them() -> None:
-    plan = plan_of(Case(kind=ScheduleKind.INTERLEAVED, shares=((2,),) * 4))
-    stages = tuple(replace(stage, ops=((2 * at, 2 * at + 2),)) for at, stage in enumerate(plan.stages))
-    found = regrouped(replace(plan, stages=stages), plan.devices)
-    assert found is not None
-    assert found.cut == (0, 0, 0, 0, 1, 1, 1, 1)
-
-
 def test_without_costs_or_room_there_is_a_plan_or_none() -> None:
     plan, cluster = plan_of(Case()), cluster_from_content(CLUSTER)
     known = Replanner(first=plan, cluster=cluster, chain=load_model("llama-3-70b", sequence_length=8192))

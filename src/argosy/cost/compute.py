@@ -16,7 +16,8 @@ holders, peak P of the device's kind for the dtype, memory bandwidth H and the d
 
 Matrix products reach a share a of the datasheet's peak; everything between them (norms, activation functions,
 residuals) moves the ``kept`` bytes p times through memory, one kernel after the other, so the two add up; and a host
-that launches kernels one by one needs the floor whatever the device. The constants come from 128 measurements on an
+that launches kernels one by one needs the floor whatever the device; a segment of a program needs as much of it as its
+``launches`` say. The constants come from 128 measurements on an
 H200 (``benchmarks/results/2026-11-15-h200-layers.md``). Three things count only where a calibration says so: what
 devices of a tensor-parallel group move of a layer's whole output (out) g times, however narrow their slices are; how
 many times the launches of a whole layer they make (l, for devices alone 1); and the seconds s between kernels that no
@@ -118,7 +119,8 @@ def layer_seconds(model: ComputeModel, chain: Chain, layer: Layer, portion: Port
     forward = work * layer.forward_flop / model.forward_peak + moving + model.forward_start * has_products
     backward = work * layer.backward_flop / model.backward_peak + 2 * moving + model.backward_start * has_products
     ahead, back = _floors(model, portion)
-    return max(forward, ahead * has_products), max(backward, back * has_products)
+    launches = float(has_products) if layer.launches is None else layer.launches
+    return max(forward, ahead * launches), max(backward, back * launches)
 
 
 def _floors(model: ComputeModel, portion: Portion) -> tuple[float, float]:

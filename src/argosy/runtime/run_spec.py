@@ -16,10 +16,10 @@ from pydantic import Field, create_model
 
 from argosy.adapt.controller import Reach
 from argosy.document import Schema, parse_json, read_text, validate
+from argosy.plan.model import planned_chain
 from argosy.plan.plan import ModelRef
 from argosy.workload.chain import Chain
 from argosy.workload.fields import Name
-from argosy.workload.load import load_model
 
 RUN = "run.json"
 _Whole = Annotated[int, Field(ge=0)]
@@ -92,8 +92,7 @@ class RunSpec:
 
     def chain(self, model: ModelRef) -> Chain:
         """The costs of a plan's model, found as the run's options say."""
-        name = self.model or model.name
-        return load_model(name, sequence_length=model.sequence_length, dtype=model.dtype, optimizer=model.optimizer)
+        return planned_chain(model, self.model)
 
 
 @cache
