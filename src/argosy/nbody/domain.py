@@ -204,11 +204,11 @@ def _top_tree(cells: Cells, kept: _Rows, leaf_size: int, ranks: Ranks) -> Tree:
     structure = np.empty((6, max(2 * len(kept.keys), 1)), np.int32)
     begins = np.searchsorted(kept.keys, cells.low)
     ends = np.searchsorted(kept.keys, cells.high, side="right")
+    held = np.flatnonzero(ends > begins)
     roots, count = [], 0
-    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-        if end > begin:
-            roots.append(count)
-            count = grow(kept.keys, begin, end, KEY_BITS - 1, leaf_size, 6, structure, count)
+    for begin, end in zip(begins[held].tolist(), ends[held].tolist(), strict=True):
+        roots.append(count)
+        count = grow(kept.keys, begin, end, KEY_BITS - 1, leaf_size, 6, structure, count)
     grown = structure[:, :count]
     forest = empty_tree(grown, np.flatnonzero(grown[2] < 0).astype(np.int32))
     fill_leaves(forest, kept.positions)
@@ -216,7 +216,8 @@ def _top_tree(cells: Cells, kept: _Rows, leaf_size: int, ranks: Ranks) -> Tree:
     fields = ("middle", "half", "mass", "centre", "moments", "width")
     columns = [getattr(forest, name)[roots] for name in fields]
     known = np.concatenate([column.reshape(len(roots), math.prod(column.shape[1:])) for column in columns], axis=1)
-    known = np.concatenate(gather(ranks, known))
+    # A particle that drifted within a step can make any rank the home of any cell: ranks are not in curve order.
+    known = np.concatenate(gather(ranks, known))[np.argsort(np.concatenate(gather(ranks, held)))]
     top = np.empty((6, 2 * len(cells.low)), np.int32)
     num_nodes = grow(cells.low, 0, len(cells.low), KEY_BITS - 1, 1, 0, top, 0)
     top = top[:, :num_nodes]
