@@ -160,7 +160,7 @@ def test_block_steps_without_levels_are_plain_steps() -> None:
 def test_total_momentum_is_conserved() -> None:
     box = initial_conditions(box=30.0, per_side=8, redshift=15, seed=4)
     strength = box.cosmology.particle_gravity(30.0, 512)
-    settings = GravitySettings(mesh_cells=32, softening=0.1, theta=0.0)
+    settings = GravitySettings(mesh_cells=32, softening=0.1, tolerance=0.0)
     engine = LocalGravity(size=30.0, strength=strength, settings=settings)
     later = evolve(box, expansion_steps(box.expansion, 0.5, 6), engine).particles
     assert np.linalg.norm(later.momenta.sum(axis=0)) <= 1e-5 * np.linalg.norm(later.momenta, axis=1).sum()

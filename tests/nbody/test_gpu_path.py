@@ -33,7 +33,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:Depr
 @pytest.mark.parametrize(("cloud", "leaf_size"), [(Cloud.CIC, 128), (Cloud.TSC, 64), (Cloud.PCS, 16)])
 def test_forces_through_torch_are_those_of_the_threads(cloud: Cloud, leaf_size: int) -> None:
     positions = clustered(800, 10.0, seed=21)
-    settings = GravitySettings(mesh_cells=32, softening=0.01, theta=0.6, cloud=cloud, threads=1, leaf_size=leaf_size)
+    settings = GravitySettings(
+        mesh_cells=32, softening=0.01, tolerance=0.02, cloud=cloud, threads=1, leaf_size=leaf_size
+    )
     here = compute_forces(positions, 10.0, 2.0, settings).total
     there = gpu_forces(positions, 10.0, 2.0, settings, DEVICE)
     errors = np.linalg.norm(there.total - here, axis=1) / np.linalg.norm(here, axis=1)
@@ -44,7 +46,7 @@ def test_forces_through_torch_are_those_of_the_threads(cloud: Cloud, leaf_size: 
 
 def test_larger_leaves_do_not_lose_accuracy() -> None:
     positions = clustered(600, 10.0, seed=22)
-    settings = GravitySettings(mesh_cells=32, softening=0.01, theta=0.0, threads=1)
+    settings = GravitySettings(mesh_cells=32, softening=0.01, tolerance=0.0, threads=1)
     exact = compute_forces(positions, 10.0, 1.0, settings).total
     found = gpu_forces(positions, 10.0, 1.0, for_gpu(settings), DEVICE).total
     assert np.median(np.linalg.norm(found - exact, axis=1) / np.linalg.norm(exact, axis=1)) <= 1e-6

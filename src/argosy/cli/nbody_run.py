@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -35,7 +36,9 @@ def run(
     softening: Annotated[
         float | None, typer.Option("--softening", help="Mpc/h; by default 1/30 of the mean separation.")
     ] = None,
-    theta: Annotated[float, typer.Option("--theta", help="Opening angle of the tree.")] = 0.5,
+    force_error: Annotated[
+        float, typer.Option("--force-error", help="Relative error of 99 % of the forces, in the worst box.")
+    ] = 0.003,
     cloud: Annotated[str, typer.Option("--cloud", help="A particle on the mesh: cic, tsc or pcs.")] = "pcs",
     block_levels: Annotated[
         int, typer.Option("--block-levels", min=0, max=10, help="How often a particle's step may be halved.")
@@ -80,7 +83,7 @@ def run(
         snapshots=tuple(snapshots or ()),
         mesh=mesh,
         softening=softening,
-        theta=theta,
+        force_error=force_error,
         cloud=cloud,
         block_levels=block_levels,
         restart_every=restart_every,
@@ -104,7 +107,7 @@ class _Choice:
     snapshots: tuple[float, ...]
     mesh: int | None
     softening: float | None
-    theta: float
+    force_error: float
     cloud: str
     block_levels: int
     restart_every: int
@@ -120,14 +123,19 @@ class _Choice:
         return [text for name, value in options for text in (name, str(value))]
 
     def gravity(self, box: float, count: int, processes: int) -> GravitySettings:
-        from argosy.nbody.settings import Cloud, GravitySettings
+        from argosy.nbody.settings import Cloud, GravitySettings, accuracy_for
 
+        accuracy = accuracy_for(self.force_error)
         cloud = Cloud(known_name("--cloud", self.cloud, Cloud))
         side = count ** (1 / 3)
+        # A whole number of cells per particle of a lattice: other meshes turn the lattice into waves of its own.
+        cells = max(2, math.ceil(accuracy.least_mesh / round(side))) * round(side)
         settings = GravitySettings(
-            mesh_cells=max(2 * round(side), 32) if self.mesh is None else self.mesh,
+            mesh_cells=cells if self.mesh is None else self.mesh,
             softening=box / side / 30 if self.softening is None else self.softening,
-            theta=self.theta,
+            split_cells=accuracy.split_cells,
+            cutoff_scales=accuracy.cutoff_scales,
+            tolerance=accuracy.tolerance,
             cloud=cloud,
             threads=self.threads or max((os.cpu_count() or 1) // processes, 1),
         )

@@ -66,7 +66,7 @@ def gpu_forces(
     tree = build_tree(keys[order], along, leaf_size=settings.leaf_size)
     cells = target_cells(tree, max(settings.cell_size, settings.leaf_size))
     lengths = split.lengths(box)
-    packages = list(list_packages(tree, cells, np.ones(len(tree.leaves), bool), lengths, settings.theta))
+    packages = list(list_packages(tree, cells, np.ones(len(tree.leaves), bool), lengths, settings.tolerance))
     grown = time.perf_counter()
     _wait(where)
     meshed = time.perf_counter()
@@ -100,7 +100,7 @@ class GpuTree:
     ) -> TreeForce:
         wanted = np.ones(len(tree.leaves), bool) if wanted is None else wanted
         lengths, begin = split.lengths(box), time.perf_counter()
-        packages = list(list_packages(tree, cells, wanted, lengths, settings.theta))
+        packages = list(list_packages(tree, cells, wanted, lengths, settings.tolerance))
         work = np.zeros((len(tree.leaves), 2))
         for package in packages:
             work[package.first : package.last] += _package_work(tree, package)

@@ -140,7 +140,7 @@ def tree_force(
     parts = settings.threads * _CHUNKS
     walking = computing = 0.0
     running: list[Future[float]] = []
-    packages = list_packages(tree, cells, wanted, lengths, settings.theta)
+    packages = list_packages(tree, cells, wanted, lengths, settings.tolerance)
     while True:
         begin = time.perf_counter()
         package = next(packages, None)
@@ -174,12 +174,12 @@ class Package:
     order: Integers
 
 
-def list_packages(tree: Tree, cells: Integers, wanted: Flags, lengths: Floats, theta: float) -> Iterator[Package]:
+def list_packages(tree: Tree, cells: Integers, wanted: Flags, lengths: Floats, tolerance: float) -> Iterator[Package]:
     box, cutoff, softened = (float(length) for length in lengths)
     buffer: TaskBuffer = empty_buffer(_BUFFER)
     at = 0
     while at < len(cells):
-        nearer, count = list_tasks(tree, cells, wanted, at, box, cutoff, softened, theta, buffer)
+        nearer, count = list_tasks(tree, cells, wanted, at, box, cutoff, softened, tolerance, buffer)
         if nearer == at:
             buffer = empty_buffer(2 * len(buffer.leaf))
             continue
