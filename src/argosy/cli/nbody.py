@@ -102,17 +102,19 @@ def power(
     cells = mesh or 2 * round(len(box.particles) ** (1 / 3))
     with progress(f"measuring {box!r}", quiet=quiet):
         found = power_spectrum(box.particles.positions, box.size, cells, subtract_shot_noise=not keep_shot_noise)
-    linear = linear_power(box.cosmology, found.k) * box.cosmology.growth(box.expansion) ** 2
+    known = box.cosmology.sigma8 is not None
+    linear = linear_power(box.cosmology, found.k) * box.cosmology.growth(box.expansion) ** 2 if known else None
     if json:
         figures = {"k": found.k, "power": found.power, "modes": found.modes, "linear": linear}
-        rows = {name: values.tolist() for name, values in figures.items()}
+        rows = {name: None if values is None else values.tolist() for name, values in figures.items()}
         print_json("nbody power", {"redshift": box.redshift, "shot_noise": found.shot_noise, **rows})
         return
     table = plain_table(
         "k, h/Mpc", "P, (Mpc/h)^3", "linear", "modes", right=("k, h/Mpc", "P, (Mpc/h)^3", "linear", "modes")
     )
-    for k, value, line, modes in zip(found.k, found.power, linear, found.modes, strict=True):
-        table.add_row(f"{k:.4f}", f"{value:.4g}", f"{line:.4g}", f"{modes:.0f}")
+    lines = ["unknown"] * len(found.k) if linear is None else [f"{value:.4g}" for value in linear]
+    for k, value, line, modes in zip(found.k, found.power, lines, found.modes, strict=True):
+        table.add_row(f"{k:.4f}", f"{value:.4g}", line, f"{modes:.0f}")
     stdout_console(width).print(table)
 
 

@@ -38,15 +38,20 @@ class Cosmology:
     hubble: float = 0.678
     """h: the Hubble rate today in units of 100 km/s/Mpc."""
     baryons: float = 0.0482
-    sigma8: float = 0.83
+    sigma8: float | None = 0.83
+    """None where the linear spectrum is not known: nothing but initial conditions and linear theory needs it."""
     index: float = 0.96
     """Of the primordial spectrum."""
 
     def __post_init__(self) -> None:
         for name in ("matter", "hubble", "sigma8"):
             value = getattr(self, name)
-            if not _SMALLEST <= value <= _LARGEST:
+            if value is not None and not _SMALLEST <= value <= _LARGEST:
                 raise bad_input(f"a number from {_SMALLEST:g} to {_LARGEST:g}", value, where=name)
+        if not abs(self.vacuum) <= _LARGEST:
+            raise bad_input(f"a number from {-_LARGEST:g} to {_LARGEST:g}", self.vacuum, where="vacuum")
+        if any(self._hubble_square(a) <= 0 for a in np.geomspace(1e-6, 1.0, 400).tolist()):
+            raise bad_input("a universe that has expanded from a beginning until today", self.vacuum, where="vacuum")
         if not abs(self.index) <= _STEEPEST:
             raise bad_input(f"a number from {-_STEEPEST:g} to {_STEEPEST:g}", self.index, where="index")
         if not 0 <= self.baryons < self.matter:
@@ -54,8 +59,15 @@ class Cosmology:
 
     def hubble_rate(self, a: float) -> float:
         """(1), in km/s per Mpc/h."""
+        square = self._hubble_square(a)
+        if square <= 0:
+            raise bad_input("an expansion factor that this universe reaches", a, where="expansion")
+        return 100.0 * math.sqrt(square)
+
+    def _hubble_square(self, a: float) -> float:
+        """(1) squared, in units of today's rate."""
         curvature = 1 - self.matter - self.vacuum
-        return 100.0 * math.sqrt(self.matter / a**3 + curvature / a**2 + self.vacuum)
+        return self.matter / a**3 + curvature / a**2 + self.vacuum
 
     def matter_at(self, a: float) -> float:
         """The matter density in units of the critical one, at that time."""

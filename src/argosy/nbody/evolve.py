@@ -154,6 +154,8 @@ def evolve_in_blocks(
     after_step: AfterStep | None = None,
 ) -> Box:
     """Like ``evolve``, with the short-range force in parts of a step where (3) asks for them."""
+    if engine.settings.softening == 0:
+        raise bad_input("a length above 0 with block steps, whose criterion needs it", 0.0, where="softening")
     cosmology = box.cosmology
     particles, _ = engine.settle(box.particles, np.zeros((len(box.particles), 0)))
     smooth, short = engine.smooth(particles), engine.short(particles, np.ones(len(particles), bool))

@@ -14,6 +14,7 @@ import math
 
 import numpy as np
 
+from argosy.errors import bad_input
 from argosy.nbody.cosmology import Cosmology
 from argosy.nbody.tree import Floats
 
@@ -22,6 +23,8 @@ _CMB_KELVIN = 2.7255
 
 def linear_power(cosmology: Cosmology, k: Floats, shape: float | None = None) -> Floats:
     """(1) today; k in h/Mpc. With ``shape``, after that Gamma; else after Eisenstein and Hu."""
+    if cosmology.sigma8 is None:
+        raise bad_input("an amplitude, to know the linear spectrum", "none", where="sigma8")
     waves = np.geomspace(1e-4, 1e2, 4096)
     density = waves**3 * _shape_of(cosmology, waves, shape) * _sphere(8 * waves) ** 2 / (2 * np.pi**2)
     variance = np.dot(density[1:] + density[:-1], np.diff(np.log(waves))) / 2
