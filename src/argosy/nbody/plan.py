@@ -120,7 +120,8 @@ class Prices:
 
     def __init__(self, cluster: Cluster, box: BoxWork) -> None:
         self.cluster, self.box, self.size = cluster, box, len(cluster.devices)
-        known = [rates(device) for device in cluster.devices]
+        per_cell = box.particles / box.mesh_cells**3
+        known = [rates(device, per_cell) for device in cluster.devices]
         self.pair_speed = np.array([rate.interactions for rate in known])
         self.tree_speed = np.array([rate.particles for rate in known])
         self.mesh_speed = np.array([rate.cells for rate in known])
