@@ -42,22 +42,29 @@ def test_small_steps_have_the_weights_of_a_leapfrog() -> None:
         assert kick_weight(now, then) == pytest.approx(1 - 1.5 * step / middle, abs=2 * (step / middle) ** 2)
 
 
+def test_a_step_of_any_length_keeps_second_order_velocities() -> None:
+    """The second-order part of the acceleration at the middle is e / D - D; mixed in, it leads to E' of the end."""
+    cosmology = Cosmology()
+    now, then = growth_at(cosmology, (0.05, 0.8))
+    middle, step = (now.first + then.first) / 2, then.first - now.first
+    acceleration = (now.second + now.slope * step / 2) / middle - middle
+    weight = kick_weight(now, then)
+    assert weight * now.slope + (1 - weight) * acceleration == pytest.approx(then.slope, rel=1e-9)
+
+
 def test_four_steps_come_closer_than_four_of_a_leapfrog() -> None:
-    """From z = 24 to z = 2: against 200 small steps."""
+    """Positions from z = 24 to z = 2, against 200 small steps; the leapfrog is exact to first order only."""
     box, engine = setting(200.0, 16, 24)
     end = 1 / 3
     exact = evolve(box, expansion_steps(box.expansion, end, 200), engine).particles
     few = expansion_steps(box.expansion, end, 4)
 
-    def misses(found: Box) -> tuple[float, float]:
+    def miss(found: Box) -> float:
         away = found.particles.positions - exact.positions
         away -= box.size * np.rint(away / box.size)
-        speed = found.particles.momenta - exact.momenta
-        return float(np.sqrt((away**2).mean())), float(np.sqrt((speed**2).mean()))
+        return float(np.sqrt((away**2).mean()))
 
-    frog, leap = misses(evolve_bullfrog(box, few, engine)), misses(evolve(box, few, engine))
-    assert frog[0] < 0.2 * leap[0]
-    assert frog[1] < 0.5 * leap[1]
+    assert miss(evolve_bullfrog(box, few, engine)) < miss(evolve(box, few, engine)) < 0.01
 
 
 def test_many_steps_are_those_of_a_leapfrog() -> None:

@@ -106,6 +106,13 @@ def test_a_run_on_a_cluster_is_the_same_run(tmp_path: Path, capfd: pytest.Captur
     one, other = (read_snapshot(folder / "snapshot_000.hdf5").particles for folder in (alone, together))
     np.testing.assert_array_equal(other.positions, one.positions)
     capfd.readouterr()
+    plan, planned = tmp_path / "gravity.json", tmp_path / "planned"
+    mesh = ["--mesh", "32"]
+    assert argosy("nbody", "plan", "-c", "two-cards", "-n", "16^3", *mesh, "--steps", "1", "-o", str(plan), "-q") == 0
+    assert argosy(*common, "-o", str(planned), "--plan", str(plan), *mesh) == 0
+    assert (planned / "snapshot_000.hdf5").read_bytes() == (together / "snapshot_000.hdf5").read_bytes()
+    assert argosy(*common, "-o", str(tmp_path / "no"), "--plan", str(plan), "--cluster", "two-cards") == 2
+    assert "--cluster cannot be combined with --plan" in capfd.readouterr().err
     assert argosy(*common, "-o", str(tmp_path / "no"), "--cluster", "two-cards", "--processes", "3") == 2
     expected = 'error: --processes: found "3 processes", expected one for each of the 4 devices of two-cards'
     assert capfd.readouterr().err.strip() == expected

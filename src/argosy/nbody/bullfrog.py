@@ -65,7 +65,7 @@ def growth_at(cosmology: Cosmology, times: Sequence[float]) -> list[Growth]:
     found = []
     for a, second, per_log in zip(times, *solved.y.tolist(), strict=True):
         first, rate = cosmology.growth(a), cosmology.growth_rate(a)
-        momentum = a * a * cosmology.hubble_rate(a) * rate * first
+        momentum = cosmology.growing_momentum(a)
         found.append(Growth(first=first, second=second, slope=per_log / (rate * first), momentum=momentum))
     return found
 

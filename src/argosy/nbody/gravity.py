@@ -74,9 +74,8 @@ def short_force(
     mass: float,
     settings: GravitySettings,
     active: Flags,
-    sum_tree: Callable[..., TreeForce] | None = None,
 ) -> Floats:
-    """The tree's part alone, on the ``active`` particles; on others it is anything. ``sum_tree``: as ``tree_force``."""
+    """The tree's part alone, on the ``active`` particles; on others it is anything."""
     keys = hilbert_keys(positions, box)
     order = np.argsort(keys, kind="stable")
     along = positions[order]
@@ -85,8 +84,7 @@ def short_force(
     cells = target_cells(tree, settings.cell_size)
     cells = cells[np.logical_or.reduceat(wanted, tree.first_leaf[cells])]
     with ThreadPoolExecutor(settings.threads + 1) as pool:
-        add_up = sum_tree or tree_force
-        force = add_up(tree, cells, along, box, settings.split(box), settings, pool, wanted).force
+        force = tree_force(tree, cells, along, box, settings.split(box), settings, pool, wanted).force
     total = np.empty_like(force)
     total[order] = mass * force
     return total

@@ -32,9 +32,9 @@ NODE, FAR, NEAR = 0, 1, 2
 """Kinds of task: a node as a whole; a leaf beyond the softening; a leaf that may be within it."""
 
 
-_FEWEST = 4.0
+FEWEST = 4.0
 """Particles of a node that are computed one by one rather than as a node, which costs as much as three of them."""
-_NEAREST = 0.64
+NEAREST = 0.64
 """The square of 0.8: (2)."""
 
 
@@ -113,7 +113,7 @@ def list_tasks(
             inner = tree.left[source] >= 0
             leaf_leaf = not inner and tree.left[target] < 0
             reach, skew = tree.reach[source], tree.skew[source]
-            accepted = tree.mass[source] > _FEWEST and gap >= softened * softened and reach * reach < _NEAREST * apart
+            accepted = tree.mass[source] > FEWEST and gap >= softened * softened and reach * reach < NEAREST * apart
             accepted = accepted and skew * skew < tolerance * tolerance * apart * apart * apart
             if accepted or leaf_leaf:  # (2), (3)
                 kind = NODE if accepted else (NEAR if gap < softened * softened else FAR)
