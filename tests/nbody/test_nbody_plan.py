@@ -141,6 +141,14 @@ def test_a_cpu_is_priced_as_a_core_was_measured() -> None:
         assert 2.0e-6 <= seconds / box.particles <= 2.8e-6
 
 
+@pytest.mark.parametrize(("side", "seconds"), [(128, 0.111), (256, 0.374)])
+def test_a_gpu_alone_is_priced_as_an_h200_was_measured(side: int, seconds: float) -> None:
+    """Whole forces of 2LPT boxes at z = 0.5, mesh of twice the particles per side, copies included."""
+    box, known = typical_box(side**3), rates(Device(name="here.0", node="here", kind=device_kind("H200")), 0.125)
+    found = box.interactions.sum() / known.interactions + known.start + box.particles / known.particles
+    assert found + box.mesh_cells**3 / known.cells == pytest.approx(seconds, rel=0.15)
+
+
 def test_kinds_of_cpu_are_told_from_gpus() -> None:
     cpus = {kind.name for kind in catalogue() if architecture(kind) is CPU}
     assert cpus == {"Xeon-8480+", "EPYC-9654", "CPU-core"}

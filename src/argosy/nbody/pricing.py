@@ -4,7 +4,7 @@ For a device with fp32 peak P, memory bandwidth H and efficiency e, a run of the
 interactions, p of N^3 mesh cells' planes, a box of N_p particles and cut-off r_c:
 
     (1)  pairs = w x g x 40 FLOP / (a e P)             a of the peak is reached, g times w pairs are computed
-    (2)  tree  = n x t / e                             sort, build, walk
+    (2)  tree  = (s + n x t) / e                       sort, build, walk; s for launches that wait for each other
     (3)  mesh  = p N^2 x c + n p / N x q               four transforms; deposit and three interpolations
     (4)  halo  = min(N_p - n, N_p [(v^(1/3) + 2 r_c)^3 - v]) x 36 B,   v = n / N_p, r_c in boxes: what is fetched
     (5)  turn  = 4 times 16 B for half the cells of the slab, all but the own part: what holders of the mesh exchange
@@ -13,14 +13,15 @@ interactions, p of N^3 mesh cells' planes, a box of N_p particles and cut-off r_
 
 a, g, t, c and q differ between CPUs and GPUs, whose leaves and limits differ: ``CPU`` and ``GPU``. A CPU's mesh is
 limited by arithmetic, so c and q are FLOP over P there; a GPU's by memory, so they are bytes over H. The figures are
-those of ``benchmarks/results/2026-11-16-gravity.md``. Interactions along the curve follow the clustering of matter:
-drawn from a log-normal density, seeded.
+those of ``benchmarks/results/2026-11-16-gravity.md``. A device alone has all of a force; devices that share a box sum
+only pairs, and leave tree and mesh to one core of their host (``SHARED_GPU``). Interactions along the curve follow
+the clustering of matter: drawn from a log-normal density, seeded.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -59,23 +60,34 @@ class Architecture:
     """g of (1)."""
     tree_seconds: float
     """t of (2)."""
+    start_seconds: float
+    """s of (2)."""
     cell_cost: float
     """c of (3): FLOP at the peak of a CPU, bytes of a GPU."""
     point_cost: float
     """q of (3), per particle, likewise."""
 
 
-CPU = Architecture(peak_share=0.45, larger_leaves=1.0, tree_seconds=4e-7, cell_cost=5200.0, point_cost=53_000.0)
-GPU = Architecture(peak_share=0.03, larger_leaves=2.8, tree_seconds=4e-7, cell_cost=400.0, point_cost=0.0)
+CPU = Architecture(
+    peak_share=0.45, larger_leaves=1.0, tree_seconds=4e-7, start_seconds=0.0, cell_cost=5200.0, point_cost=53_000.0
+)
+GPU = Architecture(
+    peak_share=0.25, larger_leaves=1.77, tree_seconds=1.4e-8, start_seconds=0.05, cell_cost=900.0, point_cost=0.0
+)
+SHARED_GPU = replace(GPU, tree_seconds=4e-7, start_seconds=0.0)
+_HOST_CELL, _HOST_POINT = 4.5e-8, 4.6e-7
+"""Seconds of a host's core per mesh cell and per particle on the mesh."""
 _CPU_NAMES = re.compile(
     r"cpu|core|xeon|epyc|ryzen|threadripper|grace|graviton|altra|ampere-?one|power\d+", re.IGNORECASE
 )
 """How kinds of CPU are called; a cluster file says no more about what a device is."""
 
 
-def architecture(kind: DeviceKind) -> Architecture:
+def architecture(kind: DeviceKind, *, alone: bool = True) -> Architecture:
     """CPU or GPU, by the kind's name."""
-    return CPU if _CPU_NAMES.search(kind.name) else GPU
+    if _CPU_NAMES.search(kind.name):
+        return CPU
+    return GPU if alone else SHARED_GPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,17 +137,23 @@ class DeviceRates:
     interactions: float
     particles: float
     cells: float
+    start: float
+    """Seconds before the first particle."""
 
 
-def rates(device: Device, per_cell: float) -> DeviceRates:
-    """(1), (2), (3) turned over, with so many particles per mesh cell."""
-    kind, built = device.kind, architecture(device.kind)
+def rates(device: Device, per_cell: float, *, alone: bool = True) -> DeviceRates:
+    """(1), (2), (3) turned over, with so many particles per mesh cell, on a device alone or as one of several."""
+    kind, built = device.kind, architecture(device.kind, alone=alone)
     peak = device.efficiency * kind.peak(Dtype.FP32)
     limit = peak if built is CPU else device.efficiency * kind.memory_bandwidth
+    cells = limit / (built.cell_cost + per_cell * built.point_cost)
+    if built is SHARED_GPU:
+        cells = device.efficiency / (_HOST_CELL + per_cell * _HOST_POINT)
     return DeviceRates(
         interactions=built.peak_share * peak / (PAIR_FLOP * built.larger_leaves),
         particles=device.efficiency / built.tree_seconds,
-        cells=limit / (built.cell_cost + per_cell * built.point_cost),
+        cells=cells,
+        start=built.start_seconds / device.efficiency,
     )
 
 
