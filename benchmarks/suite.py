@@ -133,7 +133,7 @@ SUITE = (
     Entry(
         name="gpu-gravity",
         shows="gravity on a GPU",
-        note="2026-11-15-gravity.md",
+        note="2026-11-16-gravity.md",
         command="python benchmarks/gpu_gravity.py",
         needs="a GPU",
     ),
