@@ -32,7 +32,7 @@ PAIR_FLOP = 40
 
 
 def measure() -> list[Row]:
-    positions, content = _box()
+    positions, content = evolved_box()
     rows = _against_others(positions)
     for cloud in (Cloud.PCS, Cloud.CIC):
         settings = GravitySettings(mesh_cells=64, softening=0.05, cloud=cloud, threads=1)
@@ -51,7 +51,8 @@ def measure() -> list[Row]:
     return [*rows, *_kernel(), *_growth(), *_cuts(positions)]
 
 
-def _box() -> tuple[np.ndarray, dict[str, Any] | None]:
+def evolved_box() -> tuple[np.ndarray, dict[str, Any] | None]:
+    """Positions of 32^3 particles in 50 Mpc/h, and exact forces where they are known."""
     if not ANCHOR.exists():
         return initial_conditions(box=50.0, per_side=32, redshift=0.5, seed=1).particles.positions, None
     with np.load(ANCHOR) as file:

@@ -12,6 +12,7 @@ from benchmarks import (
     dapple,
     fit_compute,
     gravity,
+    gravity_errors,
     growth,
     imports,
     judging,
@@ -69,6 +70,7 @@ SUITE = (
     _here(spmd.BENCHMARK, "2026-11-15-spmd.md"),
     _here(runtime_overhead.BENCHMARK, "2026-11-15-runtime.md"),
     _here(gravity.BENCHMARK, "2026-11-15-gravity.md"),
+    _here(gravity_errors.BENCHMARK, "2026-11-16-gravity.md"),
     Entry(
         name="adaptation",
         shows="policies against traces, in the simulator",
@@ -131,7 +133,7 @@ SUITE = (
     Entry(
         name="gpu-gravity",
         shows="gravity on a GPU",
-        note="2026-11-15-gravity.md",
+        note="2026-11-16-gravity.md",
         command="python benchmarks/gpu_gravity.py",
         needs="a GPU",
     ),

@@ -11,6 +11,11 @@ Array = NDArray[np.float64]
 
 def ewald_force(targets: Array, sources: Array, box: float, softening: float, modes: int = 11) -> Array:
     """Sum over sources and all their images of (x_j - x_i) / r^3, softened with a cubic spline of radius 2.8 x."""
+    return near_force(targets, sources, box, softening) + smooth_force(targets, sources, box, modes)
+
+
+def near_force(targets: Array, sources: Array, box: float, softening: float) -> Array:
+    """The part of the sum in real space, with the softening."""
     alpha = 8.0 / box
     force = np.zeros_like(targets)
     for begin in range(0, len(targets), 16):
@@ -26,7 +31,7 @@ def ewald_force(targets: Array, sources: Array, box: float, softening: float, mo
         factor[close] += spline_factor(r[close], 2.8 * softening) - r[close] ** -3
         factor[itself] = 0.0
         force[part] = np.einsum("ij,ijd->id", factor, away)
-    return force + _smooth_force(targets, sources, box, alpha, modes)
+    return force
 
 
 def spline_factor(r: Array, h: float) -> Array:
@@ -36,7 +41,9 @@ def spline_factor(r: Array, h: float) -> Array:
     return np.where(u < 0.5, inner, outer) / h**3
 
 
-def _smooth_force(targets: Array, sources: Array, box: float, alpha: float, modes: int) -> Array:
+def smooth_force(targets: Array, sources: Array, box: float, modes: int = 11) -> Array:
+    """The part of the sum over waves."""
+    alpha = 8.0 / box
     line = np.arange(-modes, modes + 1)
     n = np.stack(np.meshgrid(line, line, line, indexing="ij"), axis=-1).reshape(-1, 3)
     n = n[((n**2).sum(axis=1) <= modes**2) & (n @ (modes**2 * 9, modes * 3, 1) > 0)]  # one of k and -k

@@ -38,7 +38,9 @@ def initial(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--device", "gpu"], '--device: found "gpu", expected cpu, cuda, or cuda and a number'),
         (["--resume"], "run.json:1: found"),
         (["--softening", "-1"], "softening: found -1.0, expected a number of at least 0"),
-        (["--theta", "nan"], "theta: found nan, expected a number of at least 0"),
+        (["--force-error", "nan"], "force_error: found nan, expected a relative error of at least 0.0015"),
+        (["--force-error", "1e-6"], "force_error: found 1e-06, expected a relative error of at least 0.0015"),
+        (["--softening", "30"], "softening: found 30.0, expected at most"),
     ],
 )
 def test_what_is_wrong_is_named(

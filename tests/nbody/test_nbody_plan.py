@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 
 from argosy.cli import main
+from argosy.cluster.catalogue import catalogue, device_kind
+from argosy.cluster.device import Device
 from argosy.cluster.file import load_cluster
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
+from argosy.dtype import Dtype
 from argosy.errors import InfeasibleError, InputError
 from argosy.nbody.plan import plan_step
 from argosy.nbody.play import play_run
-from argosy.nbody.pricing import halo_particles, rates, typical_box
+from argosy.nbody.pricing import CPU, architecture, halo_particles, rates, typical_box
 
 
 def slowed(cluster: Cluster, device: str, at: float, speed: float) -> Cluster:
@@ -121,8 +124,34 @@ def test_halos_are_within_the_box_and_shrink_with_the_cutoff() -> None:
 
 def test_rates_follow_the_device() -> None:
     cluster = load_cluster("two-cards")
-    fast, slow = (rates(device) for device in (cluster.devices[0], cluster.devices[-1]))
+    fast, slow = (rates(device, 0.125) for device in (cluster.devices[0], cluster.devices[-1]))
     assert fast.interactions > slow.interactions and fast.cells > slow.cells
+    crowded = rates(cluster.devices[0], 2.0)
+    assert crowded.cells <= fast.cells
+
+
+def test_a_cpu_is_priced_as_a_core_was_measured() -> None:
+    """A core with 116 GFLOP/s took 2.2 to 2.6 us a particle for boxes of 32^3 and 64^3, mesh of twice that per side."""
+    kind = replace(device_kind("CPU-core"), flops=((Dtype.FP32, 116e9),))
+    device = Device(name="here.0", node="here", kind=kind)
+    for side in (32, 64):
+        box, known = typical_box(side**3), rates(device, 0.125)
+        seconds = box.interactions.sum() / known.interactions + box.particles / known.particles
+        seconds += box.mesh_cells**3 / known.cells
+        assert 2.0e-6 <= seconds / box.particles <= 2.8e-6
+
+
+@pytest.mark.parametrize(("side", "seconds"), [(128, 0.111), (256, 0.374)])
+def test_a_gpu_alone_is_priced_as_an_h200_was_measured(side: int, seconds: float) -> None:
+    """Whole forces of 2LPT boxes at z = 0.5, mesh of twice the particles per side, copies included."""
+    box, known = typical_box(side**3), rates(Device(name="here.0", node="here", kind=device_kind("H200")), 0.125)
+    found = box.interactions.sum() / known.interactions + known.start + box.particles / known.particles
+    assert found + box.mesh_cells**3 / known.cells == pytest.approx(seconds, rel=0.15)
+
+
+def test_kinds_of_cpu_are_told_from_gpus() -> None:
+    cpus = {kind.name for kind in catalogue() if architecture(kind) is CPU}
+    assert cpus == {"Xeon-8480+", "EPYC-9654", "CPU-core"}
 
 
 def test_the_command_tells_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,7 +84,7 @@ def test_a_walk_with_more_tasks_than_its_buffer_takes_a_larger_one(monkeypatch: 
     lengths = np.array([1.0, 0.4, 0.01])
 
     def packages() -> list[tuple[int, int, list[int]]]:
-        found = list_packages(tree, cells, wanted, lengths, 0.5)
+        found = list_packages(tree, cells, wanted, lengths, 0.01)
         return [(leaf, at, [*np.diff(p.starts)]) for p in found for leaf, at in [(p.first, p.last)]]
 
     whole = packages()

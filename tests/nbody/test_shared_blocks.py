@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from boxes import clustered
 from emulated import EmulatedClock
 from thread_ranks import ThreadRanks, on_threads
 
@@ -23,23 +25,31 @@ STRENGTH = BOX.cosmology.particle_gravity(BOX.size, len(BOX.particles))
 STEPS = expansion_steps(BOX.expansion, 0.6, 4)
 
 
-def evolved_by(size: int, *, balanced: bool) -> tuple[Particles, int]:
+def evolved_by(
+    size: int,
+    *,
+    balanced: bool,
+    whole: Box = BOX,
+    settings: GravitySettings = SETTINGS,
+    steps: tuple[float, ...] = STEPS,
+    blocks: BlockSteps = BLOCKS,
+) -> tuple[Particles, int]:
     """The particles of all ranks by id, and how often their runs were cut anew."""
+    strength = whole.cosmology.particle_gravity(whole.size, len(whole.particles))
 
     def work(ranks: ThreadRanks, mesh_ranks: ThreadRanks) -> tuple[Particles, int]:
-        mine = BOX.particles.taken(np.flatnonzero(np.arange(len(BOX.particles)) % size == ranks.rank))
+        mine = whole.particles.taken(np.flatnonzero(np.arange(len(whole.particles)) % size == ranks.rank))
         balancer = Balancer(capacity=(math.inf,) * size) if balanced else None
         engine = SharedGravity(
-            size=BOX.size,
-            strength=STRENGTH,
-            settings=SETTINGS,
+            size=whole.size,
+            strength=strength,
+            settings=settings,
             ranks=ranks,
             mesh_ranks=mesh_ranks,
             balancer=balancer,
-            clock=EmulatedClock([4.0, 2.0, 1.0][:size]),
+            clock=EmulatedClock([4.0, 2.0, 1.0, 1.0][:size]),
         )
-        box = Box(size=BOX.size, expansion=BOX.expansion, cosmology=BOX.cosmology, particles=mine)
-        last = evolve_in_blocks(box, STEPS, engine, BLOCKS)
+        last = evolve_in_blocks(replace(whole, particles=mine), steps, engine, blocks)
         return last.particles, balancer.moves if balancer else 0
 
     found = on_threads(size, work)
@@ -59,6 +69,26 @@ def test_ranks_take_the_block_steps_of_one(size: int, balanced: bool) -> None:
     assert np.array_equal(together.positions, alone.positions)
     assert np.array_equal(together.momenta, alone.momenta)
     assert (moves > 0) == balanced
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_particles_that_drift_within_a_step_do_not_change_the_forces(size: int) -> None:
+    """Fast particles cross empty cells, which then belong to ranks in no order of the curve."""
+    count = 3000
+    particles = Particles(
+        positions=clustered(count, 20.0, seed=3),
+        momenta=np.random.default_rng(1).normal(0, 300, (count, 3)),
+        ids=np.arange(count),
+    )
+    whole = Box(size=20.0, expansion=0.3, cosmology=BOX.cosmology, particles=particles)
+    settings = replace(SETTINGS, cell_size=8, leaf_size=8)
+    steps, blocks = expansion_steps(0.3, 0.4, 2), BlockSteps(accuracy=0.01, most_levels=2)
+    alone, together = (
+        evolved_by(ranks, balanced=False, whole=whole, settings=settings, steps=steps, blocks=blocks)[0]
+        for ranks in (1, size)
+    )
+    assert np.array_equal(together.positions, alone.positions)
+    assert np.array_equal(together.momenta, alone.momenta)
 
 
 def test_one_rank_is_the_local_engine() -> None:

@@ -53,15 +53,15 @@ def test_a_tree_holds_every_particle_once_and_knows_its_moments(count: int, seed
         assert (leaves[first][0], leaves[last - 1][1]) == (tree.start[node], tree.end[node])
 
 
-@pytest.mark.parametrize("theta", [0.0, 0.5])
+@pytest.mark.parametrize("tolerance", [0.0, 0.01])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_the_walk_lists_every_pair_within_the_cutoff_once(theta: float, seed: int) -> None:
+def test_the_walk_lists_every_pair_within_the_cutoff_once(tolerance: float, seed: int) -> None:
     count, cutoff = 600, 0.2
     tree, positions = grown(count, seed, leaf_size=8)
     buffer = empty_buffer(1 << 20)
     cells = target_cells(tree, 64)
     assert sum(tree.end[cells] - tree.start[cells]) == count
-    done, num_tasks = list_tasks(tree, cells, np.ones(len(tree.leaves), bool), 0, 1.0, cutoff, 0.001, theta, buffer)
+    done, num_tasks = list_tasks(tree, cells, np.ones(len(tree.leaves), bool), 0, 1.0, cutoff, 0.001, tolerance, buffer)
     assert done == len(cells)
     times = np.zeros((count, count), int)
     for leaf, source, kind in zip(*(part[:num_tasks] for part in buffer), strict=True):
@@ -73,17 +73,17 @@ def test_the_walk_lists_every_pair_within_the_cutoff_once(theta: float, seed: in
     within = (away**2).sum(axis=2) < cutoff**2
     assert times.max() == 1
     assert (times[within] == 1).all()
-    assert (num_tasks > 0) and (theta > 0) == bool((buffer.kind[:num_tasks] == NODE).any())
+    assert (num_tasks > 0) and (tolerance > 0) == bool((buffer.kind[:num_tasks] == NODE).any())
 
 
 def test_a_buffer_that_is_full_ends_with_a_whole_cell() -> None:
     tree, _ = grown(600, 3, leaf_size=8)
     cells, whole = target_cells(tree, 64), empty_buffer(1 << 20)
-    _, num_tasks = list_tasks(tree, cells, np.ones(len(tree.leaves), bool), 0, 1.0, 0.2, 0.001, 0.5, whole)
+    _, num_tasks = list_tasks(tree, cells, np.ones(len(tree.leaves), bool), 0, 1.0, 0.2, 0.001, 0.01, whole)
     part, collected, at = empty_buffer(num_tasks // 3), [], 0
     while at < len(cells):
         before = at
-        at, count = list_tasks(tree, cells, np.ones(len(tree.leaves), bool), at, 1.0, 0.2, 0.001, 0.5, part)
+        at, count = list_tasks(tree, cells, np.ones(len(tree.leaves), bool), at, 1.0, 0.2, 0.001, 0.01, part)
         assert at > before
         collected += list(zip(part.leaf[:count], part.source[:count], strict=True))
     assert collected == list(zip(whole.leaf[:num_tasks], whole.source[:num_tasks], strict=True))

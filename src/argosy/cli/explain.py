@@ -32,6 +32,7 @@ def explain(
     Example:
         argosy explain llama-3-8b-on-mixed-16
         argosy explain train.py:build --cluster two-cards
+        argosy explain gravity.json
     """
     from argosy.cli.inputs import load_scenario, refuse_options
     from argosy.cli.terminal import print_json, progress, stdout_console
@@ -47,6 +48,12 @@ def explain(
     else:
         refuse_options({"--dtype": dtype}, "for a plan, which has its own")
         document = read_plan(plan)
+        if document.data.get("kind") == "gravity":
+            from argosy.cli.gravity import explain_gravity
+
+            refuse_options({"--profile": profile}, "for a gravity plan")
+            explain_gravity(document, cluster=cluster, traces=trace or (), width=width, json=json, quiet=quiet)
+            return
         scenario = load_scenario(document, cluster=cluster, traces=trace or (), profiles=profile or (), quiet=quiet)
     with progress(f"simulating {scenario.plan!r} and changes to it", quiet=quiet):
         explanation = explain_plan(scenario.plan, scenario.chain, scenario.cluster, model=scenario.model)

@@ -1,9 +1,10 @@
-"""Gravity where training is at home: ``argosy simulate`` of a gravity plan, ``argosy compare -m gravity:N``."""
+"""Gravity plans in ``argosy simulate``, ``explain`` and ``report``, and boxes in ``argosy compare -m gravity:N``."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from argosy.errors import bad_input
@@ -12,8 +13,12 @@ if TYPE_CHECKING:
     from argosy.cluster.topology import Cluster
     from argosy.document import Document
     from argosy.nbody.plan import PricedDomains, StepPlan
+    from argosy.nbody.plan_file import GravityPlan
     from argosy.nbody.play import PlayedRun
+    from argosy.timeline import Timeline
 
+_MOST_RECORDED = 100
+"""Steps whose spans are written into a timeline."""
 PREFIX = "gravity:"
 """Of the name of a box in place of a model's: gravity:512^3."""
 _STEPS = 20
@@ -28,27 +33,22 @@ def simulate_gravity(
     iterations: int | None,
     until: str | None,
     adapt: str | None,
+    output: Path | None,
     width: int | None,
     json: bool,
     quiet: bool,
 ) -> None:
     """Play a gravity plan step after step, with ``adapt`` also re-balanced."""
     from argosy.cli.adapting import check_reach
-    from argosy.cli.inputs import MOST_ITERATIONS, check_iterations, parse_time, too_long, with_traces
-    from argosy.cli.terminal import print_json, progress, stdout_console
-    from argosy.cluster.file import load_cluster
-    from argosy.nbody.plan_file import gravity_plan_from_document
-    from argosy.nbody.play import play_run
+    from argosy.cli.inputs import MOST_ITERATIONS, check_iterations, parse_time, too_long
+    from argosy.cli.terminal import print_json, progress, stdout_console, write_file
+    from argosy.nbody.play import play_run, step_timeline
     from argosy.report.tables import plain_table
+    from argosy.timeline.file import dumps_timeline
     from argosy.units import TIME
 
     check_reach(adapt or "off")
-    plan = gravity_plan_from_document(document)
-    where = plan.cluster if cluster is None else load_cluster(cluster)
-    if len(where.devices) != len(plan.cluster.devices):
-        expected = f"a cluster of {len(plan.cluster.devices)} devices, as the plan was made for"
-        raise bad_input(expected, f"{len(where.devices)} in {where.name}", where="--cluster")
-    where = with_traces(where, traces) if traces else where
+    plan, where = _plan_on(document, cluster, traces)
     steps = (1 if until is None else MOST_ITERATIONS) if iterations is None else check_iterations(iterations)
     end = parse_time("--until", until)
     ways = [(domains.name, domains, False) for domains in (plan.plan, *plan.compared)]
@@ -64,13 +64,25 @@ def simulate_gravity(
         ]
     if iterations is None and any(len(run.ends) == MOST_ITERATIONS for _, run in runs):
         raise too_long(until)
+    if output is not None:
+        done = max(len(runs[0][1].ends), 1)
+        timeline = step_timeline(where, plan.box, plan.plan, min(done, _MOST_RECORDED))
+        write_file(output, dumps_timeline(timeline).encode())
     if json:
         names = {"cluster": {"name": where.name, "hash": where.hash}, "particles": plan.box.particles}
         print_json("simulate", {**names, "workload": "gravity", "runs": [_run(name, run) for name, run in runs]})
         return
-    console = stdout_console(width)
+    console = stdout_console(width, beside=output)
     console.print(f"{plan.box.particles:.3g} particles on {where!r}\n", soft_wrap=True)
-    table = plain_table("cut", "steps", "mean step", "first", "slowest", "moves", right=("steps", "mean step", "first"))
+    table = plain_table(
+        "cut",
+        "steps",
+        "mean step",
+        "first",
+        "slowest",
+        "moves",
+        right=("steps", "mean step", "first", "slowest", "moves"),
+    )
     for name, run in runs:
         took = _seconds(run)
         times = (run.ends[-1] / len(took), took[0], max(took)) if took else ()
@@ -78,6 +90,76 @@ def simulate_gravity(
         steps_done = f"stalled after {len(took)}" if run.stalled else str(len(took))
         table.add_row(name, steps_done, *shown, str(run.moves))
     console.print(table)
+
+
+def explain_gravity(
+    document: Document, *, cluster: str | None, traces: Sequence[str], width: int | None, json: bool, quiet: bool
+) -> None:
+    """Why a step of a gravity plan takes so long, and what would help."""
+    from argosy.cli.terminal import print_json, progress, stdout_console
+    from argosy.nbody.reasons import explain_step
+    from argosy.report.gravity import domain_table, improvement_rows, reason_lines, reasons_to_dict
+    from argosy.report.tables import plain_table
+    from argosy.units import TIME
+
+    plan, where = _plan_on(document, cluster, traces)
+    with progress(f"simulating {plan.box.particles:.3g} particles on {where!r}", quiet=quiet):
+        reasons = explain_step(where, plan.box, plan.plan)
+    if json:
+        names = {"cluster": {"name": where.name, "hash": where.hash}, "particles": plan.box.particles}
+        print_json("explain", {**names, "workload": "gravity", **reasons_to_dict(reasons)})
+        return
+    console = stdout_console(width)
+    step = TIME.format(reasons.priced.step_seconds)
+    console.print(f"{plan.box.particles:.3g} particles on {where!r}: {step} a step\n", soft_wrap=True)
+    console.print(domain_table(where, plan.box, reasons.priced))
+    console.print()
+    for line in reason_lines(reasons):
+        console.print(line, soft_wrap=True)
+    console.print()
+    table = plain_table("change, cut again", "step", "saves", right=("step", "saves"))
+    for row in improvement_rows(reasons):
+        table.add_row(*row)
+    console.print(table)
+
+
+def report_gravity(
+    document: Document,
+    output: Path,
+    *,
+    cluster: str | None,
+    traces: Sequence[str],
+    measured: Mapping[str, Timeline],
+    quiet: bool,
+) -> int:
+    """A gravity plan as one page; its bytes."""
+    from argosy.cli.terminal import progress, write_file
+    from argosy.nbody.plan import Prices
+    from argosy.nbody.reasons import explain_step
+    from argosy.report.gravity import gravity_page
+
+    plan, where = _plan_on(document, cluster, traces)
+    with progress(f"simulating {plan.box.particles:.3g} particles on {where!r}", quiet=quiet):
+        reasons = explain_step(where, plan.box, plan.plan)
+        prices = Prices(where, plan.box)
+        compared = [(other.name, prices.priced(other).step_seconds) for other in (plan.plan, *plan.compared)]
+    page = gravity_page(where, plan.box, reasons, compared, list(measured.items())).encode()
+    write_file(output, page)
+    return len(page)
+
+
+def _plan_on(document: Document, cluster: str | None, traces: Sequence[str]) -> tuple[GravityPlan, Cluster]:
+    """A gravity plan, and the cluster it is played on."""
+    from argosy.cli.inputs import with_traces
+    from argosy.cluster.file import load_cluster
+    from argosy.nbody.plan_file import gravity_plan_from_document
+
+    plan = gravity_plan_from_document(document)
+    where = plan.cluster if cluster is None else load_cluster(cluster)
+    if len(where.devices) != len(plan.cluster.devices):
+        expected = f"a cluster of {len(plan.cluster.devices)} devices, as the plan was made for"
+        raise bad_input(expected, f"{len(where.devices)} in {where.name}", where="--cluster")
+    return plan, with_traces(where, traces) if traces else where
 
 
 def _seconds(run: PlayedRun) -> list[float]:

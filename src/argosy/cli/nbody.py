@@ -14,7 +14,9 @@ from argosy.cli.nbody_run import run
 from argosy.cli.options import Json, MeshCells, Quiet, Width
 
 if TYPE_CHECKING:
+    from argosy.nbody.cosmology import Cosmology
     from argosy.nbody.particles import Box
+    from argosy.nbody.spectrum_table import SpectrumTable
 
 nbody_app = typer.Typer(
     help="Gravity in a periodic box, on the same clusters.",
@@ -43,7 +45,16 @@ def ic(
     matter: Annotated[float, typer.Option("--matter", help="Density of matter; the vacuum has the rest.")] = 0.308,
     baryons: Annotated[float, typer.Option("--baryons", help="Density of baryons.")] = 0.0482,
     hubble: Annotated[float, typer.Option("--hubble", help="h.")] = 0.678,
-    sigma8: Annotated[float, typer.Option("--sigma8", help="Today's amplitude in spheres of 8 Mpc/h.")] = 0.83,
+    sigma8: Annotated[
+        float | None, typer.Option("--sigma8", help="Amplitude in spheres of 8 Mpc/h today; by default 0.83.")
+    ] = None,
+    amplitude: Annotated[
+        float | None, typer.Option("--as", help="A_s, in place of --sigma8.", metavar="A_S", show_default=False)
+    ] = None,
+    spectrum: Annotated[
+        Path | None,
+        typer.Option("--spectrum", help="A table of k (h/Mpc) and P ((Mpc/h)^3) today, from CAMB or CLASS."),
+    ] = None,
     index: Annotated[float, typer.Option("--index", help="Of the primordial spectrum.")] = 0.96,
     json: Json = False,
     quiet: Quiet = False,
@@ -64,16 +75,39 @@ def ic(
         from argosy.nbody.initial import Order, initial_conditions
         from argosy.nbody.snapshot import write_snapshot
     chosen = Order(known_name("--order", order, Order))
-    cosmology = Cosmology(matter=matter, vacuum=1 - matter, hubble=hubble, baryons=baryons, sigma8=sigma8, index=index)
+    cosmology = Cosmology(matter=matter, vacuum=1 - matter, hubble=hubble, baryons=baryons, index=index)
+    cosmology, table = _amplitude(cosmology, sigma8, amplitude, spectrum)
     with progress(f"displacing {per_side}^3 particles", quiet=quiet):
         made = initial_conditions(
-            box=box, per_side=per_side, redshift=redshift, seed=seed, cosmology=cosmology, order=chosen
+            box=box, per_side=per_side, redshift=redshift, seed=seed, cosmology=cosmology, order=chosen, table=table
         )
         write_snapshot(output, made)
     if json:
         print_json("nbody ic", {"file": str(output), "particles": per_side**3, "box": box, "redshift": redshift})
         return
     stdout_console().print(f"{output}: {made!r}")
+
+
+def _amplitude(
+    cosmology: Cosmology, sigma8: float | None, amplitude: float | None, file: Path | None
+) -> tuple[Cosmology, SpectrumTable | None]:
+    """The cosmology with its sigma8, and the table, scaled to it if it was given."""
+    from dataclasses import replace
+
+    from argosy.errors import InputError, Problem
+    from argosy.nbody.spectrum import sigma8_of
+    from argosy.nbody.spectrum_table import read_spectrum
+
+    if amplitude is not None and (sigma8 is not None or file is not None):
+        other = "--sigma8" if sigma8 is not None else "--spectrum"
+        raise InputError([Problem(expected=f"--as cannot be combined with {other}")])
+    if amplitude is not None:
+        return replace(cosmology, sigma8=sigma8_of(cosmology, amplitude)), None
+    if file is None:
+        return cosmology if sigma8 is None else replace(cosmology, sigma8=sigma8), None
+    table = read_spectrum(file)
+    scaled = table if sigma8 is None else table.scaled_to(sigma8)
+    return replace(cosmology, sigma8=scaled.sigma8), scaled
 
 
 def power(
@@ -102,17 +136,19 @@ def power(
     cells = mesh or 2 * round(len(box.particles) ** (1 / 3))
     with progress(f"measuring {box!r}", quiet=quiet):
         found = power_spectrum(box.particles.positions, box.size, cells, subtract_shot_noise=not keep_shot_noise)
-    linear = linear_power(box.cosmology, found.k) * box.cosmology.growth(box.expansion) ** 2
+    known = box.cosmology.sigma8 is not None
+    linear = linear_power(box.cosmology, found.k) * box.cosmology.growth(box.expansion) ** 2 if known else None
     if json:
         figures = {"k": found.k, "power": found.power, "modes": found.modes, "linear": linear}
-        rows = {name: values.tolist() for name, values in figures.items()}
+        rows = {name: None if values is None else values.tolist() for name, values in figures.items()}
         print_json("nbody power", {"redshift": box.redshift, "shot_noise": found.shot_noise, **rows})
         return
     table = plain_table(
         "k, h/Mpc", "P, (Mpc/h)^3", "linear", "modes", right=("k, h/Mpc", "P, (Mpc/h)^3", "linear", "modes")
     )
-    for k, value, line, modes in zip(found.k, found.power, linear, found.modes, strict=True):
-        table.add_row(f"{k:.4f}", f"{value:.4g}", f"{line:.4g}", f"{modes:.0f}")
+    lines = ["unknown"] * len(found.k) if linear is None else [f"{value:.4g}" for value in linear]
+    for k, value, line, modes in zip(found.k, found.power, lines, found.modes, strict=True):
+        table.add_row(f"{k:.4f}", f"{value:.4g}", line, f"{modes:.0f}")
     stdout_console(width).print(table)
 
 

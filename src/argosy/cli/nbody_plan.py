@@ -128,25 +128,15 @@ def _content(found: StepPlan, played: Played) -> dict[str, Any]:
 
 
 def _show(console: Console, found: StepPlan, played: Played, steps: int) -> None:
+    from argosy.report.gravity import domain_table
     from argosy.report.tables import plain_table
-    from argosy.units import SIZE, TIME
+    from argosy.units import TIME
 
     box, best = found.box, found.best
     holders, devices = sum(planes > 0 for planes in best.domains.planes), len(found.cluster.devices)
     mesh = f"a mesh of {box.mesh_cells}^3 cells on {holders} of {devices} devices of {found.cluster.name}"
     console.print(f"{box.particles:.3g} particles, {mesh}: {TIME.format(best.step_seconds)} a step\n")
-    columns = ("device", "kind", "particles", "planes", "tree", "pairs", "mesh", "memory")
-    table = plain_table(*columns, right=columns[2:])
-    starts = (0, *best.domains.ends[:-1])
-    for i, device in enumerate(found.cluster.devices):
-        share = (best.domains.ends[i] - starts[i]) / len(box.interactions)
-        times = (best.tree_seconds[i], best.pair_seconds[i], best.mesh_seconds[i])
-        shown = [TIME.format(value, digits=3) if value else "-" for value in times]
-        memory = SIZE.format(best.memory[i], digits=3)
-        table.add_row(
-            device.name, device.kind.name, f"{100 * share:.2f} %", str(best.domains.planes[i]), *shown, memory
-        )
-    console.print(table)
+    console.print(domain_table(found.cluster, box, best))
     console.print()
     headings = ("cut", "step", "slowest / ideal", f"{steps} steps played", "moves")
     table = plain_table(*headings, right=headings[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -17,16 +18,24 @@ from argosy.cli.names import known_name
 from argosy.cli.options import Json, MeshCells, Quiet
 
 if TYPE_CHECKING:
-    from argosy.nbody.run import Processes, Progress, RunSettings
+    from argosy.cluster.topology import Cluster
+    from argosy.nbody.plan_file import GravityPlan
+    from argosy.nbody.run import Processes, Progress, RunResult, RunSettings
     from argosy.nbody.settings import GravitySettings
 
 _SECONDS_BETWEEN_LINES = 5.0
+_MOST_LEVELS = 8
+"""Halvings of a step that the criterion of block steps may ask for."""
 
 
 def run(
     snapshot: Annotated[Path, typer.Argument(metavar="SNAPSHOT", help="Where to start.", show_default=False)],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the run.")],
-    steps: Annotated[int, typer.Option("--steps", help="Uniform in the root of the expansion factor.")] = 128,
+    steps: Annotated[
+        int | None,
+        typer.Option("--steps", help="Uniform in the root of the expansion factor; by default an error criterion's."),
+    ] = None,
+    integrator: Annotated[str, typer.Option("--integrator", help="leapfrog or bullfrog.")] = "leapfrog",
     until: Annotated[float, typer.Option("--until", help="Redshift of the end.")] = 0.0,
     snapshots: Annotated[
         list[float] | None, typer.Option("--snapshot", help="Redshift of one more snapshot. Repeatable.", metavar="Z")
@@ -35,11 +44,16 @@ def run(
     softening: Annotated[
         float | None, typer.Option("--softening", help="Mpc/h; by default 1/30 of the mean separation.")
     ] = None,
-    theta: Annotated[float, typer.Option("--theta", help="Opening angle of the tree.")] = 0.5,
+    force_error: Annotated[
+        float, typer.Option("--force-error", help="Relative error of 99 % of the forces, in the worst box.")
+    ] = 0.003,
     cloud: Annotated[str, typer.Option("--cloud", help="A particle on the mesh: cic, tsc or pcs.")] = "pcs",
     block_levels: Annotated[
-        int, typer.Option("--block-levels", min=0, max=10, help="How often a particle's step may be halved.")
-    ] = 0,
+        int | None,
+        typer.Option(
+            "--block-levels", min=0, max=10, help="How often a step may be halved; by default 8, with --steps 0."
+        ),
+    ] = None,
     restart_every: Annotated[int, typer.Option("--restart-every", min=1, help="Steps between restart files.")] = 16,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="Per process; by default all cores.")] = None,
@@ -49,6 +63,10 @@ def run(
     ] = None,
     cluster: Annotated[
         str | None, typer.Option("--cluster", "-c", help="Devices of the processes: memory, speeds to begin with.")
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option("--plan", help="What argosy nbody plan -o wrote: its cluster's devices, cut as it says."),
     ] = None,
     device: Annotated[str, typer.Option("--device", help="Where pairs are summed: cpu, or cuda.")] = "cpu",
     json: Json = False,
@@ -65,6 +83,7 @@ def run(
     Examples:
         argosy nbody run ic.hdf5 -o run --steps 128 --snapshot 2 --snapshot 1
         argosy nbody run ic.hdf5 -o run --cluster two-cards
+        argosy nbody run ic.hdf5 -o run --plan gravity.json
     """
     from argosy.cli.terminal import no_stdout
     from argosy.errors import InputError, Problem
@@ -76,19 +95,23 @@ def run(
         raise InputError([problem])
     choice = _Choice(
         steps=steps,
+        integrator=integrator,
         until=until,
         snapshots=tuple(snapshots or ()),
         mesh=mesh,
         softening=softening,
-        theta=theta,
+        force_error=force_error,
         cloud=cloud,
         block_levels=block_levels,
         restart_every=restart_every,
         threads=threads,
         cluster=cluster,
+        plan=plan,
         device=device,
     )
-    count = _count_processes(processes, cluster)
+    if cluster is not None and plan is not None:
+        raise InputError([Problem(expected="--cluster cannot be combined with --plan, which has its own")])
+    count = _count_processes(processes, choice.devices())
     if count > 1 and "RANK" not in os.environ:
         _start_processes(count, snapshot, output, choice, json=json, quiet=quiet)
     else:
@@ -99,18 +122,35 @@ def run(
 class _Choice:
     """What the options ask for, as far as it shapes the run."""
 
-    steps: int
+    steps: int | None
+    integrator: str
     until: float
     snapshots: tuple[float, ...]
     mesh: int | None
     softening: float | None
-    theta: float
+    force_error: float
     cloud: str
-    block_levels: int
+    block_levels: int | None
     restart_every: int
     threads: int | None
     cluster: str | None
+    plan: Path | None
     device: str
+
+    def devices(self) -> Cluster | None:
+        """The cluster whose devices the processes are."""
+        from argosy.cluster.file import load_cluster
+
+        planned = self.planned()
+        if planned is not None:
+            return planned.cluster
+        return None if self.cluster is None else load_cluster(self.cluster)
+
+    def planned(self) -> GravityPlan | None:
+        from argosy.nbody.plan_file import gravity_plan_from_document
+        from argosy.plan.file import read_plan
+
+        return None if self.plan is None else gravity_plan_from_document(read_plan(self.plan))
 
     def arguments(self) -> list[str]:
         """As a command line."""
@@ -120,14 +160,19 @@ class _Choice:
         return [text for name, value in options for text in (name, str(value))]
 
     def gravity(self, box: float, count: int, processes: int) -> GravitySettings:
-        from argosy.nbody.settings import Cloud, GravitySettings
+        from argosy.nbody.settings import Cloud, GravitySettings, accuracy_for
 
+        accuracy = accuracy_for(self.force_error)
         cloud = Cloud(known_name("--cloud", self.cloud, Cloud))
         side = count ** (1 / 3)
+        # A whole number of cells per particle of a lattice: other meshes turn the lattice into waves of its own.
+        cells = max(2, math.ceil(accuracy.least_mesh / round(side))) * round(side)
         settings = GravitySettings(
-            mesh_cells=max(2 * round(side), 32) if self.mesh is None else self.mesh,
+            mesh_cells=cells if self.mesh is None else self.mesh,
             softening=box / side / 30 if self.softening is None else self.softening,
-            theta=self.theta,
+            split_cells=accuracy.split_cells,
+            cutoff_scales=accuracy.cutoff_scales,
+            tolerance=accuracy.tolerance,
             cloud=cloud,
             threads=self.threads or max((os.cpu_count() or 1) // processes, 1),
         )
@@ -138,13 +183,11 @@ class _Choice:
         return for_gpu(settings)
 
 
-def _count_processes(asked: int | None, cluster: str | None) -> int:
-    if cluster is None:
+def _count_processes(asked: int | None, where: Cluster | None) -> int:
+    if where is None:
         return asked or 1
-    from argosy.cluster.file import load_cluster
     from argosy.errors import bad_input
 
-    where = load_cluster(cluster)
     started = int(os.environ["WORLD_SIZE"]) if "WORLD_SIZE" in os.environ else asked or len(where.devices)
     if started != len(where.devices):
         expected = f"one for each of the {len(where.devices)} devices of {where.name}"
@@ -162,11 +205,11 @@ def _evolve(snapshot: Path, output: Path, choice: _Choice, *, json: bool, quiet:
         from argosy.nbody.snapshot import num_particles, read_snapshot
     count = num_particles(snapshot)
     device = _device(choice.device)
-    together = _processes(choice.cluster)
+    together = _processes(choice)
     rank, size = (together.ranks.rank, together.ranks.size) if together else (0, 1)
     try:
         box = read_snapshot(snapshot, rank=rank, processes=size)
-        settings = _settings(choice, choice.gravity(box.size, count, size))
+        settings = _settings(choice, choice.gravity(box.size, count, size), box.expansion)
         begin = time.monotonic()
         report = _reporter(quiet=quiet or rank > 0)
         final = run_box(box, output, settings, processes=together, device=device, report=report)
@@ -175,35 +218,42 @@ def _evolve(snapshot: Path, output: Path, choice: _Choice, *, json: bool, quiet:
         if together is not None:
             leave_processes()
     if rank == 0:
-        _conclude(output, final.redshift, choice.steps, seconds, json=json)
+        _conclude(output, final, seconds, json=json)
 
 
-def _settings(choice: _Choice, gravity: GravitySettings) -> RunSettings:
+def _settings(choice: _Choice, gravity: GravitySettings, start: float) -> RunSettings:
+    """The run; without ``--steps``, steps by the expansion and block levels by the acceleration of each particle."""
     from argosy.errors import bad_input
-    from argosy.nbody.evolve import BlockSteps
-    from argosy.nbody.run import RunSettings
+    from argosy.nbody.evolve import BlockSteps, chosen_steps
+    from argosy.nbody.run import Integrator, RunSettings
 
+    integrator = Integrator(known_name("--integrator", choice.integrator, Integrator))
+    plain = choice.steps is not None or integrator is Integrator.BULLFROG or gravity.softening == 0
+    levels = (0 if plain else _MOST_LEVELS) if choice.block_levels is None else choice.block_levels
     for redshift in (choice.until, *choice.snapshots):
         if redshift < 0:
             raise bad_input("a redshift of at least 0", redshift, where="--until or --snapshot")
     return RunSettings(
         gravity=gravity,
-        steps=choice.steps,
+        steps=chosen_steps(start, 1 / (1 + choice.until)) if choice.steps is None else choice.steps,
+        integrator=integrator,
         end=1 / (1 + choice.until),
         snapshots=tuple(1 / (1 + redshift) for redshift in choice.snapshots),
         restart_every=choice.restart_every,
-        blocks=BlockSteps(most_levels=choice.block_levels) if choice.block_levels else None,
+        blocks=BlockSteps(most_levels=levels) if levels else None,
     )
 
 
-def _conclude(output: Path, redshift: float, steps: int, seconds: float, *, json: bool) -> None:
+def _conclude(output: Path, result: RunResult, seconds: float, *, json: bool) -> None:
     from argosy.cli.terminal import print_json, stdout_console
 
     files = sorted(str(path) for path in output.glob("snapshot_*.hdf5"))
     if json:
-        print_json("nbody run", {"files": files, "redshift": redshift, "steps": steps, "seconds": seconds})
+        figures = {"redshift": result.box.redshift, "steps": result.steps, "momentum_drift": result.momentum_drift}
+        print_json("nbody run", {"files": files, **figures, "seconds": seconds})
         return
-    stdout_console().print(f"{steps} steps to z = {redshift:.3g} in {seconds:.1f} s: {', '.join(files)}")
+    done = f"{result.steps} steps to z = {result.box.redshift:.3g} in {seconds:.1f} s"
+    stdout_console().print(f"{done}, momentum drift {result.momentum_drift:.1e}: {', '.join(files)}")
 
 
 def _start_processes(count: int, snapshot: Path, output: Path, choice: _Choice, *, json: bool, quiet: bool) -> None:
@@ -226,19 +276,18 @@ def _device(name: str) -> str:
     return usable_device(name, int(os.environ.get("LOCAL_RANK", "0")))
 
 
-def _processes(cluster: str | None) -> Processes | None:
+def _processes(choice: _Choice) -> Processes | None:
     """The processes that torchrun started, this one among them."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 and cluster is None:
+    where, planned = choice.devices(), choice.planned()
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 and where is None:
         return None
-    from argosy.cluster.file import load_cluster
     from argosy.nbody.ranks import Alone, join_processes
     from argosy.nbody.run import Processes
 
-    where = None if cluster is None else load_cluster(cluster)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return Processes(ranks=Alone(), mesh_ranks=Alone(), cluster=where)
+        return Processes(ranks=Alone(), mesh_ranks=Alone(), cluster=where, plan=planned)
     ranks, mesh_ranks = join_processes()
-    return Processes(ranks=ranks, mesh_ranks=mesh_ranks, cluster=where)
+    return Processes(ranks=ranks, mesh_ranks=mesh_ranks, cluster=where, plan=planned)
 
 
 def _reporter(*, quiet: bool) -> Callable[[Progress], None] | None:

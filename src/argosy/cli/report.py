@@ -54,21 +54,37 @@ def report(
         argosy report plan.json run/timeline.json --decisions run/decisions.jsonl
         argosy report plan.json --scenario none --scenario "v0.nic=on-off:low=0.1"
     """
-    from argosy.cli.inputs import load_scenario
+    from argosy.cli.inputs import load_scenario, refuse_options
     from argosy.cli.scenarios import load_scenarios
-    from argosy.cli.terminal import check_output, print_json, say_written
+    from argosy.cli.terminal import check_output
     from argosy.plan.file import read_plan
     from argosy.report.decisions import read_decisions, tell_decisions
     from argosy.timeline.file import load_timeline
 
     check_output(output, plan, cluster, compare, decisions, *(timeline or ()), *(profile or ()), json=json)
     measured = {name: load_timeline(path) for name, path in _names(timeline or ()).items()}
-    scenario = load_scenario(read_plan(plan), cluster=cluster, traces=trace or (), profiles=profile or (), quiet=quiet)
+    document = read_plan(plan)
+    if document.data.get("kind") == "gravity":
+        from argosy.cli.gravity import report_gravity
+
+        unused = {"--profile": profile, "--compare": compare, "--decisions": decisions, "--scenario": under}
+        refuse_options(unused, "for a gravity plan")
+        traces = trace or ()
+        size = report_gravity(document, output, cluster=cluster, traces=traces, measured=measured, quiet=quiet)
+        _conclude(output, size, json=json)
+        return
+    scenario = load_scenario(document, cluster=cluster, traces=trace or (), profiles=profile or (), quiet=quiet)
     _check_timelines(measured, scenario.cluster)
     rivals = _rivals(compare, scenario.plan)
     decided = [] if decisions is None else tell_decisions(read_decisions(decisions))
     changes = dict(zip(under or (), load_scenarios(scenario.cluster, under or ()), strict=True))
     size = write_page(scenario, measured, rivals, output, decided=decided, scenarios=changes, quiet=quiet)
+    _conclude(output, size, json=json)
+
+
+def _conclude(output: Path, size: int, *, json: bool) -> None:
+    from argosy.cli.terminal import print_json, say_written
+
     if json:
         print_json("report", {"file": str(output), "bytes": size})
     else:

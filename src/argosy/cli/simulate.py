@@ -97,7 +97,7 @@ def simulate(
             "--profile": profile,
             "--calibration": calibration,
         }
-        given |= {"--output": output, "--iteration": iteration or None, "--transfers": transfers}
+        given |= {"--iteration": iteration or None, "--transfers": transfers}
         refuse_options(given, "for a gravity plan")
         simulate_gravity(
             document,
@@ -106,6 +106,7 @@ def simulate(
             iterations=iterations,
             until=until,
             adapt=adapt,
+            output=output,
             width=width,
             json=json,
             quiet=quiet,

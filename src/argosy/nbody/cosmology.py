@@ -4,9 +4,13 @@ Lengths are comoving Mpc/h, velocities km/s, masses 1e10 Msun/h; then the Hubble
 momenta p = a^2 dx/dt and the comoving sum F of ``gravity`` times G,
 
     (1)  H(a) = 100 sqrt(Om / a^3 + Ok / a^2 + OL),   Ok = 1 - Om - OL
-    (2)  dx = p x drift,   drift(a, b) = integral of da / (a^3 H)
-    (3)  dp = F x kick,    kick(a, b) = integral of da / (a^2 H)
-    (4)  growing mode: D(a) ~ H(a) integral_0^a da / (a H)^3, normalised to D(1) = 1;  f = dlnD / dlna
+    (2)  dx = p x drift,   drift(a, b) = [D(b) - D(a)] / P(at)             for p at the expansion ``at``
+    (3)  dp = F x kick,    kick(a, b) = [P(b) - P(a)] / (1.5 x 100^2 Om D(at))   for F at ``at``
+    (4)  growing mode: D(a) ~ H(a) integral_0^a da / (a H)^3, normalised to D(1) = 1;  f = dlnD / dlna,  P = a^2 H f D
+
+Where p and F follow the growing mode, (2) and (3) are exact for steps of any length (Feng and others, 2016); for short
+steps they are the integrals of da / (a^3 H) and of da / (a^2 H).
+
     (5)  G m = 3 x 100^2 Om / (8 pi) x box^3 / N for N particles: G itself is not needed to move them.
 """
 
@@ -38,15 +42,20 @@ class Cosmology:
     hubble: float = 0.678
     """h: the Hubble rate today in units of 100 km/s/Mpc."""
     baryons: float = 0.0482
-    sigma8: float = 0.83
+    sigma8: float | None = 0.83
+    """None where the linear spectrum is not known: nothing but initial conditions and linear theory needs it."""
     index: float = 0.96
     """Of the primordial spectrum."""
 
     def __post_init__(self) -> None:
         for name in ("matter", "hubble", "sigma8"):
             value = getattr(self, name)
-            if not _SMALLEST <= value <= _LARGEST:
+            if value is not None and not _SMALLEST <= value <= _LARGEST:
                 raise bad_input(f"a number from {_SMALLEST:g} to {_LARGEST:g}", value, where=name)
+        if not abs(self.vacuum) <= _LARGEST:
+            raise bad_input(f"a number from {-_LARGEST:g} to {_LARGEST:g}", self.vacuum, where="vacuum")
+        if any(self._hubble_square(a) <= 0 for a in np.geomspace(1e-6, 1.0, 400).tolist()):
+            raise bad_input("a universe that has expanded from a beginning until today", self.vacuum, where="vacuum")
         if not abs(self.index) <= _STEEPEST:
             raise bad_input(f"a number from {-_STEEPEST:g} to {_STEEPEST:g}", self.index, where="index")
         if not 0 <= self.baryons < self.matter:
@@ -54,20 +63,32 @@ class Cosmology:
 
     def hubble_rate(self, a: float) -> float:
         """(1), in km/s per Mpc/h."""
+        square = self._hubble_square(a)
+        if square <= 0:
+            raise bad_input("an expansion factor that this universe reaches", a, where="expansion")
+        return 100.0 * math.sqrt(square)
+
+    def _hubble_square(self, a: float) -> float:
+        """(1) squared, in units of today's rate."""
         curvature = 1 - self.matter - self.vacuum
-        return 100.0 * math.sqrt(self.matter / a**3 + curvature / a**2 + self.vacuum)
+        return self.matter / a**3 + curvature / a**2 + self.vacuum
 
     def matter_at(self, a: float) -> float:
         """The matter density in units of the critical one, at that time."""
         return self.matter / a**3 * (100.0 / self.hubble_rate(a)) ** 2
 
-    def drift(self, a: float, b: float) -> float:
+    def drift(self, a: float, b: float, at: float) -> float:
         """(2)"""
-        return self._integral(a, b, 3)
+        return (self.growth(b) - self.growth(a)) / self.growing_momentum(at)
 
-    def kick(self, a: float, b: float) -> float:
+    def kick(self, a: float, b: float, at: float) -> float:
         """(3)"""
-        return self._integral(a, b, 2)
+        change = self.growing_momentum(b) - self.growing_momentum(a)
+        return change / (1.5 * 100.0**2 * self.matter * self.growth(at))
+
+    def growing_momentum(self, a: float) -> float:
+        """P of (4): p of a particle whose displacement grows as D, over that displacement today."""
+        return a * a * self.hubble_rate(a) * self.growth_rate(a) * self.growth(a)
 
     def seconds_of_expansion(self, a: float, b: float) -> float:
         """Cosmic time between two expansion factors, in Mpc/h / (km/s)."""
@@ -79,9 +100,12 @@ class Cosmology:
 
     def growth_rate(self, a: float) -> float:
         """f of (4)."""
-        step = 1e-4
-        later, earlier = (self._unnormalised_growth(a * math.exp(sign * step)) for sign in (1, -1))
-        return math.log(later / earlier) / (2 * step)
+        # dlnD / dlna of (4) in closed form: dlnH / dlna + a / (a H)^3 over the integral.
+        square = (self.hubble_rate(a) / 100.0) ** 2
+        curvature = 1 - self.matter - self.vacuum
+        slope = -(3 * self.matter / a**3 + 2 * curvature / a**2) / (2 * square)
+        integral = self._unnormalised_growth(a) / self.hubble_rate(a)
+        return slope + a / (a * self.hubble_rate(a)) ** 3 / integral
 
     def particle_gravity(self, box: float, count: int) -> float:
         """G m of (5)."""

@@ -19,7 +19,7 @@ from argosy.nbody.hilbert import KEY_BITS, Keys, hilbert_keys
 from argosy.nbody.particles import Floats, Names, Particles
 from argosy.nbody.ranks import Ranks, gather, total
 from argosy.nbody.tasks import NODE, Flags, empty_buffer, list_tasks
-from argosy.nbody.tree import Integers, Tree, empty_tree, fill_leaves, grow, merge_upwards
+from argosy.nbody.tree import MEASURED, Integers, Tree, empty_tree, fill_leaves, grow, merge_upwards
 
 END_OF_CURVE = np.int64((1 << KEY_BITS) - 1)
 
@@ -111,7 +111,7 @@ def essential_tree(
     leaf_size: int,
     cutoff: float,
     softened: float,
-    theta: float,
+    tolerance: float,
 ) -> EssentialTree:
     """The part of the common tree that the active ones of this rank's particles, sorted along the curve, look at."""
     keys = hilbert_keys(particles.positions, box)
@@ -121,7 +121,7 @@ def essential_tree(
     home = _homes(np.unique(cell), len(cells.low), ranks)
     kept = _Rows.of(particles, keys).completed(cells, home, ranks)
     top = _top_tree(cells, kept, leaf_size, ranks)
-    opened = _opened(top, top.leaves[mine], box, cutoff, softened, theta)
+    opened = _opened(top, top.leaves[mine], box, cutoff, softened, tolerance)
     away = opened[home[opened] != ranks.rank]
     present = kept.joined(kept.fetched(cells, away, home, ranks))
     tree = _assemble(top, cells, present.keys, leaf_size)
@@ -204,25 +204,25 @@ def _top_tree(cells: Cells, kept: _Rows, leaf_size: int, ranks: Ranks) -> Tree:
     structure = np.empty((6, max(2 * len(kept.keys), 1)), np.int32)
     begins = np.searchsorted(kept.keys, cells.low)
     ends = np.searchsorted(kept.keys, cells.high, side="right")
+    held = np.flatnonzero(ends > begins)
     roots, count = [], 0
-    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-        if end > begin:
-            roots.append(count)
-            count = grow(kept.keys, begin, end, KEY_BITS - 1, leaf_size, 6, structure, count)
+    for begin, end in zip(begins[held].tolist(), ends[held].tolist(), strict=True):
+        roots.append(count)
+        count = grow(kept.keys, begin, end, KEY_BITS - 1, leaf_size, 6, structure, count)
     grown = structure[:, :count]
     forest = empty_tree(grown, np.flatnonzero(grown[2] < 0).astype(np.int32))
     fill_leaves(forest, kept.positions)
     merge_upwards(forest)
-    fields = ("middle", "half", "mass", "centre", "moments", "width")
-    columns = [getattr(forest, name)[roots] for name in fields]
+    columns = [getattr(forest, name)[roots] for name in MEASURED]
     known = np.concatenate([column.reshape(len(roots), math.prod(column.shape[1:])) for column in columns], axis=1)
-    known = np.concatenate(gather(ranks, known))
+    # A particle that drifted within a step can make any rank the home of any cell: ranks are not in curve order.
+    known = np.concatenate(gather(ranks, known))[np.argsort(np.concatenate(gather(ranks, held)))]
     top = np.empty((6, 2 * len(cells.low)), np.int32)
     num_nodes = grow(cells.low, 0, len(cells.low), KEY_BITS - 1, 1, 0, top, 0)
     top = top[:, :num_nodes]
     tree = empty_tree(top, np.flatnonzero(top[2] < 0).astype(np.int32))
     at = 0
-    for name in fields:
+    for name in MEASURED:
         values = getattr(tree, name)
         width = values[0].size
         values[tree.leaves] = known[:, at : at + width].reshape(len(known), *values.shape[1:])
@@ -232,12 +232,12 @@ def _top_tree(cells: Cells, kept: _Rows, leaf_size: int, ranks: Ranks) -> Tree:
     return tree
 
 
-def _opened(top: Tree, targets: Integers, box: float, cutoff: float, softened: float, theta: float) -> Names:
+def _opened(top: Tree, targets: Integers, box: float, cutoff: float, softened: float, tolerance: float) -> Names:
     """Cells that a walk from these targets does not accept as a whole."""
     wanted, opened, at = np.ones(len(top.leaves), bool), np.zeros(top.num_nodes, bool), 0
     buffer = empty_buffer(1 << 16)
     while at < len(targets):
-        done, count = list_tasks(top, targets, wanted, at, box, cutoff, softened, theta, buffer)
+        done, count = list_tasks(top, targets, wanted, at, box, cutoff, softened, tolerance, buffer)
         if done == at:
             buffer = empty_buffer(2 * len(buffer.leaf))
         opened[buffer.source[:count][buffer.kind[:count] != NODE]] = True
@@ -258,7 +258,7 @@ def _assemble(top: Tree, cells: Cells, keys: Keys, leaf_size: int) -> Tree:
             structure[:4, node] = structure[:4, root]  # the cell's node takes the root's place
     structure = structure[:, :count]
     tree = empty_tree(structure, _leaves_in_order(structure))
-    for name in ("middle", "half", "mass", "centre", "moments", "width"):
+    for name in MEASURED:
         getattr(tree, name)[: top.num_nodes] = getattr(top, name)
     return tree
 

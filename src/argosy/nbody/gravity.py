@@ -74,9 +74,8 @@ def short_force(
     mass: float,
     settings: GravitySettings,
     active: Flags,
-    sum_tree: Callable[..., TreeForce] | None = None,
 ) -> Floats:
-    """The tree's part alone, on the ``active`` particles; on others it is anything. ``sum_tree``: as ``tree_force``."""
+    """The tree's part alone, on the ``active`` particles; on others it is anything."""
     keys = hilbert_keys(positions, box)
     order = np.argsort(keys, kind="stable")
     along = positions[order]
@@ -85,8 +84,7 @@ def short_force(
     cells = target_cells(tree, settings.cell_size)
     cells = cells[np.logical_or.reduceat(wanted, tree.first_leaf[cells])]
     with ThreadPoolExecutor(settings.threads + 1) as pool:
-        add_up = sum_tree or tree_force
-        force = add_up(tree, cells, along, box, settings.split(box), settings, pool, wanted).force
+        force = tree_force(tree, cells, along, box, settings.split(box), settings, pool, wanted).force
     total = np.empty_like(force)
     total[order] = mass * force
     return total
@@ -140,7 +138,7 @@ def tree_force(
     parts = settings.threads * _CHUNKS
     walking = computing = 0.0
     running: list[Future[float]] = []
-    packages = list_packages(tree, cells, wanted, lengths, settings.theta)
+    packages = list_packages(tree, cells, wanted, lengths, settings.tolerance)
     while True:
         begin = time.perf_counter()
         package = next(packages, None)
@@ -174,12 +172,12 @@ class Package:
     order: Integers
 
 
-def list_packages(tree: Tree, cells: Integers, wanted: Flags, lengths: Floats, theta: float) -> Iterator[Package]:
+def list_packages(tree: Tree, cells: Integers, wanted: Flags, lengths: Floats, tolerance: float) -> Iterator[Package]:
     box, cutoff, softened = (float(length) for length in lengths)
     buffer: TaskBuffer = empty_buffer(_BUFFER)
     at = 0
     while at < len(cells):
-        nearer, count = list_tasks(tree, cells, wanted, at, box, cutoff, softened, theta, buffer)
+        nearer, count = list_tasks(tree, cells, wanted, at, box, cutoff, softened, tolerance, buffer)
         if nearer == at:
             buffer = empty_buffer(2 * len(buffer.leaf))
             continue

@@ -23,6 +23,7 @@ from argosy.nbody.cosmology import Cosmology
 from argosy.nbody.mesh import Modes, frequencies
 from argosy.nbody.particles import Box, Floats, Particles, wrapped
 from argosy.nbody.spectrum import linear_power
+from argosy.nbody.spectrum_table import SpectrumTable
 
 _SMALLEST, _LARGEST = 1e-6, 1e6
 """Mpc/h: from below a star's neighbourhood to beyond what can be seen."""
@@ -48,8 +49,9 @@ def initial_conditions(
     cosmology: Cosmology | None = None,
     order: Order = Order.SECOND,
     shape: float | None = None,
+    table: SpectrumTable | None = None,
 ) -> Box:
-    """``per_side``^3 particles in a box of ``box`` Mpc/h."""
+    """``per_side``^3 particles in a box of ``box`` Mpc/h; with a ``table``, after it and not after the cosmology."""
     if not 4 <= per_side <= _MOST_PER_SIDE:
         raise bad_input(f"4 to {_MOST_PER_SIDE:,} particles per side", per_side, where="per_side")
     if not _SMALLEST <= box <= _LARGEST:
@@ -58,7 +60,11 @@ def initial_conditions(
         raise bad_input(f"a positive redshift, at most {_EARLIEST:g}", redshift, where="redshift")
     cosmology = cosmology or Cosmology()
     a = 1 / (1 + redshift)
-    potential = _potential(_linear_field(box, per_side, cosmology.growth(a), cosmology, shape, seed), box, per_side)
+    full, last = frequencies(per_side, box)
+    wave = np.sqrt(full[:, None, None] ** 2 + full[None, :, None] ** 2 + last[None, None, :] ** 2)
+    power = linear_power(cosmology, wave.ravel(), shape) if table is None else table.at(wave.ravel())
+    contrast = _linear_field(box, per_side, cosmology.growth(a), power.reshape(wave.shape), seed)
+    potential = _potential(contrast, box, per_side)
     first = -_gradient(potential, box, per_side)
     shift, speed = first, cosmology.growth_rate(a) * first
     if order is Order.SECOND:
@@ -75,12 +81,9 @@ def initial_conditions(
     return Box(size=box, expansion=a, cosmology=cosmology, particles=particles)
 
 
-def _linear_field(box: float, side: int, growth: float, cosmology: Cosmology, shape: float | None, seed: int) -> Modes:
+def _linear_field(box: float, side: int, growth: float, power: Floats, seed: int) -> Modes:
     """delta(k) of the lattice's modes, as scipy's transform of delta(x)."""
     noise = scipy.fft.rfftn(np.random.default_rng(seed).standard_normal((side, side, side)))
-    full, last = frequencies(side, box)
-    wave = np.sqrt(full[:, None, None] ** 2 + full[None, :, None] ** 2 + last[None, None, :] ** 2)
-    power = linear_power(cosmology, wave.ravel(), shape).reshape(wave.shape)
     modes: Modes = noise * np.sqrt(power * side**3 / box**3) * growth
     return modes
 

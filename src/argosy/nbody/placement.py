@@ -11,10 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from argosy.cluster.topology import Cluster
+from argosy.errors import bad_input
 from argosy.nbody.balance import Balancer, Rules, takes_part
-from argosy.nbody.plan import Prices, plan_step
+from argosy.nbody.plan import Domains, Prices, plan_step
+from argosy.nbody.plan_file import GravityPlan
 from argosy.nbody.play import slowest_hop
-from argosy.nbody.pricing import CELL_BYTES, typical_box
+from argosy.nbody.pricing import CELL_BYTES, BoxWork, typical_box
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +33,28 @@ class Placement:
 def place_on(cluster: Cluster, particles: int, mesh_cells: int) -> Placement:
     """As ``argosy nbody plan`` would cut them; ``InfeasibleError`` where they do not fit into the cluster's memory."""
     box = typical_box(particles, mesh_cells=mesh_cells)
-    best, prices = plan_step(cluster, box).best, Prices(cluster, box)
-    plane_bytes = CELL_BYTES * mesh_cells**2
-    held = np.array(best.domains.planes) * plane_bytes
+    return _placement(cluster, box, plan_step(cluster, box).best.domains)
+
+
+def place_as_planned(plan: GravityPlan, particles: int, mesh_cells: int) -> Placement:
+    """As a plan file says; ``InputError`` if it was made for another box."""
+    box = plan.box
+    if (box.particles, box.mesh_cells) != (particles, mesh_cells):
+        found = f"{particles} particles and a mesh of {mesh_cells}^3 cells"
+        expected = f"{box.particles} particles and a mesh of {box.mesh_cells}^3 cells, as in the plan"
+        raise bad_input(expected, found, where="--plan")
+    return _placement(plan.cluster, box, plan.plan)
+
+
+def _placement(cluster: Cluster, box: BoxWork, domains: Domains) -> Placement:
+    prices = Prices(cluster, box)
+    plane_bytes = CELL_BYTES * box.mesh_cells**2
+    held = np.array(domains.planes) * plane_bytes
     return Placement(
-        parts=tuple(end / len(box.interactions) for end in best.domains.ends),
-        planes=(0, *np.cumsum(best.domains.planes).tolist()),
+        parts=tuple(end / len(box.interactions) for end in domains.ends),
+        planes=(0, *np.cumsum(domains.planes).tolist()),
         balancer=Balancer(
-            capacity=tuple(np.where(takes_part(best.domains.ends), prices.memory, held).tolist()),
+            capacity=tuple(np.where(takes_part(domains.ends), prices.memory, held).tolist()),
             plane_bytes=plane_bytes,
             rules=Rules(bandwidth=slowest_hop(cluster)),
             speeds=prices.speeds(),

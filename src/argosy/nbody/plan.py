@@ -120,7 +120,9 @@ class Prices:
 
     def __init__(self, cluster: Cluster, box: BoxWork) -> None:
         self.cluster, self.box, self.size = cluster, box, len(cluster.devices)
-        known = [rates(device) for device in cluster.devices]
+        per_cell = box.particles / box.mesh_cells**3
+        known = [rates(device, per_cell, alone=self.size == 1) for device in cluster.devices]
+        self.start = np.array([rate.start for rate in known])
         self.pair_speed = np.array([rate.interactions for rate in known])
         self.tree_speed = np.array([rate.particles for rate in known])
         self.mesh_speed = np.array([rate.cells for rate in known])
@@ -195,12 +197,16 @@ class Prices:
     def particles(self, ends: Ends) -> Floats:
         return np.asarray(np.diff((0, *ends)) * self.box.per_item, np.float64)
 
+    def tree_seconds(self, particles: Floats) -> Floats:
+        """Of devices that hold so many."""
+        return np.asarray(np.where(particles > 0, self.start + particles / self.tree_speed, 0.0), np.float64)
+
     def mesh_seconds(self, planes: Sequence[int]) -> Floats:
         return np.asarray(np.array(planes) * self.box.mesh_cells**2 / self.mesh_speed, np.float64)
 
     def priced(self, domains: Domains) -> PricedDomains:
         particles = self.particles(domains.ends)
-        tree = particles / self.tree_speed
+        tree = self.tree_seconds(particles)
         pairs = run_totals(self.box.interactions, domains.ends) / self.pair_speed
         mesh = self.mesh_seconds(domains.planes)
         halo = np.array([halo_particles(self.box, count) for count in particles])
@@ -259,7 +265,8 @@ class _StepGraph:
         """Per device, what it does before the next."""
 
     def graph(self) -> TaskGraph:
-        trees = [self._compute(d, Phase.TREE, self.particles[d] / self.prices.tree_speed[d]) for d in self.busy]
+        growing = self.prices.tree_seconds(self.particles)
+        trees = [self._compute(d, Phase.TREE, growing[d]) for d in self.busy]
         halo = self._transfer(self._halo_flows(), trees)
         to_mesh = self._transfer(self._mesh_flows(), trees)
         deposited = [self._compute(d, Phase.MESH, self.mesh[d] / 3, to_mesh) for d in self.holders]

@@ -59,6 +59,11 @@ def play_run(
     return PlayedRun(ends=tuple(ends), moves=balancer.moves, stalled=not timeline.iteration_ends)
 
 
+def step_timeline(cluster: Cluster, box: BoxWork, domains: Domains, steps: int) -> Timeline:
+    """So many steps with these domains, never re-balanced, as the simulator records them."""
+    return simulate_exact(Prices(cluster, box).graph(domains), cluster, iterations=steps)
+
+
 def _device_seconds(timeline: Timeline, size: int) -> Floats:
     """Per device, seconds of tree and pairs, and of the mesh."""
     index = {name: number for number, name in enumerate(timeline.devices)}

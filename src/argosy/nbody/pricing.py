@@ -3,35 +3,35 @@
 For a device with fp32 peak P, memory bandwidth H and efficiency e, a run of the curve with n particles that take w
 interactions, p of N^3 mesh cells' planes, a box of N_p particles and cut-off r_c:
 
-    (1)  pairs = w x 40 FLOP / (a e P)
-    (2)  tree  = n x 0.4 us / e                        sort, build, walk: one core of the host
-    (3)  mesh  = p N^2 x 400 B / (e H)                 deposit, four transforms, three interpolations
+    (1)  pairs = w x g x 40 FLOP / (a e P)             a of the peak is reached, g times w pairs are computed
+    (2)  tree  = (s + n x t) / e                       sort, build, walk; s for launches that wait for each other
+    (3)  mesh  = p N^2 x c + n p / N x q               four transforms; deposit and three interpolations
     (4)  halo  = min(N_p - n, N_p [(v^(1/3) + 2 r_c)^3 - v]) x 36 B,   v = n / N_p, r_c in boxes: what is fetched
     (5)  turn  = 4 times 16 B for half the cells of the slab, all but the own part: what holders of the mesh exchange
     (6)  to and from the mesh: 24 B a particle, each way
     (7)  memory = n x 400 B + halo x 100 B + p N^2 x 48 B
 
-a, the interactions a particle needs and the seconds of (2) are those that ``benchmarks/gpu_gravity.py`` measured on an
-H200 (``benchmarks/results/2026-11-15-gravity.md``); the bytes of (3) are a round figure. Interactions along the curve
-follow the clustering of matter: drawn from a log-normal density, seeded.
+a, g, t, c and q differ between CPUs and GPUs, whose leaves and limits differ: ``CPU`` and ``GPU``. A CPU's mesh is
+limited by arithmetic, so c and q are FLOP over P there; a GPU's by memory, so they are bytes over H. The figures are
+those of ``benchmarks/results/2026-11-16-gravity.md``. A device alone has all of a force; devices that share a box sum
+only pairs, and leave tree and mesh to one core of their host (``SHARED_GPU``). Interactions along the curve follow
+the clustering of matter: drawn from a log-normal density, seeded.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from argosy.cluster.device import Device
+from argosy.cluster.device import Device, DeviceKind
 from argosy.dtype import Dtype
 from argosy.errors import bad_input
 from argosy.nbody.particles import Floats
+from argosy.nbody.settings import DEFAULT
 
 PAIR_FLOP = 40.0
-PEAK_SHARE = 0.03
-"""a of (1)."""
-TREE_SECONDS = 4e-7
-MESH_BYTES = 400.0
 PARTICLE_BYTES = 400.0
 """Positions, momenta, forces and the tree's share, with what is held twice while particles travel."""
 GHOST_BYTES = 100.0
@@ -43,11 +43,51 @@ STATE_BYTES = 56.0
 POINT_BYTES = 24.0
 MODE_BYTES = 16.0
 
-_INTERACTIONS = 4400.0
-"""Per particle, with the leaves of a GPU."""
+_INTERACTIONS = 1570.0
+"""Per particle, with the leaves of a CPU and the default force error."""
 _SPREAD = 1.0
 """Of the logarithm of the interactions per particle, over runs of the curve."""
 _ITEMS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """What the code reaches on a kind of processor."""
+
+    peak_share: float
+    """a of (1)."""
+    larger_leaves: float
+    """g of (1)."""
+    tree_seconds: float
+    """t of (2)."""
+    start_seconds: float
+    """s of (2)."""
+    cell_cost: float
+    """c of (3): FLOP at the peak of a CPU, bytes of a GPU."""
+    point_cost: float
+    """q of (3), per particle, likewise."""
+
+
+CPU = Architecture(
+    peak_share=0.45, larger_leaves=1.0, tree_seconds=4e-7, start_seconds=0.0, cell_cost=5200.0, point_cost=53_000.0
+)
+GPU = Architecture(
+    peak_share=0.25, larger_leaves=1.77, tree_seconds=1.4e-8, start_seconds=0.05, cell_cost=900.0, point_cost=0.0
+)
+SHARED_GPU = replace(GPU, tree_seconds=4e-7, start_seconds=0.0)
+_HOST_CELL, _HOST_POINT = 4.5e-8, 4.6e-7
+"""Seconds of a host's core per mesh cell and per particle on the mesh."""
+_CPU_NAMES = re.compile(
+    r"cpu|core|xeon|epyc|ryzen|threadripper|grace|graviton|altra|ampere-?one|power\d+", re.IGNORECASE
+)
+"""How kinds of CPU are called; a cluster file says no more about what a device is."""
+
+
+def architecture(kind: DeviceKind, *, alone: bool = True) -> Architecture:
+    """CPU or GPU, by the kind's name."""
+    if _CPU_NAMES.search(kind.name):
+        return CPU
+    return GPU if alone else SHARED_GPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +109,11 @@ class BoxWork:
 
 
 def typical_box(
-    particles: int, *, mesh_cells: int | None = None, cutoff_cells: float = 1.25 * 5.5, seed: int = 1
+    particles: int,
+    *,
+    mesh_cells: int | None = None,
+    cutoff_cells: float = DEFAULT.split_cells * DEFAULT.cutoff_scales,
+    seed: int = 1,
 ) -> BoxWork:
     """A clustered box of so many particles; by default with a mesh of twice the particles per side."""
     if particles < 1000:
@@ -93,15 +137,23 @@ class DeviceRates:
     interactions: float
     particles: float
     cells: float
+    start: float
+    """Seconds before the first particle."""
 
 
-def rates(device: Device) -> DeviceRates:
-    """(1), (2), (3) turned over."""
-    bandwidth = device.efficiency * device.kind.memory_bandwidth
+def rates(device: Device, per_cell: float, *, alone: bool = True) -> DeviceRates:
+    """(1), (2), (3) turned over, with so many particles per mesh cell, on a device alone or as one of several."""
+    kind, built = device.kind, architecture(device.kind, alone=alone)
+    peak = device.efficiency * kind.peak(Dtype.FP32)
+    limit = peak if built is CPU else device.efficiency * kind.memory_bandwidth
+    cells = limit / (built.cell_cost + per_cell * built.point_cost)
+    if built is SHARED_GPU:
+        cells = device.efficiency / (_HOST_CELL + per_cell * _HOST_POINT)
     return DeviceRates(
-        interactions=PEAK_SHARE * device.efficiency * device.kind.peak(Dtype.FP32) / PAIR_FLOP,
-        particles=device.efficiency / TREE_SECONDS,
-        cells=bandwidth / MESH_BYTES,
+        interactions=built.peak_share * peak / (PAIR_FLOP * built.larger_leaves),
+        particles=device.efficiency / built.tree_seconds,
+        cells=cells,
+        start=built.start_seconds / device.efficiency,
     )
 
 

@@ -10,23 +10,33 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
 
 from argosy.cluster.topology import Cluster
 from argosy.document import make_folder, read_json
-from argosy.errors import InputError, Problem
+from argosy.errors import InputError, Problem, bad_input
 from argosy.nbody.balance import Balancer
+from argosy.nbody.bullfrog import evolve_bullfrog
 from argosy.nbody.evolve import BlockSteps, LocalGravity, evolve, evolve_in_blocks, expansion_steps
 from argosy.nbody.gravity import TreeForce, tree_force
-from argosy.nbody.particles import Box, Particles
-from argosy.nbody.placement import place_on
+from argosy.nbody.particles import Box, Floats, Particles
+from argosy.nbody.placement import Placement, place_as_planned, place_on
+from argosy.nbody.plan_file import GravityPlan
 from argosy.nbody.ranks import Alone, Ranks, total
 from argosy.nbody.restart import last_restart, read_restart, write_restart
 from argosy.nbody.settings import GravitySettings
 from argosy.nbody.shared import Clock, SharedGravity, measured
 from argosy.nbody.snapshot import write_snapshot
+
+
+class Integrator(StrEnum):
+    """How particles are moved: ``evolve`` or ``bullfrog``."""
+
+    LEAPFROG = "leapfrog"
+    BULLFROG = "bullfrog"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +52,23 @@ class RunSettings:
     restart_every: int = 16
     """Steps."""
     blocks: BlockSteps | None = None
+    integrator: Integrator = Integrator.LEAPFROG
+
+    def __post_init__(self) -> None:
+        if self.integrator is Integrator.BULLFROG and self.blocks is not None:
+            raise bad_input("no block steps with bullfrog, which has none", self.blocks.most_levels, where="blocks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """A finished run."""
+
+    box: Box
+    """This process's particles at the end."""
+    steps: int
+    """In all, those before an interruption included."""
+    momentum_drift: float
+    """Change of the sum of all momenta since this start, over the sum of their magnitudes at the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +96,8 @@ class Processes:
     clock: Clock = measured
     cluster: Cluster | None = None
     """Whose devices they are, in their order: its memory limits them, its speeds and links say how to begin."""
+    plan: GravityPlan | None = None
+    """In place of a cluster: its devices, and the domains to begin with."""
 
 
 Report = Callable[[Progress], None]
@@ -82,7 +111,7 @@ def run_box(
     processes: Processes | None = None,
     device: str = "cpu",
     report: Report | None = None,
-) -> Box:
+) -> RunResult:
     """Evolve this process's part of a box, beginning in an empty folder or going on in one that was begun.
 
     ``device``: where pairs are summed, as torch names it; of a process alone also the mesh.
@@ -119,9 +148,23 @@ def run_box(
             )
             report(where)
 
+    before = _momentum(box.particles, ranks)
     if settings.blocks is not None:
-        return evolve_in_blocks(box, steps, engine, settings.blocks, first=first, after_step=after_step)
-    return evolve(box, steps, engine, first=first, after_step=after_step)
+        final = evolve_in_blocks(box, steps, engine, settings.blocks, first=first, after_step=after_step)
+    elif settings.integrator is Integrator.BULLFROG:
+        final = evolve_bullfrog(box, steps, engine, first=first, after_step=after_step)
+    else:
+        final = evolve(box, steps, engine, first=first, after_step=after_step)
+    after = _momentum(final.particles, ranks)
+    drift = float(np.linalg.norm(after[:3] - before[:3]) / max(after[3], 1e-300))
+    return RunResult(box=final, steps=len(steps) - 1, momentum_drift=drift)
+
+
+def _momentum(particles: Particles, ranks: Ranks) -> Floats:
+    """The sum of all ranks' momenta, and of their magnitudes."""
+    magnitudes = np.linalg.norm(particles.momenta, axis=1)
+    summed: Floats = total(ranks, np.array([*particles.momenta.sum(axis=0), magnitudes.sum()]))
+    return summed
 
 
 def _shared(
@@ -136,12 +179,19 @@ def _shared(
         clock=processes.clock,
         sum_tree=_tree_on(device),
     )
-    if processes.cluster is not None:
-        begin = place_on(processes.cluster, count, gravity.mesh_cells)
+    if processes.plan is not None or processes.cluster is not None:
+        begin = _beginning(processes, count, gravity.mesh_cells)
         engine.parts, engine.planes, engine.balancer = begin.parts, begin.planes, begin.balancer
     elif processes.balance:
         engine.balancer = Balancer(capacity=(float("inf"),) * processes.ranks.size)
     return engine
+
+
+def _beginning(processes: Processes, count: int, mesh_cells: int) -> Placement:
+    if processes.plan is not None:
+        return place_as_planned(processes.plan, count, mesh_cells)
+    assert processes.cluster is not None
+    return place_on(processes.cluster, count, mesh_cells)
 
 
 def _tree_on(device: str) -> Callable[..., TreeForce]:
@@ -194,6 +244,7 @@ def _what_is_asked(box: Box, settings: RunSettings, count: int) -> dict[str, obj
         "end": settings.end,
         "snapshots": sorted(settings.snapshots),
         "blocks": None if settings.blocks is None else asdict(settings.blocks),
+        "integrator": str(settings.integrator),
     }
     known: dict[str, object] = json.loads(json.dumps(content))
     return known

@@ -25,7 +25,6 @@ from argosy.nbody.particles import Floats, Names, Particles
 from argosy.nbody.pricing import PARTICLE_BYTES, STATE_BYTES
 from argosy.nbody.ranks import Ranks, gather
 from argosy.nbody.settings import GravitySettings
-from argosy.nbody.split import SPLINE
 from argosy.nbody.tasks import Flags
 
 
@@ -135,8 +134,8 @@ class SharedGravity:
             cell_size=self.settings.cell_size,
             leaf_size=self.settings.leaf_size,
             cutoff=split.cutoff,
-            softened=SPLINE * split.softening,
-            theta=self.settings.theta,
+            softened=split.spline,
+            tolerance=self.settings.tolerance,
         )
         growing = time.thread_time() - begin
         sources = essential.tree, essential.targets, essential.positions

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,9 @@ import h5py
 import numpy as np
 
 from argosy.errors import InputError, Problem
-from argosy.nbody.cosmology import Cosmology
+from argosy.nbody.header import CM_PER_KM, CM_PER_KPC, GRAMS, KPC, check_ids, read_header
 from argosy.nbody.particles import Box, Floats, Names, Particles, check_finite, wrapped
 
-_CM_PER_MPC, _CM_PER_KPC, _GRAMS, _CM_PER_KM = 3.085678e24, 3.085678e21, 1.989e43, 1e5
-_KPC = 1000.0
-"""Per Mpc: files are in kpc/h, which readers take for granted; inside it is Mpc/h."""
-_LATEST = 1e3
-"""Expansion factors beyond are a slip."""
 _MOST_PACKED = 2000
 """Bytes of an array per byte of its file: the best that HDF5's compression does is about 1000."""
 
@@ -36,7 +31,7 @@ def write_snapshot(path: Path, box: Box, *, overwrite: bool = False) -> None:
     with writing(path) as file:
         _write_header(file, box)
         group = file.create_group("PartType1")
-        group["Coordinates"] = box.particles.positions * _KPC
+        group["Coordinates"] = box.particles.positions * KPC
         group["Velocities"] = box.particles.momenta / box.expansion**1.5
         group["ParticleIDs"] = box.particles.ids.astype(np.uint64)
 
@@ -72,7 +67,7 @@ def _write_header(file: Any, box: Box) -> None:
         "MassTable": masses,
         "Time": box.expansion,
         "Redshift": box.redshift,
-        "BoxSize": box.size * _KPC,
+        "BoxSize": box.size * KPC,
         "NumFilesPerSnapshot": 1,
         "Omega0": cosmology.matter,
         "OmegaLambda": cosmology.vacuum,
@@ -85,48 +80,32 @@ def _write_header(file: Any, box: Box) -> None:
         "Flag_Feedback": 0,
         "Flag_DoublePrecision": 1,
     }
-    units = {"UnitLength_in_cm": _CM_PER_KPC, "UnitMass_in_g": _GRAMS, "UnitVelocity_in_cm_per_s": _CM_PER_KM}
-    parameters = {**units, "Omega0": cosmology.matter, "OmegaLambda": cosmology.vacuum, "BoxSize": box.size * _KPC}
-    parameters |= {"HubbleParam": cosmology.hubble, "Sigma8": cosmology.sigma8, "PrimordialIndex": cosmology.index}
+    units = {"UnitLength_in_cm": CM_PER_KPC, "UnitMass_in_g": GRAMS, "UnitVelocity_in_cm_per_s": CM_PER_KM}
+    parameters = {**units, "Omega0": cosmology.matter, "OmegaLambda": cosmology.vacuum, "BoxSize": box.size * KPC}
+    parameters |= {"HubbleParam": cosmology.hubble, "OmegaBaryon": cosmology.baryons}
+    if cosmology.sigma8 is not None:
+        parameters |= {"Sigma8": cosmology.sigma8, "PrimordialIndex": cosmology.index}
     for name, values in (("Header", header | units), ("Parameters", parameters), ("Units", units)):
         file.create_group(name).attrs.update(values)
 
 
 def read_snapshot(path: Path, *, rank: int = 0, processes: int = 1) -> Box:
-    """The dark matter of a one-file GADGET HDF5 snapshot, in whatever length unit of Mpc/h or kpc/h it was written.
+    """The dark matter of a one-file GADGET HDF5 snapshot, in any unit of length; ``header`` says what is refused.
 
     Of several processes each reads its own part.
     """
     with reading(path) as file:
-        header, extra = dict(file["Header"].attrs), dict(file["Parameters"].attrs) if "Parameters" in file else {}
-        files = _number(path, header, "NumFilesPerSnapshot")
-        if files != 1:
-            raise InputError([Problem(file=str(path), expected="a snapshot in one file", found=f"{files:g}")])
-        size, a = _number(path, header, "BoxSize"), _number(path, header, "Time")
-        # Without a unit in the file, GADGET's habit decides: boxes in kpc/h are thousands of units wide.
-        unit = _number(path, extra, "UnitLength_in_cm", _CM_PER_MPC) if extra else 0.0
-        per_mpc = round(_CM_PER_MPC / unit, 9) if unit > 0 else (_KPC if size > 5000 else 1.0)
-        if not (size > 0 and 0 < a <= _LATEST and per_mpc > 0 and unit >= 0):
-            found = f"BoxSize {size:g}, Time {a:g}, UnitLength_in_cm {unit:g}"
-            expected = f"a size and a unit above 0, an expansion factor from 0 to {_LATEST:g}"
-            raise InputError([Problem(file=str(path), path="Header", found=found, expected=expected)])
         count = num_rows(path, file, "PartType1/ParticleIDs")
+        header = read_header(path, file, count)
+        a, size = header.expansion, header.size
         part = slice(count * rank // processes, count * (rank + 1) // processes)
-        positions = read_array(path, file, "PartType1/Coordinates", rows=count, part=part) / per_mpc
+        positions = read_array(path, file, "PartType1/Coordinates", rows=count, part=part) / header.per_mpc
         momenta = read_array(path, file, "PartType1/Velocities", rows=count, part=part) * a**1.5
-        ids = read_names(path, file, "PartType1/ParticleIDs", part=part)
-    both = {**extra, **header}
-    cosmology = Cosmology(
-        matter=_number(path, both, "Omega0", 0.308),
-        vacuum=_number(path, both, "OmegaLambda", 0.692),
-        hubble=_number(path, both, "HubbleParam", 0.678),
-        baryons=_number(path, header, "OmegaBaryon", 0.0),
-        sigma8=_number(path, extra, "Sigma8", 0.83),
-        index=_number(path, extra, "PrimordialIndex", 0.96),
-    )
+        every_id = read_names(path, file, "PartType1/ParticleIDs")
+    check_ids(path, every_id)
+    ids = every_id[part]
     particles = Particles(positions=positions, momenta=momenta, ids=ids)
     check_finite(particles, str(path))
-    size /= per_mpc
     outside = (positions < 0) | (positions > size)
     if outside.any():
         first = int(np.argmax(outside.any(axis=1)))
@@ -134,7 +113,7 @@ def read_snapshot(path: Path, *, rank: int = 0, processes: int = 1) -> Box:
         expected = f"coordinates within the box of {size:g} Mpc/h"
         raise InputError([Problem(file=str(path), path="PartType1/Coordinates", found=found, expected=expected)])
     inside = Particles(positions=wrapped(positions, size), momenta=momenta, ids=ids)
-    return Box(size=size, expansion=a, cosmology=cosmology, particles=inside)
+    return Box(size=size, expansion=a, cosmology=header.cosmology, particles=inside)
 
 
 def num_particles(path: Path) -> int:
@@ -185,11 +164,3 @@ def read_names(path: Path, file: Any, name: str, *, part: slice = slice(None)) -
 def _other(path: Path, name: str, array: Any, expected: str) -> InputError:
     found = f"{array.shape} of {array.dtype}" if isinstance(array, h5py.Dataset) else "no array"
     return InputError([Problem(file=str(path), path=name, found=found, expected=expected)])
-
-
-def _number(path: Path, attributes: Mapping[str, Any], name: str, missing: float | None = None) -> float:
-    """A finite number of a header."""
-    value = np.asarray(attributes.get(name, missing) if missing is not None else attributes[name])
-    if value.size != 1 or value.dtype.kind not in "iuf" or not np.isfinite(value).all():
-        raise InputError([Problem(file=str(path), path=name, found=str(value)[:40], expected="a finite number")])
-    return float(value.reshape(())[()])

@@ -14,19 +14,44 @@ import math
 
 import numpy as np
 
+from argosy.errors import bad_input
 from argosy.nbody.cosmology import Cosmology
 from argosy.nbody.tree import Floats
 
 _CMB_KELVIN = 2.7255
+_HUBBLE_LENGTH = 2997.92458
+"""c / H0, Mpc/h."""
+_PIVOT = 0.05
+"""Where A_s is given, 1/Mpc."""
+_FAINTEST, _BRIGHTEST = 1e-12, 1e-6
+"""Primordial amplitudes beyond are slips."""
 
 
 def linear_power(cosmology: Cosmology, k: Floats, shape: float | None = None) -> Floats:
     """(1) today; k in h/Mpc. With ``shape``, after that Gamma; else after Eisenstein and Hu."""
+    if cosmology.sigma8 is None:
+        raise bad_input("an amplitude, to know the linear spectrum", "none", where="sigma8")
     waves = np.geomspace(1e-4, 1e2, 4096)
     density = waves**3 * _shape_of(cosmology, waves, shape) * _sphere(8 * waves) ** 2 / (2 * np.pi**2)
     variance = np.dot(density[1:] + density[:-1], np.diff(np.log(waves))) / 2
     power: Floats = cosmology.sigma8**2 / variance * _shape_of(cosmology, k, shape)
     return power
+
+
+def sigma8_of(cosmology: Cosmology, amplitude: float) -> float:
+    """sigma8 of primordial curvature perturbations of variance A_s at 0.05 per Mpc, with Eisenstein and Hu's T.
+
+    (3)  P(k) = 2 pi^2 / k^3 x A_s (k / k_p)^(n - 1) x [2/5 (k c / H0)^2 T(k) g / Om]^2,  g = D(1) / D(a) x a, a early.
+    """
+    if not _FAINTEST <= amplitude <= _BRIGHTEST:
+        raise bad_input(f"a number from {_FAINTEST:g} to {_BRIGHTEST:g}", amplitude, where="A_s")
+    waves = np.geomspace(1e-4, 1e2, 4096)
+    early = 1e-3
+    growth = early / cosmology.growth(early)
+    potential = 0.4 * (waves * _HUBBLE_LENGTH) ** 2 / cosmology.matter * growth * eisenstein_hu(cosmology, waves)
+    curvature = amplitude * (waves * cosmology.hubble / _PIVOT) ** (cosmology.index - 1)
+    density = curvature * potential**2 * _sphere(8 * waves) ** 2
+    return float(np.sqrt(np.dot(density[1:] + density[:-1], np.diff(np.log(waves))) / 2))
 
 
 def _shape_of(cosmology: Cosmology, k: Floats, shape: float | None) -> Floats:

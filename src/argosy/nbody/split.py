@@ -58,9 +58,14 @@ class ForceSplit:
         """Rows of P, P' and P'' in powers of z, padded to one length."""
         return _fit(self.cutoff / self.scale, DEGREE)
 
+    @property
+    def spline(self) -> float:
+        """h: within this distance a force is softened; never 0, so that particles at one place do not attract."""
+        return max(SPLINE * self.softening, 1e-6 * self.cutoff)
+
     def lengths(self, box: float) -> NDArray[np.float64]:
-        """What a walk compares with: the box, the cut-off, and within which distance a force may be softened."""
-        return np.array([box, self.cutoff, max(SPLINE * self.softening, 1e-6 * self.cutoff)])
+        """The lengths that a walk compares with: the box, the cut-off and h."""
+        return np.array([box, self.cutoff, self.spline])
 
 
 def smooth_factor(u: float) -> float:

@@ -3,8 +3,12 @@
 A pair of a target node and a source node is
 
     (1)  dropped, if the gap between their boxes is at least the cut-off;
-    (2)  accepted, if the source's width < theta x (distance of its centre of mass from the target's box): the source
-         acts as one node on every leaf of the target;
+    (2)  accepted, if the gap is at least the softening's radius h, so that no pair of them is softened, and with the
+         distance d of the source's centre of mass from the target's box, its reach b and its skew
+
+             b < 0.8 d   and   skew < tolerance x d^3:
+
+         the source acts as one node on every leaf of the target, with a relative error of about skew / d^3 at most;
     (3)  a leaf-leaf task, if neither has children;
     (4)  else opened, the wider of the two first.
 
@@ -26,6 +30,12 @@ Flags = NDArray[np.bool_]
 
 NODE, FAR, NEAR = 0, 1, 2
 """Kinds of task: a node as a whole; a leaf beyond the softening; a leaf that may be within it."""
+
+
+FEWEST = 4.0
+"""Particles of a node that are computed one by one rather than as a node, which costs as much as three of them."""
+NEAREST = 0.64
+"""The square of 0.8: (2)."""
 
 
 class TaskBuffer(NamedTuple):
@@ -80,7 +90,7 @@ def list_tasks(
     box: float,
     cutoff: float,
     softened: float,
-    theta: float,
+    tolerance: float,
     tasks: TaskBuffer,
 ) -> tuple[int, int]:
     """Fill the buffer with the tasks of whole cells from ``first`` on: (the first cell left out, number of tasks).
@@ -100,10 +110,11 @@ def list_tasks(
             gap, apart = _distances(tree, target, source, box)
             if gap >= cutoff * cutoff:  # (1)
                 continue
-            wide = tree.width[source]
             inner = tree.left[source] >= 0
             leaf_leaf = not inner and tree.left[target] < 0
-            accepted = wide * wide < theta * theta * apart and tree.mass[source] > 4.0
+            reach, skew = tree.reach[source], tree.skew[source]
+            accepted = tree.mass[source] > FEWEST and gap >= softened * softened and reach * reach < NEAREST * apart
+            accepted = accepted and skew * skew < tolerance * tolerance * apart * apart * apart
             if accepted or leaf_leaf:  # (2), (3)
                 kind = NODE if accepted else (NEAR if gap < softened * softened else FAR)
                 for leaf in range(tree.first_leaf[target], tree.last_leaf[target]):
@@ -113,7 +124,7 @@ def list_tasks(
                         return cell, before
                     tasks.leaf[count], tasks.source[count], tasks.kind[count] = leaf, source, kind
                     count += 1
-            elif inner and (wide >= tree.width[target] or tree.left[target] < 0):  # (4)
+            elif inner and (reach >= tree.reach[target] or tree.left[target] < 0):  # (4)
                 waiting[depth, 0], waiting[depth, 1] = target, tree.right[source]
                 waiting[depth + 1, 0], waiting[depth + 1, 1] = target, tree.left[source]
                 depth += 2

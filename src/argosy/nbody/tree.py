@@ -7,6 +7,10 @@ mass, in the order xx, yy, zz, xy, xz, yz, per particle of unit mass:
 
     (1)  Q of a node = sum over its halves of Q + n d d^T, with d from the node's centre of mass to the half's.
 
+A third moment per mass is at most the reach b, from the centre of mass to the farthest corner, times the second one:
+
+    (2)  skew = b tr(Q) / M, which bounds what (5) of ``split`` omits.
+
 A node's children have larger numbers than it has, so one pass from the last node to the first fills in everything.
 """
 
@@ -17,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from argosy.nbody.compiled import compiled
+from argosy.nbody.compiled import compiled, inlined
 from argosy.nbody.hilbert import KEY_BITS, Keys, Positions
 
 Integers = NDArray[np.int32]
@@ -50,12 +54,18 @@ class Tree(NamedTuple):
     """Of mass."""
     moments: Floats
     """(1)."""
-    width: Floats
-    """The largest extent of the box: what acceptance compares with the distance."""
+    reach: Floats
+    """From the centre of mass to the farthest corner of the box: no particle is farther away."""
+    skew: Floats
+    """(2)."""
 
     @property
     def num_nodes(self) -> int:
         return len(self.start)
+
+
+MEASURED = ("middle", "half", "mass", "centre", "moments", "reach", "skew")
+"""Fields of a tree that follow from the positions of particles, not from their place along the curve."""
 
 
 def build_tree(keys: Keys, positions: Positions, *, leaf_size: int = 32, least_bits: int = 6) -> Tree:
@@ -94,7 +104,8 @@ def empty_tree(structure: Integers, leaves: Integers) -> Tree:
         mass=np.zeros(num_nodes),
         centre=np.zeros((num_nodes, 3)),
         moments=np.zeros((num_nodes, 6)),
-        width=np.zeros(num_nodes),
+        reach=np.zeros(num_nodes),
+        skew=np.zeros(num_nodes),
     )
 
 
@@ -136,6 +147,18 @@ def grow(
     return count
 
 
+@inlined
+def _measure(tree: Tree, node: int) -> None:
+    """Reach and skew (2), from box, centre and moments."""
+    square = 0.0
+    for d in range(3):
+        away = tree.half[node, d] + abs(tree.centre[node, d] - tree.middle[node, d])
+        square += away * away
+    trace = tree.moments[node, 0] + tree.moments[node, 1] + tree.moments[node, 2]
+    tree.reach[node] = np.sqrt(square)
+    tree.skew[node] = tree.reach[node] * trace / tree.mass[node]
+
+
 @compiled
 def fill_leaves(tree: Tree, positions: Positions) -> None:
     """Boxes and moments of the leaves that hold particles."""
@@ -164,7 +187,7 @@ def fill_leaves(tree: Tree, positions: Positions) -> None:
             tree.moments[leaf, 3] += x * y
             tree.moments[leaf, 4] += x * z
             tree.moments[leaf, 5] += y * z
-        tree.width[leaf] = 2 * max(tree.half[leaf, 0], tree.half[leaf, 1], tree.half[leaf, 2])
+        _measure(tree, leaf)
 
 
 @compiled
@@ -190,4 +213,4 @@ def merge_upwards(tree: Tree) -> None:
             i = k if k < 3 else (0 if k < 5 else 1)
             j = k if k < 3 else (1 if k == 3 else 2)
             tree.moments[node, k] = tree.moments[left, k] + tree.moments[right, k] + between * shift[i] * shift[j]
-        tree.width[node] = 2 * max(tree.half[node, 0], tree.half[node, 1], tree.half[node, 2])
+        _measure(tree, node)

@@ -202,6 +202,7 @@ class Engine:
             for device, amount in task.frees:
                 self.memory[device].append((self.now, -amount))
         self.left[iteration] -= 1
+        last = not self.left[iteration]  # known here: a task without flows that is released below ends within this call
         if iteration + 1 not in self.left and self.in_next_iteration[index]:
             self._open_iteration(iteration + 1)
         for later in self.next_tasks[index]:
@@ -210,7 +211,7 @@ class Engine:
             for later in self.in_next_iteration[index]:
                 self._release(base + self.size + later, instance)
         self.started.pop(instance, None)
-        if not self.left[iteration]:
+        if last:
             self.iteration_ends.append(self.now)
             self.has_ended = True
 
