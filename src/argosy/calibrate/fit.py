@@ -26,6 +26,7 @@ from argosy.errors import bad_input, closest
 LIMITS = {
     "forward_peak": (0.05, 1.0),
     "backward_peak": (0.05, 1.0),
+    "attention_peak": (0.02, 1.0),
     "passes": (0.5, 20.0),
     "forward_floor": (1e-6, 0.1),
     "backward_floor": (1e-6, 0.1),
@@ -46,7 +47,7 @@ ABOUT_MEMORY = ("process_bytes", "activation_factor")
 MOST = 5
 """Constants about seconds at a time: more would be a regression, not a calibration."""
 
-_USUAL = {"gathered": 1.0, "forward_start": 1e-4, "backward_start": 1e-4, "latency": 1e-4, "process_bytes": 1e9}
+_USUAL = {"forward_peak": 0.78, "backward_peak": 0.7, "attention_peak": 0.4, "passes": 3.5, "gathered": 1.0, "forward_start": 1e-4, "backward_start": 1e-4, "latency": 1e-4, "process_bytes": 1e9}
 """Of what is 0 until something is fitted, where to begin."""
 _STEP = 0.25
 """Edge of the first simplex, in logarithms."""
@@ -160,7 +161,7 @@ def check_names(names: Sequence[str]) -> None:
 
 def _value(calibration: Calibration, name: str) -> float:
     """Where the simplex begins; nothing has no logarithm."""
-    begin = float(getattr(calibration, name)) or _USUAL[name]
+    begin = float(getattr(calibration, name) or 0.0) or _USUAL[name]
     return min(max(begin, LIMITS[name][0]), LIMITS[name][1])
 
 

@@ -3,7 +3,7 @@
 ``argosy calibrate`` fits them to measured runs (``calibrate.fit``); everything else of the cost model comes from
 datasheets and the model's shape. What a calibration changes:
 
-    (1)  the share of a device's peak that matrix products reach, how often kept bytes and, where tensors are split,
+    (1)  the shares of a device's peak that matrix products and attention reach, how often kept bytes and, where tensors are split,
          whole outputs cross its memory bus, seconds beside the work of a layer, its least seconds, and how many times
          as many they are where tensors are split (``cost.compute``)
     (2)  the share of a link's stated bandwidth that reaches the program, every link of a cluster being as much slower,
@@ -31,11 +31,13 @@ _DEFAULT = ComputeModel()
 class Calibration:
     """Constants of the cost model; the defaults are those of the model itself."""
 
-    forward_peak: float = _DEFAULT.forward_peak
-    """Share of the datasheet's peak."""
-    backward_peak: float = _DEFAULT.backward_peak
-    passes: float = _DEFAULT.passes
-    """How often kept bytes and weights cross the memory bus in a forward."""
+    forward_peak: float | None = _DEFAULT.forward_peak
+    """Share of the datasheet's peak that matrix products reach; None: as the catalogue has it for each kind."""
+    backward_peak: float | None = _DEFAULT.backward_peak
+    attention_peak: float | None = _DEFAULT.attention_peak
+    """Share of the datasheet's peak that attention proper reaches; None: as the catalogue has it."""
+    passes: float | None = _DEFAULT.passes
+    """None: as the catalogue has it. How often kept bytes and weights cross the memory bus in a forward."""
     forward_floor: float = _DEFAULT.forward_floor
     """Seconds of a layer at least."""
     backward_floor: float = _DEFAULT.backward_floor
@@ -64,6 +66,7 @@ class Calibration:
         return ComputeModel(
             forward_peak=self.forward_peak,
             backward_peak=self.backward_peak,
+            attention_peak=self.attention_peak,
             passes=self.passes,
             forward_floor=self.forward_floor,
             backward_floor=self.backward_floor,

@@ -45,9 +45,10 @@ PartOfOne = Annotated[float, BeforeValidator(_share)]
 
 
 class _Constants(Schema):
-    forward_peak: PartOfOne = Calibration.forward_peak
-    backward_peak: PartOfOne = Calibration.backward_peak
-    passes: Positive = Calibration.passes
+    forward_peak: PartOfOne | None = Calibration.forward_peak
+    backward_peak: PartOfOne | None = Calibration.backward_peak
+    attention_peak: PartOfOne | None = Calibration.attention_peak
+    passes: Positive | None = Calibration.passes
     forward_floor: Amount = Calibration.forward_floor
     backward_floor: Amount = Calibration.backward_floor
     split_launches: Positive = Calibration.split_launches

@@ -15,6 +15,7 @@ from argosy.units import SIZE, TIME
 MEANINGS = {
     "forward_peak": "share of the peak, forward",
     "backward_peak": "share of the peak, backward",
+    "attention_peak": "share of the peak, attention proper",
     "passes": "of kept bytes over the memory bus",
     "forward_floor": "least seconds of a layer",
     "backward_floor": "least seconds of a layer",
@@ -35,6 +36,8 @@ MEANINGS = {
 def shown_constant(calibration: Calibration, name: str) -> str:
     """The value with its unit."""
     value = getattr(calibration, name)
+    if value is None:
+        return "by kind"
     if name == "latency" or name.endswith(("_floor", "_start")):
         return TIME.format(value, digits=3)
     if name == "process_bytes":
