@@ -18,9 +18,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from argosy.calibrate import korthikanti, llm_foundry, torchtitan, vtrain
 from argosy.calibrate.run import Degrees, MeasuredRun, Measurements, even_plan
 from argosy.calibrate.sailor import read_sailor_runs
-from argosy.calibrate.vtrain import is_vtrain, read_vtrain
+from argosy.calibrate.table import columns_of
 from argosy.cluster.file import bundled_clusters, cluster_from_content, load_cluster
 from argosy.cluster.topology import Cluster
 from argosy.document import Document, Schema, is_there, read_json, validate
@@ -72,14 +73,35 @@ class _File(Schema):
 
 
 def read_measured(source: Path | str) -> Measurements:
-    """Runs from a file of this form, a CSV of vTrain, or a folder of Sailor's."""
+    """Runs from a file of this form, a published table (CSV), or a folder of Sailor's."""
     path = Path(source)
     if not is_there(path):
-        expected = "a file of measured runs (JSON, or vTrain's CSV) or a folder of Sailor's"
+        expected = "a file of measured runs (JSON, or a published table as CSV) or a folder of Sailor's"
         raise InputError([Problem(file=str(path), expected=expected)])
     if path.is_dir():
         return read_sailor_runs(path)
-    return read_vtrain(path) if is_vtrain(path) else read_runs(path)
+    if path.suffix == ".csv":
+        return _read_table(path)
+    return read_runs(path)
+
+
+_TABLES = (
+    (vtrain.COLUMNS, vtrain.read_vtrain),
+    (llm_foundry.COLUMNS, llm_foundry.read_llm_foundry),
+    (torchtitan.COLUMNS, torchtitan.read_torchtitan),
+    (korthikanti.COLUMNS, korthikanti.read_korthikanti),
+)
+"""Published tables that can be read, by the columns that they have at least."""
+
+
+def _read_table(path: Path) -> Measurements:
+    columns = columns_of(path)
+    for needed, read in _TABLES:
+        if columns >= set(needed):
+            return read(path)
+    nearest = min(_TABLES, key=lambda table: len(set(table[0]) - columns))[0]
+    missing = [name for name in nearest if name not in columns]
+    raise InputError([Problem(file=str(path), line=1, expected=f"the columns {', '.join(missing)} beside the others")])
 
 
 def read_runs(path: Path | str) -> Measurements:

@@ -8,6 +8,7 @@ stage is published beside it: weights, gradients and optimizer state, and the ac
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -44,7 +45,9 @@ def read_korthikanti(path: Path | str) -> Measurements:
     """Every row as two runs."""
     table = read_table(path)
     runs = tuple(
-        _run(table, line, row, column, recompute) for line, row in table.rows for column, recompute in _RUNS
+        replace(_run(table, line, row, column, recompute), row=index)
+        for index, (line, row) in enumerate(table.rows)
+        for column, recompute in _RUNS
     )
     return Measurements(source=Path(path).stem, runs=runs)
 

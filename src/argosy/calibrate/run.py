@@ -27,6 +27,8 @@ class MeasuredRun:
     """Of one iteration."""
     peak_bytes: float | None = None
     """Highest memory in use on any device; None: not measured."""
+    row: int | None = None
+    """Its row in the table that it was read from, where a row has several runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,8 @@ class Measurements:
     """Measured layer times by device kind, in place of the roofline."""
     blocking: bool = False
     """Whether that software waits for transfers between stages instead of overlapping them."""
+    prefetch: bool = False
+    """Whether that software exchanges what ZeRO shards layer by layer, beside compute."""
 
     def __repr__(self) -> str:
         return f"{self.source}: {len(self.runs)} runs"

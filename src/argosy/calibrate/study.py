@@ -51,6 +51,8 @@ class Study:
     """On what, for people."""
     calibration: Calibration
     judged: tuple[Judged, ...]
+    unidentified: tuple[str, ...] = ()
+    """Constants that the runs do not tell, left as they were."""
 
     @property
     def seconds(self) -> Errors:
@@ -69,6 +71,7 @@ class Study:
         memory = self.memory
         return {
             "method": self.method,
+            **({"unidentified": list(self.unidentified)} if self.unidentified else {}),
             "seconds": asdict(self.seconds),
             **({"peak_bytes": asdict(memory)} if memory else {}),
         }
@@ -85,7 +88,7 @@ def default_names(measured: Measurements) -> tuple[str, ...]:
     if len(measured.runs) < LEAST:
         return ()
     kinds = {device.kind.name for run in measured.runs for device in run.cluster.devices}
-    names = () if kinds <= measured.profiles.keys() else ("passes", "forward_floor", "backward_floor")
+    names = () if kinds <= measured.profiles.keys() else ("peak", "attention_peak", "passes", "forward_floor")
     if any(len(run.plan.devices) > 1 for run in measured.runs):
         names = (*names, "bandwidth")
     if sum(run.peak_bytes is not None for run in measured.runs) >= LEAST:
@@ -97,7 +100,7 @@ def study(measured: Measurements, names: Sequence[str] | None = None, *, share: 
     """Fit ``names`` (by default what is worth fitting) and judge what was not fitted on."""
     names = default_names(measured) if names is None else tuple(names)
     check_names(names)
-    start = replace(Calibration(), blocking=measured.blocking)
+    start = replace(Calibration(), blocking=measured.blocking, prefetch=measured.prefetch)
     runs = measured.runs
     if not names:
         return Study(
@@ -110,22 +113,25 @@ def study(measured: Measurements, names: Sequence[str] | None = None, *, share: 
     if len(runs) < LEAST:
         raise bad_input(f"at least {LEAST} runs to fit on", len(runs), where=measured.source)
     if len(runs) < FEW:
-        constants = leave_one_out(measured, names, start)
+        constants = [one.calibration for one in leave_one_out(measured, names, start)]
+        found = fit_to(measured, runs, names, start)
         return Study(
             measured=measured,
             names=names,
             method=f"each of {len(runs)} runs left out in turn",
-            calibration=fit_to(measured, runs, names, start),
+            calibration=found.calibration,
+            unidentified=found.unidentified,
             judged=tuple(_judged(measured, run, one) for run, one in zip(runs, constants, strict=True)),
         )
     fitted, held_out = split_runs(runs, share, seed)
-    calibration = fit_to(measured, fitted, names, start)
+    found = fit_to(measured, fitted, names, start)
     return Study(
         measured=measured,
         names=names,
         method=f"fitted on {len(fitted)} runs (seed {seed}), judged on {len(held_out)} others",
-        calibration=calibration,
-        judged=tuple(_judged(measured, run, calibration) for run in held_out),
+        calibration=found.calibration,
+        unidentified=found.unidentified,
+        judged=tuple(_judged(measured, run, found.calibration) for run in held_out),
     )
 
 

@@ -55,7 +55,7 @@ def read_torchtitan(path: Path | str) -> Measurements:
     """Every row as a run."""
     table = read_table(path)
     runs = tuple(_run(table, line, row) for line, row in table.rows)
-    return Measurements(source=Path(path).stem, runs=runs)
+    return Measurements(source=Path(path).stem, runs=runs, prefetch=True)
 
 
 def _run(table: Table, line: int, row: Mapping[str, str]) -> MeasuredRun:

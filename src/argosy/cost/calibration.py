@@ -8,7 +8,8 @@ datasheets and the model's shape. What a calibration changes:
          as many they are where tensors are split (``cost.compute``)
     (2)  the share of a link's stated bandwidth that reaches the program, every link of a cluster being as much slower,
          what a message takes beside its bytes, and what of a link sums of gradients reach
-    (3)  whether a transfer between stages keeps both its ends waiting (``sim.blocking``)
+    (3)  whether a transfer between stages keeps both its ends waiting (``sim.blocking``), and whether weights under
+         ZeRO 3 arrive layer by layer beside the action that needs them (``sim.compile``)
     (4)  what a process takes of every device's memory before the model, and how much more live activations take than
          their bytes: an allocator's slack, inputs that every device of a tensor-parallel group repeats
 """
@@ -56,6 +57,8 @@ class Calibration:
     """Share of ``bandwidth`` that sums of gradients reach."""
     blocking: bool = False
     """Whether devices wait for transfers between stages."""
+    prefetch: bool = False
+    """Whether ZeRO 2 and 3 exchange layer by layer, beside the action that needs it."""
     process_bytes: float = 0.0
     """Of every device, taken before the model."""
     activation_factor: float = 1.0
@@ -77,6 +80,7 @@ class Calibration:
             profiles=profiles,
             reduction=self.reduction,
             blocking=self.blocking,
+            prefetch=self.prefetch,
         )
 
     def cluster(self, cluster: Cluster) -> Cluster:

@@ -59,6 +59,7 @@ class _Constants(Schema):
     latency: Amount = Calibration.latency
     reduction: PartOfOne = Calibration.reduction
     blocking: bool = Calibration.blocking
+    prefetch: bool = Calibration.prefetch
     process_bytes: Amount = Calibration.process_bytes
     activation_factor: Positive = Calibration.activation_factor
 

@@ -14,8 +14,8 @@ H and the device's own efficiency e':
          group is sent to, each to a share q of the experts
     (6)  attention that can run while keys and values arrive = (c - 1) / c of the time of its FLOP; the last of c
          pieces has nothing left to wait for
-    (7)  under fp8 only the projections of blocks (layers with attention) have the peak for fp8; everything else has
-         the peak for bf16, the format that fp8 is stored in (``Dtype.stored``)
+    (7)  under fp8 only the projections of blocks have the peak for fp8; attention, embeddings and heads have the peak
+         for bf16, the format that fp8 is stored in (``Dtype.stored``)
 
 Matrix products reach a share a of the datasheet's peak, attention proper (A, its part of the FLOP) a share a' of its
 own; everything between them (norms, activation functions, residuals) moves the ``kept`` bytes p times through memory,
@@ -50,6 +50,8 @@ from argosy.workload.profile import Profile
 # Shares of the peak in a forward and in a backward over their mean, which the catalogue has.
 FORWARD_OVER_MEAN = 1.076
 BACKWARD_OVER_MEAN = 0.966
+# Kinds of layers whose products are not multiplied in fp8 (7).
+_OUTSIDE_BLOCKS = ("embedding", "head")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,9 @@ class ComputeModel:
     """Share of a link's bandwidth that sums of gradients and exchanges of weights reach."""
     blocking: bool = False
     """Whether devices wait for transfers between stages instead of computing on (``sim.blocking``)."""
+    prefetch: bool = False
+    """Whether ZeRO 2 and 3 exchange weights and gradients layer by layer beside the action that needs or makes them, as
+    FSDP does, instead of as a whole between actions."""
 
     def can_run(self, chain: Chain, device: Device) -> bool:
         """Whether the device has the chain's dtype, or was measured."""
@@ -106,7 +111,7 @@ def rates_of(model: ComputeModel, chain: Chain, layer: Layer, device: Device) ->
     """What (1) and (2) divide by, with (7)."""
     kind, dtype = device.kind, chain.dtype
     reached, stored = kind.reached, dtype.stored
-    dtype = dtype if layer.attention_flop else stored
+    dtype = stored if layer.kind in _OUTSIDE_BLOCKS else dtype
     peak = device.efficiency * kind.peak(dtype)
     share = reached.share(dtype)
     forward = min(1.0, FORWARD_OVER_MEAN * share) if model.forward_peak is None else model.forward_peak

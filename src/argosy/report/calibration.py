@@ -27,6 +27,7 @@ MEANINGS = {
     "latency": "more for every message",
     "reduction": "share of it for sums of gradients",
     "blocking": "devices wait for transfers",
+    "prefetch": "ZeRO exchanges layer by layer",
     "process_bytes": "of a device, before the model",
     "activation_factor": "memory over bytes of activations",
 }
@@ -51,9 +52,16 @@ def constant_table(study: Study) -> Table:
     """Every constant, and which were fitted."""
     table = plain_table("constant", "value", "meaning", "", right=("value",))
     for field in fields(Calibration):
-        fitted = "fitted" if field.name in study.names else ""
+        fitted = _how_found(study, field.name)
         table.add_row(field.name, shown_constant(study.calibration, field.name), MEANINGS[field.name], fitted)
     return table
+
+
+def _how_found(study: Study, name: str) -> str:
+    names = {"peak", name} if name in ("forward_peak", "backward_peak") else {name}
+    if names & set(study.unidentified):
+        return "not told by these runs"
+    return "fitted" if names & set(study.names) else ""
 
 
 def error_table(study: Study) -> Table:

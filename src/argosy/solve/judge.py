@@ -273,7 +273,8 @@ class Judge:
         closed = self._closed_forms(plan, wiring) if wiring is not None else []
         for at, choice in enumerate(plan):
             if choice.option.zero == 3:  # the first gather hides behind the way to the stage only
-                tails[at] += max(0.0, choice.option.once_around(choice.first, choice.end) - sum(forward[:at]))
+                ahead = sum(forward[: at + choice.option.prefetches])
+                tails[at] += max(0.0, choice.option.once_around(choice.first, choice.end) - ahead)
             if wiring is not None and not closed[at] and choice.option.holders > 1 and is_plain_sum(choice.option):
                 tails[at] = self._sum_seconds(choice, wiring.places[at]) + updates[at]
         exchanges = [max(0.0, tail - update) for tail, update in zip(tails, updates, strict=True)]
