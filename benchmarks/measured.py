@@ -1,12 +1,13 @@
 """``python -m benchmarks.measured [TABLE or FOLDER ...]``: the cost model against published tables of training runs.
 
-Tables are those of ``../shared/data/measured`` unless others are named; any file that ``argosy calibrate`` reads will do.
+Tables are those of ``../shared/data/measured`` unless others are named; any file that ``argosy calibrate`` reads will
+do.
 Of every table each second run is for fitting and the others are judged. Runs of one device kind and precision are a
 *set*:
 
     uncalibrated   the judged runs under the cost model as it is
-    calibrated     the same with constants fitted on eight runs of the set's fitting half, spread evenly over its lengths
-                   of the sequence
+    calibrated     the same with constants fitted on eight runs of the set's fitting half, spread evenly over its
+                   sequence lengths
 """
 
 from __future__ import annotations
@@ -100,8 +101,11 @@ def _judge(table: Measurements, name: str, fitted: list[MeasuredRun], held_out: 
     found = fit_to(table, few, names, plain) if len(few) >= LEAST else None
     told = "-"
     if found is not None:
-        left = [one for one in names if one not in found.unidentified]
-        told = f"{len(few)} runs: {', '.join(left)}"
+        left = ", ".join(one for one in names if one not in found.unidentified) or "none"
+        told = f"{len(few)} runs: {left}"
+        if found.left_out is not None and found.before is not None:
+            kept = "" if found.is_kept else ", so they stay as they were"
+            told += f"; left out in turn {100 * found.left_out:.1f} %, unfitted {100 * found.before:.1f} %{kept}"
     judged = []
     for run in held_out:
         calibrated = exact_seconds(table, run, found.calibration) if found is not None else None
@@ -185,13 +189,12 @@ def _memory(judged: Sequence[Judged]) -> Iterator[str]:
     rows = []
     for one in weighed:
         real = one.run.peak_bytes or 1.0
-        rows.append(
-            [one.run.name, one.kind, f"{real / 2**30:.1f} GiB", f"{one.peak_bytes / 2**30:.1f} GiB"]
-            + [f"{100 * (one.peak_bytes / real - 1):+.1f} %"]
-        )
+        sizes = [f"{size / 2**30:.1f} GiB" for size in (real, one.peak_bytes)]
+        rows.append([one.run.name, one.kind, *sizes, f"{100 * (one.peak_bytes / real - 1):+.1f} %"])
     yield from _table(("run", "kind", "measured", "predicted", "error"), rows)
     wrong = [one.run.name for one in judged if not _fits(one)]
-    yield f"Of {len(judged)} judged runs that ran, {len(wrong)} are predicted not to fit: {', '.join(wrong) or 'none'}.\n"
+    listed = ", ".join(wrong) or "none"
+    yield f"Of {len(judged)} judged runs that ran, {len(wrong)} are predicted not to fit: {listed}.\n"
 
 
 def _fits(one: Judged) -> bool:
@@ -215,7 +218,9 @@ def measure() -> list[Row]:
     return rows
 
 
-BENCHMARK = Benchmark(name="measured", shows="the cost model against published tables of training runs", measure=measure)
+BENCHMARK = Benchmark(
+    name="measured", shows="the cost model against published tables of training runs", measure=measure
+)
 
 if __name__ == "__main__":
     print("\n".join(page([Path(name) for name in sys.argv[1:]] or [FOLDER])))

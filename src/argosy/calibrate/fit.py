@@ -11,10 +11,13 @@
          of half the squares of the constants' changes, in logarithms, over 0.1; with many runs the errors alone count
     (5)  a constant is *identified* by runs if doubling it would change their predictions by 1 % at least, root mean
          square, beyond what the other fitted constants can undo. One that is not stays as it was
+    (6)  with few runs each is left out in turn. Constants that predict such a run no better than those before the fit
+         are dropped
 
 In closed form a prediction is off by what it leaves out. Before a fit every run is played once in the exact engine,
-and the closed form is scaled by what that gives at the start. A constant is kept inside what is physically possible (``LIMITS``). Runs are split by a seed; with few runs every one is
-left out in turn (``leave_one_out``), so that no figure is of a run that was fitted on.
+and the closed form is scaled by what that gives at the start. A constant is kept inside what is physically possible
+(``LIMITS``). Runs are split by a seed; with few runs every one is left out in turn (``leave_one_out``), so that no
+figure is of a run that was fitted on.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from argosy.calibrate.predict import exact_seconds, peak_bytes, quick_seconds
 from argosy.calibrate.run import MeasuredRun, Measurements
@@ -49,8 +53,8 @@ LIMITS = {
     "process_bytes": (1e6, 3e10),
     "activation_factor": (0.5, 4.0),
 }
-"""Constants that can be fitted, and what is possible. ``peak`` stands for both shares of the peak, forward and backward,
-in their usual ratio: whole iterations do not tell them apart."""
+"""Constants that can be fitted, and what is possible. ``peak`` stands for both shares of the peak, forward and
+backward, in their usual ratio: whole iterations do not tell them apart."""
 ABOUT_MEMORY = ("process_bytes", "activation_factor")
 """Those that are fitted to peak bytes; the others are fitted to seconds."""
 
@@ -59,6 +63,8 @@ MOST = 5
 
 _USUAL = {"gathered": 1.0, "forward_start": 1e-4, "backward_start": 1e-4, "latency": 1e-4, "process_bytes": 1e9}
 """Of what is 0 until something is fitted, where to begin."""
+MANY = 40
+"""Runs from which on none is left out in turn."""
 _USUAL_ERROR = 0.05
 _USUAL_CHANGE = 0.1
 """Of the logarithm of a constant, (4)."""
@@ -140,14 +146,23 @@ class Fitted:
     calibration: Calibration
     unidentified: tuple[str, ...] = ()
     """(5): constants that the runs do not tell, left as they were."""
+    left_out: float | None = None
+    """(6): mean error of the seconds of each run with constants fitted on the others; None if runs are many."""
+    before: float | None = None
+    """The same without any fit."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether fitted constants predict a run that was left out better than those before."""
+        return self.left_out is None or self.before is None or self.left_out < self.before
 
 
 def fit_to(measured: Measurements, runs: Sequence[MeasuredRun], names: Sequence[str], start: Calibration) -> Fitted:
-    """(2) to (5), for seconds and for bytes apart: no constant is about both."""
+    """(2) to (6), for seconds and for bytes apart: no constant is about both."""
     check_names(names)
     weighed = [run for run in runs if run.peak_bytes is not None]
-    exact = np.array([exact_seconds(measured, run, start) for run in runs]) if runs else np.empty(0)
-    scale = exact / quick_seconds(measured, runs, start)
+    exact = np.array([exact_seconds(measured, run, start) for run in runs])
+    scale = exact / quick_seconds(measured, runs, start) if len(runs) else exact
 
     def seconds(calibration: Calibration) -> FloatArray:
         return scale * quick_seconds(measured, runs, calibration)
@@ -157,18 +172,18 @@ def fit_to(measured: Measurements, runs: Sequence[MeasuredRun], names: Sequence[
 
     about_time = [name for name in names if name not in ABOUT_MEMORY]
     about_memory = [name for name in names if name in ABOUT_MEMORY]
-    first = _fitted(seconds, np.array([run.seconds for run in runs]), about_time, start, runs)
+    first = _fitted(seconds, runs, np.array([run.seconds for run in runs]), about_time, start)
     weights = np.array([run.peak_bytes for run in weighed], dtype=float)
-    second = _fitted(memory, weights, about_memory, first.calibration, weighed)
-    return Fitted(calibration=second.calibration, unidentified=(*first.unidentified, *second.unidentified))
+    second = _fitted(memory, weighed, weights, about_memory, first.calibration)
+    return replace(first, calibration=second.calibration, unidentified=(*first.unidentified, *second.unidentified))
+
+
+Prediction = Callable[[Calibration], FloatArray]
+"""Of all runs of a fit."""
 
 
 def _fitted(
-    predict: Callable[[Calibration], FloatArray],
-    measured: FloatArray,
-    names: Sequence[str],
-    start: Calibration,
-    runs: Sequence[MeasuredRun],
+    predict: Prediction, runs: Sequence[MeasuredRun], measured: FloatArray, names: Sequence[str], start: Calibration
 ) -> Fitted:
     if not names or not len(measured):
         return Fitted(calibration=start)
@@ -177,20 +192,40 @@ def _fitted(
     unidentified = tuple(name for name in names if name not in told)
     if not told:
         return Fitted(calibration=start, unidentified=unidentified)
-    truth = np.log(measured)
-    begin = np.log([usual[name] for name in told])
+    truth, begin = np.log(measured), np.log([usual[name] for name in told])
+    everything = np.ones(len(truth), dtype=bool)
+    found = Fitted(calibration=_minimised(predict, truth, everything, told, start, begin), unidentified=unidentified)
+    if len(truth) >= MANY:
+        return found
+    off = []
+    for left in range(len(truth)):
+        others = np.arange(len(truth)) != left
+        constants = _minimised(predict, truth, others, told, start, begin)
+        off.append(abs(np.exp(np.log(predict(constants))[left] - truth[left]) - 1))
+    before = float(np.mean(np.abs(predict(start) / measured - 1)))
+    found = replace(found, left_out=float(np.mean(off)), before=before)
+    return found if found.is_kept else replace(found, calibration=start)
+
+
+def _minimised(
+    predict: Prediction,
+    truth: FloatArray,
+    counted: NDArray[np.bool_],
+    names: Sequence[str],
+    start: Calibration,
+    begin: FloatArray,
+) -> Calibration:
+    """(2) with (4), over the runs that are ``counted``."""
 
     def loss(point: FloatArray) -> float:
-        off = np.abs(np.log(predict(_at(start, told, point))) - truth)
+        off = np.abs(np.log(predict(_at(start, names, point))) - truth)[counted]
         changes = 0.5 * np.sum(((point - begin) / _USUAL_CHANGE) ** 2)
-        return float(np.sum(off / _USUAL_ERROR) + changes) / len(truth)
+        return float(np.sum(off / _USUAL_ERROR) + changes) / len(off)
 
-    return Fitted(calibration=_at(start, told, nelder_mead(loss, begin)), unidentified=unidentified)
+    return _at(start, names, nelder_mead(loss, begin))
 
 
-def _identified(
-    predict: Callable[[Calibration], FloatArray], names: Sequence[str], start: Calibration, usual: Mapping[str, float]
-) -> list[str]:
+def _identified(predict: Prediction, names: Sequence[str], start: Calibration, usual: Mapping[str, float]) -> list[str]:
     """(5): drop the constant that the runs tell least of, until they tell enough of all that are left."""
     left = list(names)
     begin = {name: np.log(value) for name, value in usual.items()}

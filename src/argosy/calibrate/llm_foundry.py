@@ -3,7 +3,7 @@
 A row is one run: tokens per second of the whole job, samples of a device's micro-batch, and how often gradients are
 accumulated. ``FULL_SHARD`` is ZeRO 3, ``SHARD_GRAD_OP`` ZeRO 2. Activations are checkpointed block by block or not at
 all. ``amp_fp8`` runs the projections of blocks in fp8. Taken from elsewhere: the shapes of the models (their
-configurations), positions learned for the row's length, 50,368 words, no biases, flash attention.
+configurations), positions learned for the row's length, 50,368 words, no biases, flash attention, a fused loss.
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ def _run(table: Table, line: int, row: Mapping[str, str]) -> MeasuredRun:
         plan=even_plan(degrees, chain, cluster),
         chain=chain,
         cluster=cluster,
+        settings={"fused_loss": True},
         seconds=batch * tokens / table.amount(line, row, "Throughput (T/s)"),
     )
 

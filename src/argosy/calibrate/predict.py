@@ -10,8 +10,8 @@ route:
     (5)  ZeRO 3 with ``prefetch``      = a forward takes no less than a gather of the weights, a backward no less than
                                         a gather and a scatter
     (6)  interleaved                  = M times the work of the busiest worker, and the bubble over its chunks
-    (7)  peak memory                  = what the process takes, and of the fullest device its weights, gradients and
-                                        optimizer state and the activations of all micro-batches in flight
+    (7)  peak memory                  = what the process takes, and of the fullest device its state and activations
+                                        (``cost.planned``)
 
 The exact engine plays the same plan with its links shared (``sim.exact``), folded along its symmetries where it is
 large.
@@ -20,7 +20,7 @@ large.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +31,8 @@ from argosy.cluster.trace import FloatArray
 from argosy.cost.calibration import Calibration
 from argosy.cost.communicate import num_reductions, ring_seconds
 from argosy.cost.compute import ComputeModel, Portion, layer_seconds, recompute_seconds, update_seconds
-from argosy.cost.memory import activation_bytes, gathered_bytes, recomputed_bytes, stage_parameters, state_bytes
+from argosy.cost.memory import stage_parameters
+from argosy.cost.planned import planned_memory
 from argosy.plan.plan import Plan, Replica, Stage
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.schedule.generate import depth_of
@@ -55,25 +56,31 @@ class _Columns:
 
 def quick_seconds(measured: Measurements, runs: Sequence[MeasuredRun], calibration: Calibration) -> FloatArray:
     """(1) to (6): seconds of an iteration of each run."""
-    pricing = _Pricing(calibration, measured)
+    pricings: dict[Calibration, _Pricing] = {}
+    columns = []
+    for run in runs:
+        own = run.under(calibration)
+        if own not in pricings:
+            pricings[own] = _Pricing(own, measured)
+        columns.append(pricings[own].columns(run))
     groups: dict[tuple[tuple[int, ...], int, int], list[int]] = defaultdict(list)
     seconds = np.empty(len(runs))
     for index, run in enumerate(runs):
         if run.plan.schedule.kind is ScheduleKind.INTERLEAVED:
-            seconds[index] = _interleaved(pricing.columns(run), run.plan)
+            seconds[index] = _interleaved(columns[index], run.plan)
             continue
         depth = depth_of(run.plan.schedule, len(run.plan.stages), run.plan.num_micro_batches)
         groups[depth, run.plan.schedule.k, run.plan.num_micro_batches].append(index)
     for (depth, group, count), members in groups.items():
-        columns = [pricing.columns(runs[index]) for index in members]
+        each = [columns[index] for index in members]
         seconds[members] = pipeline_seconds(
             ScheduleSpec(kind=ScheduleKind.KFKB, k=group, depth=depth),
             count,
-            forward=np.array([c.forward for c in columns]).T,
-            backward=np.array([c.backward for c in columns]).T,
-            transfer=np.array([c.transfer for c in columns]).T,
+            forward=np.array([c.forward for c in each]).T,
+            backward=np.array([c.backward for c in each]).T,
+            transfer=np.array([c.transfer for c in each]).T,
             latency=np.zeros((len(depth), len(members))),
-            tail=np.array([c.tail for c in columns]).T,
+            tail=np.array([c.tail for c in each]).T,
         )
     return seconds
 
@@ -89,27 +96,19 @@ def _interleaved(columns: _Columns, plan: Plan) -> float:
 
 def peak_bytes(runs: Sequence[MeasuredRun], calibration: Calibration) -> FloatArray:
     """(7)"""
-    return np.array([max(_stage_bytes(run, calibration)) for run in runs])
+    return np.array([_peak(run, run.under(calibration)) for run in runs])
 
 
-def _stage_bytes(run: MeasuredRun, calibration: Calibration) -> Iterator[float]:
-    plan, chain = run.plan, calibration.chain(run.chain)
-    depth = depth_of(plan.schedule, len(plan.stages), plan.num_micro_batches)
-    for stage, in_flight in zip(plan.stages, depth, strict=True):
-        for replica in {(replica.samples, replica.shares): replica for replica in stage.replicas}.values():
-            share = max(replica.shares)
-            live = in_flight * activation_bytes(chain, stage, replica.samples, share)
-            live += recomputed_bytes(chain, stage, replica.samples, share)
-            live += gathered_bytes(chain, stage, share, backward=True)
-            held = state_bytes(chain, stage, share).total
-            yield calibration.process_bytes + held + live
+def _peak(run: MeasuredRun, calibration: Calibration) -> float:
+    return calibration.process_bytes + max(planned_memory(run.plan, calibration.chain(run.chain)).values())
 
 
 def exact_seconds(measured: Measurements, run: MeasuredRun, calibration: Calibration) -> float:
     """Seconds of an iteration in the exact engine."""
-    cluster, model = calibration.cluster(run.cluster), calibration.compute_model(measured.profiles or None)
+    own = run.under(calibration)
+    cluster, model = own.cluster(run.cluster), own.compute_model(measured.profiles or None)
     is_small = len(run.plan.devices) * run.plan.num_micro_batches <= _SMALL
-    return iteration_seconds(run.plan, run.chain, cluster, model, whole=is_small)
+    return iteration_seconds(run.plan, own.chain(run.chain), cluster, model, whole=is_small)
 
 
 class _Pricing:
@@ -118,12 +117,17 @@ class _Pricing:
     def __init__(self, calibration: Calibration, measured: Measurements) -> None:
         self.calibration = calibration
         self.model: ComputeModel = calibration.compute_model(measured.profiles or None)
+        self.chains: dict[int, Chain] = {}
+        """Per chain of a run, the same under this calibration."""
         self.layers: dict[tuple[object, ...], tuple[float, float]] = {}
         self.stages: dict[tuple[object, ...], tuple[float, float, float]] = {}
 
     def columns(self, run: MeasuredRun) -> _Columns:
         cluster, stages = run.cluster, run.plan.stages
-        priced = [self._known_stage(run.chain, stage, cluster) for stage in stages]
+        if id(run.chain) not in self.chains:
+            self.chains[id(run.chain)] = self.calibration.chain(run.chain)
+        chain = self.chains[id(run.chain)]
+        priced = [self._known_stage(chain, stage, cluster) for stage in stages]
         hops = [self._hop(run, cluster, index) for index in range(len(stages) - 1)]
         forward, backward = [f for f, _, _ in priced], [b for _, b, _ in priced]
         if self.calibration.blocking:  # (4)
@@ -214,7 +218,7 @@ class _Pricing:
         first, count = stage.replicas[0], len(stage.replicas)
         if count < 2:
             return 0.0
-        payload = stage_parameters(chain, stage) * chain.dtype.bytes / self.calibration.reduction
+        payload = stage_parameters(chain, stage) * chain.exchanged_bytes(stage.zero) / self.calibration.reduction
         ends = [replica.devices[0] for replica in stage.replicas]
         routes = [cluster.fastest(ends[i - 1], ends[i], payload) for i in range(count)]
         inside = all(cluster.node_of[ends[i - 1]][0] is cluster.node_of[ends[i]][0] for i in range(count))

@@ -5,14 +5,19 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from argosy.cluster.topology import Cluster
+from argosy.cost.calibration import Calibration
 from argosy.errors import bad_input
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Recompute, Replica, Stage
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.chain import Chain
 from argosy.workload.profile import Profile
+
+Settings = Mapping[str, Any]
+"""Fields of a ``Calibration`` by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +32,15 @@ class MeasuredRun:
     """Of one iteration."""
     peak_bytes: float | None = None
     """Highest memory in use on any device; None: not measured."""
+    settings: Settings = field(default_factory=dict)
+    """Constants that this run states and no fit may change: ``compiled``, ``sequence_parallel``, ``selective``,
+    ``gradient_dtype``, ``reduce_dtype``."""
     row: int | None = None
     """Its row in the table that it was read from, where a row has several runs."""
+
+    def under(self, calibration: Calibration) -> Calibration:
+        """The calibration with what the run states."""
+        return replace(calibration, **self.settings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,14 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from argosy.calibrate.fit import ABOUT_MEMORY, Errors, check_names, errors, fit_to, leave_one_out, split_runs
+from argosy.calibrate.fit import (
+    ABOUT_MEMORY,
+    MANY,
+    Errors,
+    Fitted,
+    check_names,
+    errors,
+    fit_to,
+    leave_one_out,
+    split_runs,
+)
 from argosy.calibrate.predict import exact_seconds, peak_bytes
 from argosy.calibrate.run import MeasuredRun, Measurements
 from argosy.cost.calibration import Calibration
 from argosy.errors import bad_input
 
-FEW = 40
-"""Fewer runs are left out one by one."""
 LEAST = 4
 """Runs that anything is fitted on."""
 
@@ -53,6 +61,8 @@ class Study:
     judged: tuple[Judged, ...]
     unidentified: tuple[str, ...] = ()
     """Constants that the runs do not tell, left as they were."""
+    dropped: str = ""
+    """Why fitted constants were dropped, for people."""
 
     @property
     def seconds(self) -> Errors:
@@ -112,7 +122,7 @@ def study(measured: Measurements, names: Sequence[str] | None = None, *, share: 
         )
     if len(runs) < LEAST:
         raise bad_input(f"at least {LEAST} runs to fit on", len(runs), where=measured.source)
-    if len(runs) < FEW:
+    if len(runs) < MANY:
         constants = [one.calibration for one in leave_one_out(measured, names, start)]
         found = fit_to(measured, runs, names, start)
         return Study(
@@ -121,6 +131,7 @@ def study(measured: Measurements, names: Sequence[str] | None = None, *, share: 
             method=f"each of {len(runs)} runs left out in turn",
             calibration=found.calibration,
             unidentified=found.unidentified,
+            dropped=_dropped(found),
             judged=tuple(_judged(measured, run, one) for run, one in zip(runs, constants, strict=True)),
         )
     fitted, held_out = split_runs(runs, share, seed)
@@ -132,6 +143,15 @@ def study(measured: Measurements, names: Sequence[str] | None = None, *, share: 
         calibration=found.calibration,
         unidentified=found.unidentified,
         judged=tuple(_judged(measured, run, found.calibration) for run in held_out),
+    )
+
+
+def _dropped(found: Fitted) -> str:
+    if found.is_kept or found.left_out is None or found.before is None:
+        return ""
+    return (
+        f"constants about seconds stay as they were: fitted ones miss a run that is left out by "
+        f"{100 * found.left_out:.1f} % in the mean, those before by {100 * found.before:.1f} %"
     )
 
 

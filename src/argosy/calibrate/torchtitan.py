@@ -1,9 +1,10 @@
 """Throughputs published with torchtitan: Llama 3 under FSDP, tensor, pipeline and context parallelism.
 
-A row is one run: tokens per second of a device, ``local_batch`` samples of each data-parallel group. FSDP shards weights
-(ZeRO 3), under pipeline parallelism without gathering them again for every micro-batch (ZeRO 1), with as many
+A row is one run: tokens per second of a device, ``local_batch`` samples of each data-parallel group. FSDP shards
+weights (ZeRO 3), under pipeline parallelism without gathering them again for every micro-batch (ZeRO 1), with as many
 micro-batches as pipeline stages, torchtitan's default. *selective op* checkpointing keeps the results of every second
-matrix product, *selective layer* recomputes every second block; both are taken for selective recomputation here.
+matrix product, *selective layer* recomputes every second block; both are taken for the former here. Weights are fp32
+shards, gathered in bf16; gradients are kept and summed in fp32. Not modelled: asynchronous tensor parallelism.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from argosy.calibrate.table import Table, gibibytes, kind_named, machines, read_
 from argosy.dtype import Dtype
 from argosy.errors import Mismatch
 from argosy.plan.plan import Recompute
-from argosy.workload.chain import Chain
+from argosy.workload.chain import Chain, Selective
 from argosy.workload.load import load_architecture
 from argosy.workload.transformer import build_chain
 
@@ -83,6 +84,12 @@ def _run(table: Table, line: int, row: Mapping[str, str]) -> MeasuredRun:
         chain=chain,
         cluster=cluster,
         seconds=local * data * tokens / (rate * devices),
+        settings={
+            "compiled": row.get("compile", "0").strip() == "1",
+            "selective": Selective.PRODUCTS,
+            "gradient_dtype": Dtype.FP32,
+            "reduce_dtype": Dtype.FP32,
+        },
         peak_bytes=table.value(line, row, "memory_gib", gibibytes) if "memory_gib" in row else None,
     )
 

@@ -2,9 +2,9 @@
 
 The CSV has a row per run: GPUs, global batch, micro-batch, hidden size, heads, layers, sequence length, the three
 degrees, milliseconds. What its authors' configurations say beside it: GPT with 50,257 tokens and tied embeddings, fp16,
-1F1B, activations recomputed in full, weights summed after the last backward. Not said, and taken from elsewhere: the
-node's links (NVLink of an A100: 300 GB/s each way; ``bandwidth`` is fitted on it) and that attention is unfused, as in
-Megatron-LM before 2023.
+1F1B, activations recomputed in full, fused kernels, weights summed after the last backward. Not said, and taken from
+elsewhere: the node's links (NVLink of an A100: 300 GB/s each way; ``bandwidth`` is fitted on it) and that attention is
+unfused, as in Megatron-LM before 2023.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ def _run(table: Table, line: int, row: Mapping[str, str], cluster: Cluster) -> M
         plan=even_plan(degrees, chain, cluster),
         chain=chain,
         cluster=cluster,
+        settings={"compiled": True, "sequence_parallel": False},
         seconds=table.amount(line, row, COLUMNS[-1]) / 1e3,
     )
 

@@ -3,15 +3,17 @@
 ``argosy calibrate`` fits them to measured runs (``calibrate.fit``); everything else of the cost model comes from
 datasheets and the model's shape. What a calibration changes:
 
-    (1)  the shares of a device's peak that matrix products and attention reach, how often kept bytes and, where tensors are split,
-         whole outputs cross its memory bus, seconds beside the work of a layer, its least seconds, and how many times
-         as many they are where tensors are split (``cost.compute``)
+    (1)  the shares of a device's peak that matrix products and attention reach, how often kept bytes and, where tensors
+         are split, whole outputs cross its memory bus, seconds beside the work of a layer, its least seconds, and how
+         many times as many they are where tensors are split (``cost.compute``)
     (2)  the share of a link's stated bandwidth that reaches the program, every link of a cluster being as much slower,
          what a message takes beside its bytes, and what of a link sums of gradients reach
     (3)  whether a transfer between stages keeps both its ends waiting (``sim.blocking``), and whether weights under
          ZeRO 3 arrive layer by layer beside the action that needs them (``sim.compile``)
     (4)  what a process takes of every device's memory before the model, and how much more live activations take than
          their bytes: an allocator's slack, inputs that every device of a tensor-parallel group repeats
+    (5)  what a system keeps, recomputes and sums: the formats of gradients, the meaning of selective recomputation,
+         sequence parallelism, fused kernels, a fused loss
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from dataclasses import dataclass, replace
 from argosy.cluster.fitted import fitted
 from argosy.cluster.topology import Cluster, Fit
 from argosy.cost.compute import ComputeModel
-from argosy.workload.chain import Chain
+from argosy.dtype import Dtype
+from argosy.workload.chain import Chain, Selective
 from argosy.workload.profile import Profile
 
 _DEFAULT = ComputeModel()
@@ -63,6 +66,18 @@ class Calibration:
     """Of every device, taken before the model."""
     activation_factor: float = 1.0
     """Memory of live activations over their bytes."""
+    compiled: bool = False
+    """Whether what lies between matrix products is fused into few kernels, by a compiler or by hand."""
+    fused_loss: bool = False
+    """Whether the loss is computed from the logits without copies of them."""
+    sequence_parallel: bool = True
+    """Whether tensor-parallel groups split the sequence outside their matrix products."""
+    selective: Selective = Selective.ELEMENTWISE
+    """What selective recomputation means."""
+    gradient_dtype: Dtype | None = None
+    """In which gradients are kept; None: as the weights are."""
+    reduce_dtype: Dtype | None = None
+    """In which gradients are summed; None: as they are kept."""
 
     def compute_model(self, profiles: Mapping[str, Profile] | None = None) -> ComputeModel:
         """(1) and (3)"""
@@ -81,6 +96,7 @@ class Calibration:
             reduction=self.reduction,
             blocking=self.blocking,
             prefetch=self.prefetch,
+            compiled=self.compiled,
         )
 
     def cluster(self, cluster: Cluster) -> Cluster:
@@ -89,5 +105,11 @@ class Calibration:
         return fitted(cluster, fit)
 
     def chain(self, chain: Chain) -> Chain:
-        """The activations' part of (4)."""
-        return replace(chain, activation_factor=self.activation_factor)
+        """The chain with the activations' part of (4), and with (5)."""
+        return replace(
+            chain.with_selective(self.selective).with_loss(fused=self.fused_loss, compiled=self.compiled),
+            activation_factor=self.activation_factor,
+            sequence_parallel=self.sequence_parallel,
+            gradient_dtype=self.gradient_dtype,
+            reduce_dtype=self.reduce_dtype,
+        )

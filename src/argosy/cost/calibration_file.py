@@ -21,7 +21,8 @@ from argosy.cost.calibration import Calibration
 from argosy.document import Document, Schema, is_there, parse_json, read_json, validate
 from argosy.errors import Mismatch, bad_input, closest
 from argosy.units import finite
-from argosy.workload.fields import Amount
+from argosy.workload.chain import Selective
+from argosy.workload.fields import Amount, DtypeField
 
 VERSION = 1
 
@@ -62,6 +63,12 @@ class _Constants(Schema):
     prefetch: bool = Calibration.prefetch
     process_bytes: Amount = Calibration.process_bytes
     activation_factor: Positive = Calibration.activation_factor
+    compiled: bool = Calibration.compiled
+    fused_loss: bool = Calibration.fused_loss
+    sequence_parallel: bool = Calibration.sequence_parallel
+    selective: Annotated[Selective, Field(strict=False)] = Calibration.selective
+    gradient_dtype: DtypeField | None = Calibration.gradient_dtype
+    reduce_dtype: DtypeField | None = Calibration.reduce_dtype
 
 
 class _File(Schema):

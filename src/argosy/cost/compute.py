@@ -22,10 +22,11 @@ own; everything between them (norms, activation functions, residuals) moves the 
 one kernel after the other, so the terms add up; and a host that launches kernels one by one needs the floor whatever
 the device. a, a' and p are constants of the device's generation (``data/devices.toml``, fitted on published training
 runs), unless a calibration sets them for all kinds: a_f = 1.076 a and a_b = 0.966 a, at most 1, the ratio of forward
-and backward in 128 measurements on an H200 (``benchmarks/results/2026-11-15-h200-layers.md``). Three things count only
-where a calibration says so: what devices of a tensor-parallel group move of a layer's whole output (out) g times,
-however narrow their slices are; how many times the launches of a whole layer they make (l, for devices alone 1); and
-the seconds s between kernels that no launch ahead of time removes. Not in here: a device's speed over time, which
+and backward in 128 measurements on an H200 (``benchmarks/results/2026-11-15-h200-layers.md``). Devices of a
+tensor-parallel group move a layer's whole output (out) g times, however narrow their slices are; without sequence
+parallelism 3.1 times as often. A compiler that fuses kernels takes p to 0.65 p. Two things count only where a
+calibration says so: how many times the launches of a whole layer a group makes (l, for devices alone 1); and the
+seconds s between kernels that no launch ahead of time removes. Not in here: a device's speed over time, which
 stretches these seconds in the simulator. Measured times already contain a, p and the floor and replace (1) and (2),
 divided by e'; a sequence in c parts is looked up as 1 / c of the samples, and below the fewest that were measured it
 takes its part of their time, but no less than the floor.
@@ -46,10 +47,14 @@ from argosy.plan.plan import Recompute, Stage
 from argosy.workload.chain import Chain, Layer
 from argosy.workload.profile import Profile
 
-
 # Shares of the peak in a forward and in a backward over their mean, which the catalogue has.
 FORWARD_OVER_MEAN = 1.076
 BACKWARD_OVER_MEAN = 0.966
+# Passes of kept bytes with kernels that a compiler fuses, over those without: fitted on every second row of
+# torchtitan's reports (docs/validation.md).
+FUSED = 0.65
+# g without sequence parallelism over g with it: slices measured alone on an H200 (8.4) over torchtitan's runs (2.7).
+UNSPLIT = 3.1
 # Kinds of layers whose products are not multiplied in fp8 (7).
 _OUTSIDE_BLOCKS = ("embedding", "head")
 
@@ -71,7 +76,7 @@ class ComputeModel:
     backward_floor: float = 1.0e-3
     split_launches: float = 1.0
     """l: launches of a layer whose tensors are split over those of a whole one."""
-    gathered: float = 0.0
+    gathered: float = 2.7
     """g: how often a layer's whole output crosses the memory bus in a forward where tensors are split."""
     forward_start: float = 0.0
     """s_f: seconds beside the work of a layer."""
@@ -82,6 +87,8 @@ class ComputeModel:
     """Share of a link's bandwidth that sums of gradients and exchanges of weights reach."""
     blocking: bool = False
     """Whether devices wait for transfers between stages instead of computing on (``sim.blocking``)."""
+    compiled: bool = False
+    """Whether what lies between matrix products is fused, so that kept bytes cross the memory bus less often."""
     prefetch: bool = False
     """Whether ZeRO 2 and 3 exchange weights and gradients layer by layer beside the action that needs or makes them, as
     FSDP does, instead of as a whole between actions."""
@@ -117,7 +124,7 @@ def rates_of(model: ComputeModel, chain: Chain, layer: Layer, device: Device) ->
     forward = min(1.0, FORWARD_OVER_MEAN * share) if model.forward_peak is None else model.forward_peak
     backward = min(1.0, BACKWARD_OVER_MEAN * share) if model.backward_peak is None else model.backward_peak
     attention = reached.attention if model.attention_peak is None else model.attention_peak
-    passes = reached.passes if model.passes is None else model.passes
+    passes = (reached.passes if model.passes is None else model.passes) * (FUSED if model.compiled else 1.0)
     return Rates(
         forward * peak,
         backward * peak,
@@ -161,7 +168,8 @@ def layer_seconds(model: ComputeModel, chain: Chain, layer: Layer, portion: Port
     moving = share * (weights + samples * layer.activation_bytes) / rates.traffic
     if portion.tensor_width > 1:
         bandwidth = device.efficiency * device.kind.memory_bandwidth
-        moving += model.gathered * samples / portion.context * layer.output_bytes / bandwidth
+        times = model.gathered * (1.0 if chain.sequence_parallel else UNSPLIT)
+        moving += times * samples / portion.context * layer.output_bytes / bandwidth
     work = samples * share
     has_products = layer.forward_flop > 0
     attention = attention_flops(layer)

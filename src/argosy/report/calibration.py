@@ -30,6 +30,12 @@ MEANINGS = {
     "prefetch": "ZeRO exchanges layer by layer",
     "process_bytes": "of a device, before the model",
     "activation_factor": "memory over bytes of activations",
+    "compiled": "kernels between products are fused",
+    "fused_loss": "no copies of logits",
+    "sequence_parallel": "of tensor-parallel groups",
+    "selective": "recomputation means",
+    "gradient_dtype": "of kept gradients",
+    "reduce_dtype": "of gradients that are summed",
 }
 """Short: a line of the table has 80 columns."""
 
@@ -38,14 +44,14 @@ def shown_constant(calibration: Calibration, name: str) -> str:
     """The value with its unit."""
     value = getattr(calibration, name)
     if value is None:
-        return "by kind"
+        return "as kept" if name == "reduce_dtype" else "as weights" if name == "gradient_dtype" else "by kind"
     if name == "latency" or name.endswith(("_floor", "_start")):
         return TIME.format(value, digits=3)
     if name == "process_bytes":
         return SIZE.format(value, digits=3)
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:.3g}"
+    return value if isinstance(value, str) else f"{value:.3g}"
 
 
 def constant_table(study: Study) -> Table:

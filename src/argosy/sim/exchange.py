@@ -104,6 +104,7 @@ def weights(
 ) -> Exchange:
     """(4): all weights of a stage once around, or so many ``parameters`` that several stages share."""
     split = 0
+    width = chain.exchanged_bytes(0 if parameters else stages[0].zero)
     if not parameters:
         parameters, split = shared_parameters(chain, stages[0])
     pairs: dict[tuple[str, str], float] = defaultdict(float)
@@ -120,7 +121,7 @@ def weights(
         once, rounds = sliced(algorithm, holders, order, node_of)
         most = max(most, rounds)
         for pair, share in once.items():
-            pairs[pair] += share * elements * chain.dtype.bytes
+            pairs[pair] += share * elements * width
     return Exchange(devices, pairs, most)
 
 

@@ -11,8 +11,8 @@ fair rates of the others are looked up by the set of flows that are under way.
          action while the one before computes; what a stage exchanges goes one after the other
     (4)  at the end a stage sums its gradients, stages with tied weights sum those, and each bundle updates its weights
 
-Not here: parts of a sequence, experts, blocking transfers, ZeRO that prefetches and interleaved schedules; ``sim.simulate`` plays such plans
-in the exact engine.
+Not here: parts of a sequence, experts, blocking transfers, ZeRO that prefetches and interleaved schedules;
+``sim.simulate`` plays such plans in the exact engine.
 """
 
 from __future__ import annotations

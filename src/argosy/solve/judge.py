@@ -301,13 +301,15 @@ class Judge:
         """The gradient sum of a stage on its links."""
         option = choice.option
         algorithms = (Algorithm.RING, Algorithm.HIERARCHICAL, *(() if option.zero else (Algorithm.TREE,)))
-        num_bytes = self.prices.weigh_range((self.prices.bytes_summed, 0.0, 0.0), choice.first, choice.end)
+        num_bytes = self.prices.weigh_range(
+            (self.prices.exchanged_bytes(option.zero), 0.0, 0.0), choice.first, choice.end
+        )
         return self.sums.seconds([(option.parts, places)], algorithms, num_bytes)
 
     def _tied_seconds(self, plan: Complete, homes: Sequence[int], weights: int, wiring: Wiring | None) -> float:
         """Twice around a ring of all that hold the weights."""
         options = tuple(plan[home].option for home in homes)
-        num_bytes = weights * self.prices.bytes_summed
+        num_bytes = weights * self.prices.exchanged_bytes(0)
         are_together = wiring is not None and wiring.homes[homes[0]] is not None
         if wiring is not None and (are_together or not self.sums.is_simple):
             stages = [(option.parts, wiring.places[home]) for option, home in zip(options, homes, strict=True)]

@@ -194,8 +194,8 @@ class Option:
         if self.width > 1 and self.width > prices.widest[first, end]:
             return False
         held = prices.weigh_range(self.state, first, end) + self.whole_bytes(first, end)
-        passing = float(prices.transient(self.recompute)[first, end])
-        kept = in_flight * float(prices.kept_ranges(self.recompute)[first, end])
+        passing = float(prices.transient(self.recompute, self.width)[first, end])
+        kept = in_flight * float(prices.kept_ranges(self.recompute, self.width)[first, end])
         each = passing + kept + (2 * group + 1) * prices.largest_output
         return all(held + samples * each <= size for size, samples in self.room)
 
@@ -298,7 +298,7 @@ class Option:
     def _times_around(self, times: int, way: Rates | None = None) -> Rates:
         """By default at the least."""
         way = way or self.ring
-        width = self.prices.bytes_summed
+        width = self.prices.exchanged_bytes(self.zero)
         return times * way[0] * width, times * way[1] * width, times * way[2]
 
     @cached_property
