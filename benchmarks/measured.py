@@ -86,7 +86,8 @@ def judged_sets(paths: tuple[Path, ...]) -> tuple[SetOfRuns, ...]:
 def _sets(table: Measurements) -> Iterator[SetOfRuns]:
     groups: dict[tuple[str, str], tuple[list[MeasuredRun], list[MeasuredRun]]] = {}
     for index, run in enumerate(table.runs):
-        key = run.cluster.devices[0].kind.name, str(run.chain.dtype)
+        kinds = sorted({device.kind.name for device in run.cluster.devices})
+        key = kinds[0] if len(kinds) == 1 else "mixed", str(run.chain.dtype)
         groups.setdefault(key, ([], []))[run.row % 2 if run.row is not None else index % 2].append(run)
     for (kind, dtype), (fitted, held_out) in groups.items():
         if held_out:
