@@ -77,10 +77,7 @@ def _mixed_run(table: Table, line: int, row: Mapping[str, str], num_layers: int)
     """Stages are separated by semicolons, the replicas of a stage by plus signs."""
     width = table.count(line, row, "tp")
     texts = row["layers_per_stage"].split("/")
-    counts = [
-        table.value(line, {"layers_per_stage": text}, "layers_per_stage", whole_number)
-        for text in row["layers_per_stage"].split("/")
-    ]
+    counts = [table.value(line, {"layers_per_stage": text}, "layers_per_stage", whole_number) for text in texts]
     kinds = [stage.split("+") for stage in row["kinds"].split(";")]
     if sum(counts) != num_layers or len(kinds) != len(counts):
         expected = f"layers of {len(kinds)} stages, {num_layers} together"

@@ -23,6 +23,7 @@ class _Generation(Schema):
     products: dict[_DtypeName, float]
     attention: float
     passes: float
+    error: float
     source: str
 
 

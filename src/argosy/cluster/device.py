@@ -24,6 +24,8 @@ class Reached:
     """Share of the peak for 16-bit numbers that attention proper reaches."""
     passes: float = 2.5
     """How often kept bytes and weights cross the memory bus in a forward."""
+    error: float = 0.5
+    """Nine of ten measured steps are predicted with a smaller relative error."""
     source: str = ""
 
     USUAL: ClassVar[float] = 0.725
