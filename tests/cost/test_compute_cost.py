@@ -21,7 +21,9 @@ from argosy.workload.chain import Chain, Layer
 from argosy.workload.load import load_model
 from argosy.workload.profile import Profile, ProfileRow
 
-MODEL = ComputeModel(forward_peak=0.5, backward_peak=0.4, passes=2.0, forward_floor=50e-6, backward_floor=200e-6)
+MODEL = ComputeModel(
+    forward_peak=0.5, backward_peak=0.4, passes=2.0, forward_floor=50e-6, backward_floor=200e-6, gathered=0.0
+)
 WITHOUT_FLOOR = replace(MODEL, forward_floor=0.0, backward_floor=0.0)
 CARD = Device(
     name="n0.0",

@@ -7,8 +7,9 @@
     (3)  rank correlation  = Spearman's: how far the order of the predictions is that of the measurements
 
     (4)  to few runs many constants fit about as well. So (2) is weighed against what was known before: errors of 5 %
-         are usual, and so are changes of a constant by 10 %. What is minimised is the sum of the errors over 0.05 and
-         of half the squares of the constants' changes, in logarithms, over 0.1; with many runs the errors alone count
+         are usual, and so are changes by 10 % of a constant that the catalogue has, or by a factor e of others. What is
+         minimised is the sum of the errors over 0.05 and of half the squares of the constants' changes, in logarithms,
+         over 0.1 or 1; with many runs the errors alone count
     (5)  a constant is *identified* by runs if doubling it would change their predictions by 1 % at least, root mean
          square, beyond what the other fitted constants can undo. One that is not stays as it was
     (6)  with few runs each is left out in turn. Constants that predict such a run no better than those before the fit
@@ -61,14 +62,15 @@ ABOUT_MEMORY = ("process_bytes", "activation_factor")
 MOST = 5
 """Constants about seconds at a time: more would be a regression, not a calibration."""
 
-_USUAL = {"gathered": 1.0, "forward_start": 1e-4, "backward_start": 1e-4, "latency": 1e-4, "process_bytes": 1e9}
+_USUAL = {"gathered": 1.0, "forward_start": 5e-4, "backward_start": 5e-4, "latency": 1e-4, "process_bytes": 1e9}
 """Of what is 0 until something is fitted, where to begin."""
-MANY = 40
-"""Runs from which on none is left out in turn."""
+_MOST_LEFT_OUT = 16
+"""Runs of which each is left out in turn, (6)."""
 _USUAL_ERROR = 0.05
-_USUAL_CHANGE = 0.1
-"""Of the logarithm of a constant, (4)."""
-_PROBE = 0.05
+_USUAL_CHANGE = {"peak": 0.1, "forward_peak": 0.1, "backward_peak": 0.1, "attention_peak": 0.1, "passes": 0.1}
+_ANY_CHANGE = 1.0
+"""Of the logarithm of a constant, (4): of those that the catalogue has by kind, and of others."""
+_PROBE = -0.05
 """Change of a logarithm by which (5) is measured."""
 _TOLD = 0.01
 """Least change of predictions in (5)."""
@@ -136,7 +138,9 @@ def split_runs(
 def leave_one_out(measured: Measurements, names: Sequence[str], start: Calibration) -> list[Fitted]:
     """Per run, the constants fitted on all the others."""
     runs = measured.runs
-    return [fit_to(measured, runs[:index] + runs[index + 1 :], names, start) for index in range(len(runs))]
+    return [
+        fit_to(measured, runs[:index] + runs[index + 1 :], names, start, leave_out=False) for index in range(len(runs))
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,8 +161,15 @@ class Fitted:
         return self.left_out is None or self.before is None or self.left_out < self.before
 
 
-def fit_to(measured: Measurements, runs: Sequence[MeasuredRun], names: Sequence[str], start: Calibration) -> Fitted:
-    """(2) to (6), for seconds and for bytes apart: no constant is about both."""
+def fit_to(
+    measured: Measurements,
+    runs: Sequence[MeasuredRun],
+    names: Sequence[str],
+    start: Calibration,
+    *,
+    leave_out: bool = True,
+) -> Fitted:
+    """(2) to (5), for seconds and for bytes apart: no constant is about both; (6) if ``leave_out``."""
     check_names(names)
     weighed = [run for run in runs if run.peak_bytes is not None]
     exact = np.array([exact_seconds(measured, run, start) for run in runs])
@@ -172,9 +183,9 @@ def fit_to(measured: Measurements, runs: Sequence[MeasuredRun], names: Sequence[
 
     about_time = [name for name in names if name not in ABOUT_MEMORY]
     about_memory = [name for name in names if name in ABOUT_MEMORY]
-    first = _fitted(seconds, runs, np.array([run.seconds for run in runs]), about_time, start)
+    first = _fitted(seconds, runs, np.array([run.seconds for run in runs]), about_time, start, leave_out=leave_out)
     weights = np.array([run.peak_bytes for run in weighed], dtype=float)
-    second = _fitted(memory, weighed, weights, about_memory, first.calibration)
+    second = _fitted(memory, weighed, weights, about_memory, first.calibration, leave_out=False)
     return replace(first, calibration=second.calibration, unidentified=(*first.unidentified, *second.unidentified))
 
 
@@ -183,7 +194,13 @@ Prediction = Callable[[Calibration], FloatArray]
 
 
 def _fitted(
-    predict: Prediction, runs: Sequence[MeasuredRun], measured: FloatArray, names: Sequence[str], start: Calibration
+    predict: Prediction,
+    runs: Sequence[MeasuredRun],
+    measured: FloatArray,
+    names: Sequence[str],
+    start: Calibration,
+    *,
+    leave_out: bool,
 ) -> Fitted:
     if not names or not len(measured):
         return Fitted(calibration=start)
@@ -195,7 +212,7 @@ def _fitted(
     truth, begin = np.log(measured), np.log([usual[name] for name in told])
     everything = np.ones(len(truth), dtype=bool)
     found = Fitted(calibration=_minimised(predict, truth, everything, told, start, begin), unidentified=unidentified)
-    if len(truth) >= MANY:
+    if not leave_out or len(truth) > _MOST_LEFT_OUT:
         return found
     off = []
     for left in range(len(truth)):
@@ -216,10 +233,11 @@ def _minimised(
     begin: FloatArray,
 ) -> Calibration:
     """(2) with (4), over the runs that are ``counted``."""
+    usual = np.array([_USUAL_CHANGE.get(name, _ANY_CHANGE) for name in names])
 
     def loss(point: FloatArray) -> float:
         off = np.abs(np.log(predict(_at(start, names, point))) - truth)[counted]
-        changes = 0.5 * np.sum(((point - begin) / _USUAL_CHANGE) ** 2)
+        changes = 0.5 * np.sum(((point - begin) / usual) ** 2)
         return float(np.sum(off / _USUAL_ERROR) + changes) / len(off)
 
     return _at(start, names, nelder_mead(loss, begin))

@@ -3,7 +3,7 @@
 A row is one run: tokens per second of the whole job, samples of a device's micro-batch, and how often gradients are
 accumulated. ``FULL_SHARD`` is ZeRO 3, ``SHARD_GRAD_OP`` ZeRO 2. Activations are checkpointed block by block or not at
 all. ``amp_fp8`` runs the projections of blocks in fp8. Taken from elsewhere: the shapes of the models (their
-configurations), positions learned for the row's length, 50,368 words, no biases, flash attention, a fused loss.
+configurations), positions learned for the row's length, 50,368 words, biases, flash attention, a fused loss.
 """
 
 from __future__ import annotations
@@ -127,15 +127,15 @@ def mpt(name: str, tokens: int, dtype: Dtype, *, file: str = "") -> Chain:
         raise bad_input(f"one of the MPT sizes {', '.join(_SHAPES)}", name, where=f"{file}: Model")
     hidden, blocks, heads = _SHAPES[name]
     block = Block(
-        attention=Attention(heads=heads, kv_heads=heads, head_dim=hidden // heads),
-        feed_forward=FeedForward(inner=4 * hidden),
-        norm=NormKind.RMS,  # one weight per element, as a layer norm without bias has
+        attention=Attention(heads=heads, kv_heads=heads, head_dim=hidden // heads, qkv_bias=True, output_bias=True),
+        feed_forward=FeedForward(inner=4 * hidden, bias=True),
+        norm=NormKind.LAYER,
     )
     architecture = Architecture(
         hidden=hidden,
         embedding=TokenEmbedding(vocabulary=_WORDS, width=hidden, position_rows=tokens),
         blocks=(block,) * blocks,
-        head=Head(outputs=_WORDS, width=hidden, norm=NormKind.RMS, tied=True),
+        head=Head(outputs=_WORDS, width=hidden, norm=NormKind.LAYER, tied=True),
         context=tokens,
         length=Length.AT_MOST,
     )

@@ -16,7 +16,6 @@ import numpy as np
 
 from argosy.calibrate.fit import (
     ABOUT_MEMORY,
-    MANY,
     Errors,
     Fitted,
     check_names,
@@ -30,6 +29,8 @@ from argosy.calibrate.run import MeasuredRun, Measurements
 from argosy.cost.calibration import Calibration
 from argosy.errors import bad_input
 
+FEW = 40
+"""Fewer runs are left out one by one."""
 LEAST = 4
 """Runs that anything is fitted on."""
 
@@ -122,9 +123,9 @@ def study(measured: Measurements, names: Sequence[str] | None = None, *, share: 
         )
     if len(runs) < LEAST:
         raise bad_input(f"at least {LEAST} runs to fit on", len(runs), where=measured.source)
-    if len(runs) < MANY:
-        constants = [one.calibration for one in leave_one_out(measured, names, start)]
+    if len(runs) < FEW:
         found = fit_to(measured, runs, names, start)
+        constants = [one.calibration if found.is_kept else start for one in leave_one_out(measured, names, start)]
         return Study(
             measured=measured,
             names=names,

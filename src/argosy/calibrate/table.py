@@ -86,10 +86,10 @@ def gibibytes(text: str) -> float | None:
 
 
 def read_table(path: Path | str) -> Table:
-    """Read a CSV with a head line, without the comments in front of it."""
+    """Read a CSV with a head line, without the lines in front of it that name its source."""
     text = read_text(path).lstrip("\ufeff")
     lines = text.splitlines()
-    skipped = next((at for at, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
+    skipped = next((at for at, line in enumerate(lines) if line.strip() and not _is_source(line)), len(lines))
     reader = csv.reader(io.StringIO("\n".join(lines[skipped:]), newline=""), strict=True)
     rows: list[tuple[int, dict[str, str]]] = []
     head: list[str] = []
@@ -107,6 +107,11 @@ def read_table(path: Path | str) -> Table:
         problem = Problem(file=str(path), line=skipped + reader.line_num, found=str(error), expected="a row of a CSV")
         raise InputError([problem]) from None
     return Table(file=str(path), rows=tuple(rows))
+
+
+def _is_source(line: str) -> bool:
+    """Whether a line is a comment about the source; a head may begin with a number sign, too."""
+    return line.startswith("#") and line[1:].lstrip().lower().startswith("source")
 
 
 def columns_of(path: Path | str) -> frozenset[str]:

@@ -18,18 +18,19 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.collective import Pairs
-from argosy.cost.compute import ComputeModel, Portion, StageSeconds, split_stage_seconds, update_seconds
+from argosy.cost.compute import ComputeModel, Portion, split_stage_seconds, update_seconds
 from argosy.cost.memory import activation_bytes, passing_bytes, state_bytes
 from argosy.plan.plan import Collective, Plan, Replica, Stage
 from argosy.schedule import Action, ActionKind, build_schedule
 from argosy.sim.blocking import with_blocking_transfers
 from argosy.sim.exchange import (
     Exchange,
+    gradient_groups,
     key_value_passes,
     key_values,
     reduction,
@@ -38,6 +39,7 @@ from argosy.sim.exchange import (
     weight_exchange,
 )
 from argosy.sim.graph import Flow, Task, TaskGraph
+from argosy.sim.member import Member
 from argosy.sim.order import SPAN_KIND, in_dependency_order
 from argosy.sim.split import overlaps, share_overlaps
 from argosy.timeline import SpanKind
@@ -49,25 +51,6 @@ def compile_plan(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel
     model = model or ComputeModel()
     graph = Compiler(plan, chain, cluster, model).run()
     return with_blocking_transfers(graph) if model.blocking else graph
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """What one micro-batch of a stage costs one device."""
-
-    seconds: StageSeconds
-    kept: float = 0.0
-    """Bytes from the forward to the backward."""
-    forward_bytes: float = 0.0
-    """Held for a moment by a forward."""
-    backward_bytes: float = 0.0
-
-    def of(self, kind: ActionKind) -> tuple[float, float]:
-        """Seconds of an action, and those of them during which keys and values may arrive."""
-        if kind is ActionKind.FORWARD:
-            return self.seconds.forward, self.seconds.hidden_forward
-        whole = self.seconds.backward if kind is ActionKind.BACKWARD else self.seconds.backward / 2
-        return whole, min(whole, self.seconds.hidden_backward)
 
 
 class Compiler:
@@ -355,19 +338,7 @@ class Compiler:
             self._add_update(device, waits[device])
 
     def _gradient_groups(self) -> Iterator[tuple[tuple[int, ...], int, int]]:
-        """(stages, parameters or 0 for all of a stage, times around the ring) of what all holders of these stages
-        exchange at the end: a sum is twice around; under ZeRO 2 only the gather of the new weights is left, under ZeRO
-        3 nothing."""
-        for index, stage in enumerate(self.plan.stages):
-            if self.num_holders[index] > 1:
-                yield (index,), 0, {2: 1, 3: 0}.get(stage.zero, 2)
-        for layers, parameters in self.chain.shared:
-            homes = sorted({self._stage_of(layer) for layer in layers})
-            if len(homes) > 1:
-                yield tuple(homes), parameters, 2
-
-    def _stage_of(self, layer: int) -> int:
-        return next(index for index, stage in enumerate(self.plan.stages) if stage.first <= layer < stage.end)
+        return gradient_groups(self.plan, self.chain, self.num_holders)
 
     def _weights_around(self, stages: tuple[int, ...], times: int, parameters: int = 0) -> tuple[tuple[Flow, ...], int]:
         """All the bytes of the weights of a stage, or of ``parameters`` that several share, so many times around; and

@@ -25,7 +25,7 @@ import copy
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -394,18 +394,3 @@ def whole_seconds(prices: Prices, parts: Sequence[Part], recompute: Recompute) -
         prices.whole(part.pool, part.width, part.most, recompute, context=part.context, expert=part.expert)
         for part in parts
     )
-
-
-def node_widths(pool: Pool, most: int) -> Iterator[int]:
-    """Widths of tensor-parallel groups inside a node: all that divide it, and powers of two, so that a node with a
-    device more can do what it could without."""
-    for width in range(1, min(pool.per_node, most) + 1):
-        if pool.per_node % width == 0 or width & (width - 1) == 0:
-            yield width
-
-
-def tensor_widths(pool: Pool, devices: int, most: int) -> Iterator[int]:
-    """Those that ``devices`` of a pool can be cut into; of several nodes only such as divide a node."""
-    for width in node_widths(pool, min(devices, most)):
-        if devices % width == 0 and (pool.per_node % width == 0 or devices <= pool.per_node):
-            yield width
