@@ -164,7 +164,7 @@ def test_constants_that_make_no_sense_are_refused_by_name(plan: Plan, constants:
 def test_every_constant_of_a_calibration_is_recorded() -> None:
     chain, cluster = chain_of(load_plan("gpt2-xl-on-two-cards")), load_cluster("two-cards")
     others = {"selective": Selective.ATTENTION, "gradient_dtype": Dtype.FP32, "reduce_dtype": Dtype.FP32}
-    others |= {"forward_peak": 0.5, "backward_peak": 0.5, "attention_peak": 0.5, "passes": 2.0}
+    others |= {"forward_peak": 0.5, "backward_peak": 0.5, "attention_peak": 0.5, "passes": 2.0, "nic_bandwidth": 0.5}
     for name, value in asdict(Calibration()).items():
         changed = others[name] if name in others else not value if isinstance(value, bool) else value / 2 + 1e-3
         other = replace(Calibration(), **{name: changed})

@@ -89,3 +89,14 @@ def test_a_prediction_is_as_uncertain_as_its_least_known_kind() -> None:
     found = interval(plan, cluster, 2.0)
     assert (found.low, found.high) == pytest.approx((2 / 1.3, 2.6))
     assert is_close(75.0, 80.0) and not is_close(70.0, 80.0)
+
+
+def test_links_outside_nodes_may_reach_another_share() -> None:
+    cluster = load_cluster("mixed-16")
+    slower = Calibration(bandwidth=0.5, nic_bandwidth=0.25).cluster(cluster)
+    shares = {
+        link.name: slow.bandwidth.at(0) / link.bandwidth.at(0)
+        for link, slow in zip(cluster.links, slower.links, strict=True)
+    }
+    assert {share for name, share in shares.items() if "nic" in name} == {0.25}
+    assert {share for name, share in shares.items() if "nvlink" in name} == {0.5}

@@ -49,6 +49,7 @@ LIMITS = {
     "forward_start": (1e-7, 0.1),
     "backward_start": (1e-7, 0.1),
     "bandwidth": (0.01, 1.0),
+    "nic_bandwidth": (0.01, 1.0),
     "latency": (1e-7, 0.1),
     "reduction": (0.01, 1.0),
     "process_bytes": (1e6, 3e10),
@@ -289,6 +290,7 @@ def _value(calibration: Calibration, name: str, runs: Sequence[MeasuredRun]) -> 
             "backward_peak": BACKWARD_OVER_MEAN * share,
             "attention_peak": kind.reached.attention,
             "passes": kind.reached.passes,
+            "nic_bandwidth": calibration.bandwidth,
         }
         begin = by_kind[name]
     begin = float(begin) or _USUAL[name]

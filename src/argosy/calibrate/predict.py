@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from argosy.calibrate.run import MeasuredRun, Measurements
+from argosy.cluster.fitted import inside_links
 from argosy.cluster.topology import Cluster, Route
 from argosy.cluster.trace import FloatArray
 from argosy.cost.calibration import Calibration
@@ -117,6 +118,8 @@ class _Pricing:
     def __init__(self, calibration: Calibration, measured: Measurements) -> None:
         self.calibration = calibration
         self.model: ComputeModel = calibration.compute_model(measured.profiles or None)
+        self.inside: dict[int, frozenset[int]] = {}
+        """Per cluster, the links inside its nodes."""
         self.chains: dict[int, Chain] = {}
         """Per chain of a run, the same under this calibration."""
         self.layers: dict[tuple[object, ...], tuple[float, float]] = {}
@@ -228,7 +231,14 @@ class _Pricing:
 
     def _bandwidth(self, cluster: Cluster, route: Route) -> float:
         """Bytes/s that the program sees."""
-        return self.calibration.bandwidth * cluster.bandwidth_at(route)
+        constants = self.calibration
+        share = constants.bandwidth
+        if constants.nic_bandwidth is not None:
+            if id(cluster) not in self.inside:
+                self.inside[id(cluster)] = inside_links(cluster)
+            if not self.inside[id(cluster)].issuperset(route.links):
+                share = constants.nic_bandwidth
+        return share * cluster.bandwidth_at(route)
 
     def _latency(self, cluster: Cluster, route: Route) -> float:
         """Seconds; every link of a route takes half of the constant."""

@@ -6,7 +6,7 @@ datasheets and the model's shape. What a calibration changes:
     (1)  the shares of a device's peak that matrix products and attention reach, how often kept bytes and, where tensors
          are split, whole outputs cross its memory bus, seconds beside the work of a layer, its least seconds, and how
          many times as many they are where tensors are split (``cost.compute``)
-    (2)  the share of a link's stated bandwidth that reaches the program, every link of a cluster being as much slower,
+    (2)  the share of a link's stated bandwidth that reaches the program, inside nodes and between them,
          what a message takes beside its bytes, and what of a link sums of gradients reach
     (3)  whether a transfer between stages keeps both its ends waiting (``sim.blocking``), and whether weights under
          ZeRO 3 arrive layer by layer beside the action that needs them (``sim.compile``)
@@ -54,6 +54,8 @@ class Calibration:
     backward_start: float = _DEFAULT.backward_start
     bandwidth: float = 1.0
     """Share of a link's stated bandwidth."""
+    nic_bandwidth: float | None = None
+    """The same for links outside nodes; None: as inside."""
     latency: float = 0.0
     """Seconds more for every message."""
     reduction: float = 1.0
@@ -101,7 +103,12 @@ class Calibration:
 
     def cluster(self, cluster: Cluster) -> Cluster:
         """Return the cluster with (2) and the process's part of (4) applied."""
-        fit = Fit(bandwidth=self.bandwidth, latency=self.latency, process_bytes=self.process_bytes)
+        fit = Fit(
+            bandwidth=self.bandwidth,
+            nic_bandwidth=self.nic_bandwidth,
+            latency=self.latency,
+            process_bytes=self.process_bytes,
+        )
         return fitted(cluster, fit)
 
     def chain(self, chain: Chain) -> Chain:

@@ -57,6 +57,7 @@ class _Constants(Schema):
     forward_start: Amount = Calibration.forward_start
     backward_start: Amount = Calibration.backward_start
     bandwidth: PartOfOne = Calibration.bandwidth
+    nic_bandwidth: PartOfOne | None = Calibration.nic_bandwidth
     latency: Amount = Calibration.latency
     reduction: PartOfOne = Calibration.reduction
     blocking: bool = Calibration.blocking

@@ -24,6 +24,7 @@ MEANINGS = {
     "forward_start": "seconds beside a layer's work",
     "backward_start": "seconds beside a layer's work",
     "bandwidth": "share of a link's bandwidth",
+    "nic_bandwidth": "share of it, outside nodes",
     "latency": "more for every message",
     "reduction": "share of it for sums of gradients",
     "blocking": "devices wait for transfers",
@@ -40,11 +41,14 @@ MEANINGS = {
 """Short: a line of the table has 80 columns."""
 
 
+_UNSTATED = {"reduce_dtype": "as kept", "gradient_dtype": "as weights", "nic_bandwidth": "as inside"}
+
+
 def shown_constant(calibration: Calibration, name: str) -> str:
     """The value with its unit."""
     value = getattr(calibration, name)
     if value is None:
-        return "as kept" if name == "reduce_dtype" else "as weights" if name == "gradient_dtype" else "by kind"
+        return _UNSTATED.get(name, "by kind")
     if name == "latency" or name.endswith(("_floor", "_start")):
         return TIME.format(value, digits=3)
     if name == "process_bytes":
