@@ -30,8 +30,13 @@ class Reached:
 
     USUAL: ClassVar[float] = 0.725
 
+    @cached_property
+    def _shares(self) -> dict[Dtype, float]:
+        return dict(self.products)
+
     def share(self, dtype: Dtype) -> float:
-        return dict(self.products).get(dtype, self.USUAL)
+        """Of the peak, that products in a dtype reach."""
+        return self._shares.get(dtype, self.USUAL)
 
 
 @dataclass(frozen=True, kw_only=True)
