@@ -146,7 +146,7 @@ slice alone), measured by `benchmarks/gpu_profile.py` with torch 2.11.0+cu130 on
 `python -m benchmarks.h200` makes this table alone. *As they come*: a host launches kernels one by one; *the device
 alone*: every launch was made ahead; *device busy*: blocks for which the two differ by less than a quarter. Below that
 the host decides, whose pace drifts from second to second (one round of a row against another: 14 % in bf16, 11 % in
-fp32), so these rows are the mean of six rounds. (2) has seven constants per dtype: the shares of the peak, the passes of
+fp32), so these rows are the mean of six rounds. (2) has seven constants per dtype: shares of the peak, the passes of
 kept bytes, what a split layer moves of whole outputs, and seconds beside the work; and as they come three more: two
 floors, and how many more launches a split layer makes. Fitted on all rows they ship as `--calibration h200-bf16` and
 `h200-fp32`.
