@@ -311,7 +311,8 @@ def test_a_plan_that_does_not_fit_is_told_so_first() -> None:
 
 
 def test_a_contest_of_folded_plans_is_that_of_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = scenario()
+    """Of a plan without tensor-parallel groups: their sums count as compute where a plan is folded."""
+    case = scenario("llama-3-8b-on-mixed-16")
     (whole,) = contest([("argosy", case.plan)], case.chain, [case.cluster])
     monkeypatch.setattr("argosy.explain.contest._MOST_TASKS", 0)
     (folded,) = contest([("argosy", case.plan)], case.chain, [case.cluster])
