@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from argosy.dtype import Dtype
 from argosy.lab.job import free_port
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
-from argosy.runtime.initialise import Recording
 from argosy.runtime.trainer import parallelize
 from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.workload.capture.initial import Recording
 
 WIDTH, LAYERS, HEADS, LENGTH, VOCABULARY = 1024, 24, 16, 512, 16384
 MICRO_BATCH, NUM_MICRO_BATCHES, STEPS = 4, 8, 8

@@ -11,10 +11,9 @@ from argosy.cluster.device import Device
 from argosy.cluster.topology import Cluster, Link, Node, Wire
 from argosy.cluster.trace import Trace
 from argosy.schedule import Schedule, ScheduleSpec, build_schedule
-from argosy.sim.batch import Amounts
+from argosy.sim.constant import pipeline_seconds
 from argosy.sim.graph import TaskGraph
-from argosy.sim.pipeline import StageCost, pipeline_graph
-from argosy.timeline import SpanKind
+from benchmarks.bare_pipeline import StageCost, pipeline_graph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,23 +34,26 @@ class Case:
     def graph(self, candidate: int) -> TaskGraph:
         return pipeline_graph(self.schedule, self.costs(candidate), [device.name for device in self.cluster.devices])
 
-    def amounts(self) -> Amounts:
-        """Rows: forward per stage, then backward, then bytes per boundary."""
-        stages = len(self.forward)
-        rows = []
-        for task in self.graph(0).tasks:
-            assert task.stage is not None
-            if task.kind is SpanKind.TRANSFER:
-                flow = task.flows[0]
-                rows.append(2 * stages + min(flow.source, flow.target))
-            else:
-                rows.append(task.stage + (stages if task.kind is SpanKind.BACKWARD else 0))
-        return Amounts(rows, np.concatenate([self.forward, self.backward, self.sizes]))
+    def recurrence_seconds(self) -> np.ndarray:
+        """Of every candidate, by the inner loop of the search; for links that do not change."""
+        rates = {link.bandwidth.values for link in self.cluster.links}
+        ((rate,),) = rates
+        nothing = np.zeros_like(self.forward)
+        return pipeline_seconds(
+            ScheduleSpec(),
+            self.schedule.num_micro_batches,
+            forward=self.forward,
+            backward=self.backward,
+            transfer=self.sizes / rate,
+            latency=nothing,
+            tail=nothing,
+        )
 
 
 def make_case(
     *, num_stages: int = 8, num_micro_batches: int = 64, num_steps: int = 64, num_candidates: int = 4096, seed: int = 0
 ) -> Case:
+    """``num_steps`` of every link's bandwidth; one is a link that does not change, all of them the same."""
     random = np.random.default_rng(seed)
     forward = random.uniform(0.004, 0.010, (num_stages, num_candidates))
     return Case(
@@ -71,7 +73,7 @@ def line_cluster(num_stages: int, num_steps: int, random: np.random.Generator, h
     for index in range(num_stages - 1):
         for way in ("forward", "back"):
             knots = [0.0, *np.sort(random.uniform(0, horizon, num_steps - 1)).tolist()]
-            values = (12.5e9 * random.uniform(0.2, 1.0, num_steps)).tolist()
+            values = (12.5e9 * random.uniform(0.2, 1.0, num_steps)).tolist() if num_steps > 1 else [12.5e9]
             trace = Trace(tuple(knots), tuple(values))
             name = f"wire{index}"
             links.append(Link(name=f"{name}.{way}", edge=name, bandwidth=trace, latency=Trace.constant(0)))

@@ -1,17 +1,15 @@
-"""How the cost of planning, simulating and sweeping grows, up to 16,384 devices.
+"""How the cost of planning and simulating grows, up to 16,384 devices.
 
     python -m benchmarks scale             the figures
     python -m benchmarks.scale FILE.png    the tables of the result note, and the growth as a picture
 
-Every case runs in a process of its own, whose most memory counts. CPU seconds, imports excluded; a sweep by the clock.
+Every case runs in a process of its own, whose most memory counts. CPU seconds, imports excluded.
 Growth is the slope between the two largest cases, both axes logarithmic: 1 is linear, 2 quadratic.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -28,9 +26,6 @@ RUNS = 100_000
 """Iterations of one simulation, and"""
 FEWER = 400
 """of one that is also played whole."""
-PAIRS = (1000, 1024)
-"""Scenarios and candidates of a sweep."""
-WORKERS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,21 +82,6 @@ def repeated() -> tuple[Figures, Figures, Figures]:
     return long, short, whole
 
 
-@cache
-def swept() -> dict[str, Figures]:
-    """A million pairs in one process, in several, and by Ray, where it is installed and starts within its own time."""
-    kinds = [("process", 1), ("process", WORKERS), *([("ray", WORKERS)] if importlib.util.find_spec("ray") else [])]
-    found = {}
-    for kind, count in kinds:
-        try:
-            found[f"{kind}, {count}"] = in_a_process("pairs", kind, count, *PAIRS)
-        except subprocess.CalledProcessError as error:
-            if kind != "ray":
-                raise
-            print(f"ray: {error.stderr.strip().splitlines()[-1]}", file=sys.stderr)
-    return found
-
-
 def measure() -> list[Row]:
     rows = []
     for size in SIZES:
@@ -122,9 +102,6 @@ def measure() -> list[Row]:
         Row(what=f"{FEWER} iterations, all played over jumped", value=whole["cpu"] / short["cpu"], unit="x"),
         Row(what="their last end, difference", value=abs(short["last"] / whole["last"] - 1), unit="relative"),
     ]
-    for name, figures in swept().items():
-        rate = figures["pairs"] / figures["wall"]
-        rows.append(Row(what=f"sweep of {figures['pairs']:,} pairs: {name}", value=rate, unit="pairs/s"))
     return rows
 
 
@@ -147,21 +124,6 @@ def as_markdown() -> str:
     lines += ["", "| iterations | played | CPU | last end |", "| --- | --- | --- | --- |"]
     for count, figures in ((RUNS, long), (FEWER, short), (FEWER, whole)):
         lines.append(f"| {count:,} | {figures['played']:,.0f} | {figures['cpu']:.2f} s | {figures['last']!r} s |")
-    lines += [
-        "",
-        "| sweep by | to start | seconds | pairs a second | CPU with children |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for name, figures in swept().items():
-        all_cpu = figures["all_cpu"]
-        cells = [
-            name,
-            f"{figures['start']:.1f} s",
-            f"{figures['wall']:.1f}",
-            f"{figures['pairs'] / figures['wall']:,.0f}",
-        ]
-        lines.append(f"| {' | '.join([*cells, f'{all_cpu:.1f} s'])} |")
-    assert len({figures["sum"] for figures in swept().values()}) == 1
     return "\n".join(lines)
 
 
@@ -196,7 +158,7 @@ def draw(file: Path) -> None:
 
 BENCHMARK = Benchmark(
     name="scale",
-    shows="planner up to 16,384 devices, growth, repeated iterations, a sweep of 10^6 pairs",
+    shows="planner up to 16,384 devices, growth, repeated iterations",
     measure=measure,
 )
 

@@ -6,15 +6,12 @@
 from __future__ import annotations
 
 import json
-import math
 import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-
-import numpy as np
 
 from argosy.choose.robust import find_robust_plan
 from argosy.cluster.file import cluster_from_content, load_cluster, with_changes
@@ -24,11 +21,8 @@ from argosy.plan.plan import Plan
 from argosy.planner import Settings, find_plan
 from argosy.sim.compile import compile_plan
 from argosy.sim.exact import simulate_exact
-from argosy.sim.sweep import sweep
-from argosy.solve.executors import ExecutorKind, workers
 from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
-from benchmarks.pipeline_case import line_cluster, make_case
 
 Figures = dict[str, float]
 
@@ -112,22 +106,8 @@ def _bundled() -> tuple[Plan, Chain, Cluster]:
     return found, chain, cluster_from_content(found.cluster.content)
 
 
-def pairs(kind: str, count: int, num_scenarios: int, num_candidates: int) -> Figures:
-    """A sweep over pipelines of 8 stages and 16 micro-batches under traces of 64 steps; ``sum`` tells tables apart."""
-    case = make_case(num_micro_batches=16, num_candidates=num_candidates)
-    clusters = [line_cluster(8, 64, np.random.default_rng(seed)) for seed in range(num_scenarios)]
-    opened = time.perf_counter()
-    with workers(ExecutorKind(kind), count) as executor:
-        if executor is not None:
-            list(executor.map(math.sqrt, range(count)))
-        began = time.perf_counter()
-        table = sweep(case.graph(0), clusters, case.amounts(), executor=executor)
-        ended = time.perf_counter()
-    return {"start": began - opened, "wall": ended - began, "pairs": table.size, "sum": float(table.sum())}
-
-
 CASES: dict[str, Callable[..., Figures]] = {
-    each.__name__: each for each in (plan, batches, scenarios, micro_batches, iterations, pairs)
+    each.__name__: each for each in (plan, batches, scenarios, micro_batches, iterations)
 }
 
 

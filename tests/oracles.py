@@ -12,7 +12,8 @@ import simpy
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
 from argosy.schedule import Action, ActionKind, Schedule
-from argosy.sim.pipeline import StageCost
+from argosy.sim.graph import TaskGraph
+from benchmarks.bare_pipeline import StageCost
 
 Message = tuple[int, int, bool]
 """Stage it goes to, micro-batch, whether it is a gradient."""
@@ -109,6 +110,51 @@ class SimpyPipeline:
 
 def _value(trace: Trace, time: float) -> float:
     return [value for knot, value in zip(trace.times, trace.values, strict=True) if knot <= time][-1]
+
+
+def recurrence_end(graph: TaskGraph, cluster: Cluster) -> float:
+    """Seconds of one iteration if every channel has its route to itself, task by task: a longest path.
+
+    At least what any link that several pairs of devices use needs for all its bytes: so it is the time if nothing is
+    shared, and a lower bound if something is.
+    """
+    left: list[float] = []
+    over: list[float] = []
+    load: dict[int, float] = {}
+    users: dict[int, set[tuple[int, int]]] = {}
+    for task in graph.tasks:
+        waits = [over[earlier] for earlier in task.after]
+        start = max([0.0, *waits, *([left[task.behind]] if task.behind is not None else [])])
+        gone = arrived = start
+        if task.device >= 0:
+            gone = arrived = _moment_done(cluster.device(graph.devices[task.device]).speed, start, task.seconds)
+        for flow in task.flows:
+            route = cluster.fastest(graph.devices[flow.source], graph.devices[flow.target], 1e6)
+            end = _moment_done(cluster.bandwidth(route), start, flow.bytes)
+            latency = 0.0
+            for link in route.links:
+                load[link] = load.get(link, 0.0) + flow.bytes
+                users.setdefault(link, set()).add((flow.source, flow.target))
+                latency += _value(cluster.links[link].latency, end) if end < math.inf else 0.0
+            gone, arrived = max(gone, end), max(arrived, end + task.rounds * latency)
+        left.append(gone)
+        over.append(arrived)
+    shared = [link for link, pairs in users.items() if len(pairs) > 1]
+    return max([*over, *(_moment_done(cluster.links[link].bandwidth, 0.0, load[link]) for link in shared)])
+
+
+def _moment_done(trace: Trace, start: float, amount: float) -> float:
+    """When an amount that is begun at ``start`` is done at the rates of a trace; infinite if it never is."""
+    if math.isinf(start) or amount <= 0:
+        return start
+    knots = [*(time for time in trace.times if time > start), math.inf]
+    for knot in knots:
+        rate = _value(trace, start)
+        if rate * (knot - start) >= amount if rate else False:
+            return start + amount / rate
+        amount -= rate * (knot - start) if rate else 0.0
+        start = knot
+    return math.inf
 
 
 def dapple_end(

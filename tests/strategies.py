@@ -24,8 +24,8 @@ from argosy.dtype import Dtype
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Recompute, Replica, Stage
 from argosy.schedule import Action, ActionKind, Schedule, ScheduleKind, ScheduleSpec, build_schedule
 from argosy.sim.graph import TaskGraph
-from argosy.sim.pipeline import StageCost, pipeline_graph
 from argosy.workload.chain import Chain, Layer
+from benchmarks.bare_pipeline import StageCost, pipeline_graph
 
 
 @st.composite

@@ -291,7 +291,7 @@ def test_a_large_plan_is_folded_for_its_prediction(monkeypatch: pytest.MonkeyPat
     case = scenario()
     small = with_prediction(case.plan, case.chain, case.cluster)
     assert small.predicted is not None
-    monkeypatch.setattr("argosy.explain.explanation._MOST_REPLAYED", 1)
+    monkeypatch.setattr("argosy.sim.simulate.MOST_WHOLE", 1)
     large = with_prediction(case.plan, case.chain, case.cluster).predicted
     assert large is not None
     assert large.iteration_seconds == pytest.approx(small.predicted.iteration_seconds, rel=0.01)
@@ -314,7 +314,7 @@ def test_a_contest_of_folded_plans_is_that_of_whole_ones(monkeypatch: pytest.Mon
     """Of a plan without tensor-parallel groups: their sums count as compute where a plan is folded."""
     case = scenario("llama-3-8b-on-mixed-16")
     (whole,) = contest([("argosy", case.plan)], case.chain, [case.cluster])
-    monkeypatch.setattr("argosy.explain.contest._MOST_TASKS", 0)
+    monkeypatch.setattr("argosy.sim.simulate.MOST_WHOLE", 0)
     (folded,) = contest([("argosy", case.plan)], case.chain, [case.cluster])
     assert folded.seconds == pytest.approx(whole.seconds, rel=0.01)
     for (loss, one), (_, other) in zip(folded.losses, whole.losses, strict=True):

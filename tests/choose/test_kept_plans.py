@@ -1,4 +1,4 @@
-"""Kept plans rank as the batch engine does, whatever an edge carries."""
+"""Kept plans rank as a recurrence over their tasks does, whatever an edge carries."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from oracles import recurrence_end
 
 from argosy.choose.kept import _envelope, keep
 from argosy.choose.policy import CLEARLY, schedules_that_fit, with_policy
@@ -19,7 +20,6 @@ from argosy.plan.check import check_plan
 from argosy.plan.file import load_plan
 from argosy.plan.plan import Plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
-from argosy.sim.batch import simulate_batch
 from argosy.sim.compile import compile_plan
 from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
@@ -39,12 +39,12 @@ def case() -> tuple[Plan, Chain, Cluster]:
 
 
 def slowly(plan: Plan, chain: Chain, cluster: Cluster, bandwidth: float) -> float:
-    """By the batch engine, on a cluster whose edge has the bandwidth."""
+    """By the recurrence, on a cluster whose edge has the bandwidth."""
     changed = with_changes(cluster, [link_steps(EDGE, Trace.constant(bandwidth))])
-    return simulate_batch(compile_plan(plan, chain, changed), [changed]).item()
+    return recurrence_end(compile_plan(plan, chain, changed), changed)
 
 
-def test_lasting_states_are_what_the_batch_engine_says(case: tuple[Plan, Chain, Cluster]) -> None:
+def test_lasting_states_are_what_the_recurrence_says(case: tuple[Plan, Chain, Cluster]) -> None:
     plan, chain, cluster = case
     trace = Trace((0.0, 50.0, 100.0), (3e9, 2e8, 9e8))
     changing = with_changes(cluster, [link_steps(EDGE, trace)])

@@ -113,7 +113,7 @@ def test_a_plan_finds_its_model_beside_it(run: Run, tmp_path: Path, monkeypatch:
     assert run("simulate", "job/plan.json", "-q").out.startswith("mine on two-cards")
     (tmp_path / "train.py").write_text("")
     dry = ("train.py:build", "--adapt", "k", "--dry-run")
-    assert " --model job/mine" in run("run", "job/plan.json", *dry).out
+    assert '"model": "job/mine"' in run("run", "job/plan.json", *dry).out
     assert " --model " not in run("run", "gpt2-xl-on-two-cards", *dry).out
     (tmp_path / "job" / "plan.json").rename("plan.json")
     result = run("explain", "plan.json")
@@ -121,7 +121,7 @@ def test_a_plan_finds_its_model_beside_it(run: Run, tmp_path: Path, monkeypatch:
     assert result.err.startswith("error: plan.json:")
     assert ': model.name: found "mine", expected a preset, or a file or folder that is here or beside' in result.err
     assert "; --model says where its costs are" in run("run", "plan.json", *dry).err
-    assert " --model job/mine" in run("run", "plan.json", *dry, "--model", "job/mine").out
+    assert '"model": "job/mine"' in run("run", "plan.json", *dry, "--model", "job/mine").out
 
 
 def test_no_name_is_no_model(run: Run, tmp_path: Path) -> None:

@@ -30,15 +30,8 @@ CASES = {
     "a .toml with [[changes]], or none",
     (*SEARCH, "--scenario", "x9.nic=ok.csv"): '--scenario: found "x9.nic", expected a link or device of two-cards, '
     "such as box0.pcie or box0.0",
-    (
-        *SHARE,
-        "--scenario",
-        "none",
-        "--scenario",
-        "v0.nic=a.csv",
-    ): f'--scenario: found "none, v0.nic=a.csv", {WITH_PROGRAM}',
-    (*SHARE, "--no-mixed"): f"--no-mixed: {WITH_PROGRAM}",
-    (*SHARE, "--runnable"): f"--runnable: {WITH_PROGRAM}",
+    (*SHARE, "--global-batch", "8"): f'--global-batch: found "8", {WITH_PROGRAM}',
+    (*SHARE, "--max-width", "2"): f'--max-width: found "2", {WITH_PROGRAM}',
     ("simulate", PLAN, "--adapt", "k", "--until", "3 s", "-o", "x.json"): f'--output: found "x.json", {ADAPTING}',
     ("simulate", PLAN, "--adapt", "k", "--until", "3 s", "--transfers"): f"--transfers: {ADAPTING}",
     ("simulate", PLAN, "--adapt", "k", "--until", "3 s", "-n", "4"): f'--iterations: found "4", {ADAPTING}',

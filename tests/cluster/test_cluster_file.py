@@ -95,6 +95,12 @@ EDITED = r"""
 > cluster.toml:8: nodes[0].nic.bandwidth: found "1e30 B/s", expected a rate such as "25 Gbit/s", at most 1000000
 | PB/s
 
+## rate of nothing
+- nic = { bandwidth = "100 Gbit/s", latency = "10 us" }
++ nic = { bandwidth = "1e-300 B/s", latency = "10 us" }
+> cluster.toml:8: nodes[0].nic.bandwidth: found "1e-300 B/s", expected a rate such as "25 Gbit/s", at least 1e-06
+| B/s
+
 ## rate and latency swapped
 - nic = { bandwidth = "100 Gbit/s", latency = "10 us" }
 + nic = { bandwidth = "10 us", latency = "100 Gbit/s" }

@@ -21,6 +21,7 @@ from argosy.export.torchrun import export_torchrun
 from argosy.plan.file import dumps_plan
 from argosy.plan.plan import CostModelRef, Plan, Recompute
 from argosy.runtime.ranks import devices_by_rank
+from argosy.runtime.run_spec import read_run_spec
 from argosy.workload.load import load_architecture, load_model
 
 CHAIN, SHAPE = load_model("llama-3-8b", sequence_length=2048), load_architecture("llama-3-8b")
@@ -130,14 +131,17 @@ def test_flagscale_refuses_mixed_kinds() -> None:
         flagscale(plan([1, 12, 24, 34]), lossy=True)
 
 
-def test_torchrun_itself_reads_the_commands() -> None:
+def test_torchrun_itself_reads_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = plan([13, 26, 30, 34], data=4, width=1)
     ((_, script),) = export_torchrun(made, plan_file="plan.json", program="train.py:build", steps=7).files
+    monkeypatch.chdir(tmp_path)
     found = [get_args_parser().parse_args(call) for call in run_script(script)]
     assert [int(call.node_rank) for call in found] == [0, 1, 2, 3]
     assert sum(int(call.nproc_per_node) for call in found) == len(devices_by_rank(made))
     assert all(call.training_script == "argosy.runtime.worker" and call.module for call in found)
-    assert found[0].training_script_args[:2] == ["plan.json", "train.py:build"]
+    assert [call.training_script_args for call in found] == [["run/run.json"]] * 4
+    spec = read_run_spec("run/run.json")
+    assert (spec.plan, spec.program, spec.steps) == ("plan.json", "train.py:build", 7)
     wide = with_stage(plan([13, 26, 30, 34]), 1, expert=2)
     with pytest.raises(InputError, match="expert parallelism 2"):
         export_torchrun(wide, plan_file="plan.json", program="train.py:build", steps=7)

@@ -17,8 +17,11 @@ from argosy.export.torchtitan import export_torchtitan
 from argosy.plan.file import dumps_plan
 from argosy.plan.plan import Plan
 from argosy.runtime.launch import Launch, dry_run, slurm_script
+from argosy.runtime.run_spec import RunSpec, read_run_spec
 from argosy.workload.load import load_architecture, load_model
 
+HOSTILE = "END\nEND\n$(touch mark)`touch mark`'.py:build"
+"""A program's name that would end a quoted text, and run something."""
 CHAIN, SHAPE = load_model("llama-3-8b", sequence_length=2048), load_architecture("llama-3-8b")
 
 
@@ -36,7 +39,8 @@ def scripts(made: Plan, folder: Path) -> dict[str, str]:
         *export_torchtitan(made, chain, lossy=True).files,
         *export_deepspeed(made, lossy=True).files,
     )
-    launch = Launch(plan=made, plan_file="my plan's.json", program="train.py", folder=folder, steps=1)
+    spec = RunSpec(plan="my plan's.json", program=HOSTILE, out=str(folder), steps=1)
+    launch = Launch(plan=made, spec=spec)
     made_here = {"dry-run.sh": dry_run(launch), "job.sh": slurm_script(launch)}
     return {name: text for name, text in files if name.endswith(".sh")} | made_here
 
@@ -60,8 +64,10 @@ def test_names_are_not_commands(tmp_path: Path) -> None:
 def test_a_batch_script_keeps_names_with_spaces_and_quotes_whole(tmp_path: Path) -> None:
     text = scripts(plan([9, 18, 26, 34]), tmp_path / "a run")["job.sh"]
     words = run_in_shell(text)
-    at = words.index("argosy.runtime.worker")
-    assert words[at + 1 : at + 5] == ["my plan's.json", "train.py", "--out", str(tmp_path / "a run")]
+    file = tmp_path / "a run" / "run.json"
+    assert words[words.index("argosy.runtime.worker") + 1] == str(file)
+    spec = read_run_spec(file)
+    assert (spec.plan, spec.program, spec.folder) == ("my plan's.json", HOSTILE, tmp_path / "a run")
     assert f"#SBATCH --output='{tmp_path / 'a run'}/slurm-%j.out'" in text
 
 

@@ -36,6 +36,7 @@ from argosy.report.clusters import change_table, cluster_to_dict, link_table, no
 from argosy.report.decisions import event_in_a_line, read_decisions, tell_decisions
 from argosy.report.gantt import gantt
 from argosy.report.kineto import chrome_trace, encode
+from argosy.runtime.run_spec import dumps_run_spec, loads_run_spec, read_run_spec
 from argosy.timeline.file import dumps_timeline, load_timeline, loads_timeline
 from argosy.workload.cephalo import read_cephalo
 from argosy.workload.dapple import read_dapple
@@ -147,6 +148,11 @@ def _decisions(folder: Path) -> None:
 
 def _calibration(folder: Path) -> None:
     dumps_calibration(read_calibration(folder / "calibration.json"))
+
+
+def _run(folder: Path) -> None:
+    spec = read_run_spec(folder / "run.json")
+    assert loads_run_spec(dumps_run_spec(spec)) == spec
 
 
 def _imported(folder: Path) -> None:
@@ -293,6 +299,7 @@ _READERS: dict[str, Callable[[Path], object]] = {
     "timeline": _timeline,
     "decisions": _decisions,
     "calibration": _calibration,
+    "run": _run,
     "runs": lambda folder: read_measured(folder / "runs.json"),
     "vtrain": lambda folder: read_measured(folder / "vtrain.csv"),
     "hostfile": _imported,

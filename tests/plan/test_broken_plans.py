@@ -93,7 +93,7 @@ del num_micro_batches
 ## misspelt field
 stages[0].replica = []
 > plan.json:60: stages[0].replica: found an unknown field, expected one of the fields context, expert, layers,
-| ops, recompute, replicas, zero; did you mean "replicas"?
+| recompute, replicas, zero; did you mean "replicas"?
 
 ## no stages
 stages = []
@@ -230,25 +230,26 @@ search = {"cpu_seconds": 1, "candidates": -1, "pruned": {"memory": 0.5}}
 > plan.json:89: search.candidates: found -1, expected a whole number, at least 0
 > plan.json:91: search.pruned.memory: found 0.5, expected a whole number, at least 0
 
+## layers of a program that do not follow one another
+model.content = {"layers": [{"name": "a", "kind": "b", "parameters": 1}]}
+model.content.layers[0].activation_bytes = 1
+model.content.layers[0].output_bytes = 1
+model.content.layers[0].operations = [1, 4]
+> plan.json:15: model.content.layers[0].operations: found "[1, 4]", expected at least one operation from 0 on
+
 ## more operations than any program has
-stages[0].ops = [[0, 1000000000000]]
-> plan.json:61: stages[0].ops[0]: found a list of 2, expected operations up to 1000000
+model.content = {"layers": [{"name": "a", "kind": "b", "parameters": 1}]}
+model.content.layers[0].activation_bytes = 1
+model.content.layers[0].output_bytes = 1
+model.content.layers[0].operations = [0, 1000000000000]
+> plan.json:15: model.content.layers[0].operations: found a list of 2, expected operations up to 1000000
 
-## operations without an end
-stages[0].ops = [[0, 4], [5]]
-> plan.json:65: stages[0].ops[1]: found a list of 1, expected the first operation and one past the last, such as
-| [0, 40]
-
-## operations in some stages only
-stages[0].ops = [[0, 4]]
-> plan.json:67: stages[1]: found no ops, expected some, because other stages are made of operations
-
-## operations that are in no stage, or in two, or none
-stages[0].ops = [[0, 4], [6, 8]]
-stages[1].ops = [[3, 5], [9, 9]]
-> plan.json:90: stages[1].ops[0]: found [3, 5), expected no operation 3, which is in stage 0
-> plan.json:94: stages[1].ops[1]: found [9, 9), expected a range of at least one operation
-> plan.json:40: stages: found no operation 5, expected all up to 7, the last, in some stage's ops
+## fewer layers than the stages of a program
+model.content = {"layers": [{"name": "a", "kind": "b", "parameters": 1}]}
+model.content.layers[0].activation_bytes = 1
+model.content.layers[0].output_bytes = 1
+model.content.layers[0].operations = [0, 4]
+> plan.json:77: stages[1].layers: found 4, expected at most 1, the layers in model.content
 
 ## policy with a wrong schedule
 policy = [{"edge": "a0.nic", "below": -1, "schedule": {"kind": "kfkb", "k": "2"}}]

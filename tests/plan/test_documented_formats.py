@@ -19,9 +19,10 @@ from argosy.cost.calibration import Calibration
 from argosy.document import Schema, parse_toml
 from argosy.plan import file as plan_file
 from argosy.plan.file import loads_plan
+from argosy.runtime.run_spec import run_schema
 from argosy.timeline import file as timeline_file
 from argosy.timeline.file import loads_timeline
-from argosy.workload import profile_file
+from argosy.workload import layers_file, profile_file
 from argosy.workload.profile_file import parse_profile
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
@@ -61,9 +62,11 @@ TABLES: dict[type[Schema], tuple[str, str]] = {
     timeline_file.LinkUseSchema: ("`timeline.json`", "`links`"),
     profile_file.ProfileSchema: ("Profiles", "The profile"),
     profile_file._Row: ("Profiles", "`rows`"),
-    profile_file._Layer: ("Profiles", "`layers`"),
+    layers_file.LayerSchema: ("Profiles", "`layers`"),
+    layers_file._LayersSchema: ("`plan.json`", "`content` of `model`"),
     runs_file._File: ("Measured runs", "The measured runs"),
     runs_file._Run: ("Measured runs", "`runs`"),
+    run_schema(): ("`run.json`", "The run"),
     calibration_file._File: ("Calibrations", "The calibration"),
     calibration_file._Constants: ("Calibrations", "`constants`"),
 }
@@ -95,7 +98,7 @@ def test_what_is_required_has_no_default_in_its_table(schema: type[Schema]) -> N
         assert (row[2] in ("", "required", "at least one")) >= required, row
 
 
-FILES = [cluster_file, plan_file, timeline_file, profile_file, runs_file, calibration_file]
+FILES = [cluster_file, plan_file, timeline_file, layers_file, profile_file, runs_file, calibration_file]
 
 
 @pytest.mark.parametrize("module", FILES, ids=lambda module: module.__name__)

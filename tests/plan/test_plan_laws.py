@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from strategies import Problem, mutated_json, plans
 
 from argosy.cluster.file import cluster_from_content
+from argosy.cluster.topology import canonical
 from argosy.document import Document, parse_json
 from argosy.errors import InputError
 from argosy.plan.check import RULES, check_devices, check_plan
@@ -32,7 +32,6 @@ from argosy.plan.plan import (
     Predicted,
     RunnerUp,
     Search,
-    Stage,
 )
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.profile_file import dump_profile, read_profile
@@ -69,7 +68,7 @@ def full_plans(draw: st.DrawFn) -> Plan:
     plan = draw(plans()).plan
     return replace(
         plan,
-        stages=draw(st.sampled_from((plan.stages, tuple(of_operations(plan))))),
+        model=draw(st.sampled_from((plan.model, of_operations(plan).model))),
         schedule=draw(specs),
         collectives=draw(few_of(choices)),
         policy=draw(few_of(st.builds(PolicyRule, edge=words, below=amounts, schedule=specs))),
@@ -109,19 +108,19 @@ def cost_model(constants: dict[str, float], profiles: tuple[dict[str, Any], ...]
     return CostModelRef.of({name: table for name, table in content.items() if table})
 
 
-def of_operations(plan: Plan) -> Iterator[Stage]:
-    """Its stages as if they were made of operations, every one of two runs of them."""
-    count = len(plan.stages)
-    for index, stage in enumerate(plan.stages):
-        yield replace(stage, ops=((index, index + 1), (count + 2 * index, count + 2 * index + 2)))
+def of_operations(plan: Plan) -> Plan:
+    """The same plan as if its layers were segments of two operations each."""
+    figures = {"kind": "segment", "parameters": 1, "activation_bytes": 1.0, "output_bytes": 1.0}
+    layers = [{"name": str(at), "operations": [2 * at, 2 * at + 2], **figures} for at in range(plan.stages[-1].end)]
+    return replace(plan, model=replace(plan.model, content=canonical({"layers": layers})))
 
 
 @few
 @given(plans())
-def test_every_operation_has_the_stage_whose_range_it_is_in(case: Problem) -> None:
-    plan = replace(case.plan, stages=tuple(of_operations(case.plan)))
-    stages = range(len(plan.stages))
-    assert plan.cut == (*stages, *(at for at in stages for _ in range(2)))
+def test_every_operation_has_the_stage_whose_layers_it_is_in(case: Problem) -> None:
+    plan = of_operations(case.plan)
+    assert plan.cut == tuple(at for at, stage in enumerate(plan.stages) for _ in range(2 * (stage.end - stage.first)))
+    assert loads_plan(dumps_plan(plan)) == plan
     assert case.plan.cut is None
 
 

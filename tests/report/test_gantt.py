@@ -11,8 +11,8 @@ from argosy.errors import InputError
 from argosy.report.gantt import gantt, iteration_bounds
 from argosy.schedule import ScheduleSpec, build_schedule
 from argosy.sim.exact import simulate_exact
-from argosy.sim.pipeline import StageCost, pipeline_graph
 from argosy.timeline import Span, SpanKind, Timeline
+from benchmarks.bare_pipeline import StageCost, pipeline_graph
 
 PICTURE = """\
 0 a0.0 |F0F1-F2.............B0===F3B1===....B2==....B3===|

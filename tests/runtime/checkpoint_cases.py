@@ -17,6 +17,7 @@ from argosy.errors import InputError, RunError
 from argosy.runtime import checkpoint
 from argosy.runtime.boxes import rows
 from argosy.runtime.saving import Saver
+from argosy.runtime.state import Rows
 from argosy.runtime.trainer import Trainer, parallelize
 
 Parts = dict[str, tuple[tuple[int, ...], list[tuple[tuple[int, ...], np.ndarray]]]]
@@ -38,7 +39,7 @@ def parts(trainer: Trainer) -> Parts:
     found = {}
     for name, value in trainer.state_dict().items():
         plain = value.as_subclass(torch.Tensor).detach().clone()
-        boxes = value.boxes if isinstance(value, checkpoint.Rows) else rows(0, plain.shape)
+        boxes = value.boxes if isinstance(value, Rows) else rows(0, plain.shape)
         held = [(box.whole, box.of(plain).numpy()) for box in boxes]
         found[name] = (tuple(value.size()), held)
     return found

@@ -19,8 +19,8 @@ from argosy.cluster.file import cluster_from_content
 from argosy.cluster.topology import canonical
 from argosy.plan.file import dumps_plan
 from argosy.planner import Settings, find_plan
-from argosy.runtime.elastic.job import Job
 from argosy.runtime.folder import EVENTS, read_lines
+from argosy.runtime.run_spec import RunSpec, dumps_run_spec
 from argosy.workload.load import load_model
 
 PROGRAM = Path(__file__).parent / "programs" / "double_gpt.py"
@@ -105,18 +105,19 @@ class ElasticRun:
     def start(self, *hosts: str) -> None:
         """The agents of these hosts, or of all."""
         for host in hosts or self.hosts:
-            job = Job(
+            spec = RunSpec(
                 plan=str(self.folder / "plan.json"),
                 program=str(PROGRAM),
                 out=str(self.run),
                 steps=self.steps,
-                node=host,
-                address=self.address(host),
                 any_device=True,
                 **self.settings,
             )
+            file = self.folder / f"run-{host}.json"
+            file.write_text(dumps_run_spec(spec))
             own = {**self.environment, "ELASTIC_TEST": self.mark, "SLOW": str(self.folder / f"slow-{host}")}
-            command = [*self.wrap(host), sys.executable, "-m", "argosy.runtime.elastic.agent", job.dumps()]
+            agent = [sys.executable, "-m", "argosy.runtime.elastic.agent", str(file), host, self.address(host)]
+            command = [*self.wrap(host), *agent]
             with (self.folder / f"agent-{host}.log").open("ab") as log:
                 self.agents[host] = subprocess.Popen(command, env={**os.environ, **own}, stdout=log, stderr=log)
 

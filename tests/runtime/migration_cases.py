@@ -19,11 +19,11 @@ from argosy.cost.moving import migration
 from argosy.document import parse_toml
 from argosy.dtype import Dtype
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
-from argosy.runtime.checkpoint import Rows
-from argosy.runtime.initialise import Recording
 from argosy.runtime.migrate import Moved
+from argosy.runtime.state import Rows
 from argosy.runtime.trainer import Trainer, parallelize
 from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.workload.capture.initial import Recording
 from argosy.workload.chain import Chain, Layer
 
 BATCH = 12

@@ -107,7 +107,7 @@ def _train(program: Program, dtype: torch.dtype, steps: int) -> tuple[list[float
 
 def start(name: str, program: object, seed: int) -> tuple[float, float]:
     """Share of the parameters that this rank holds, and the loss of its first step."""
-    trainer = Trainer.from_build(program, build_fake(built(name)), seed=seed, optimizer=torch.optim.SGD)
+    trainer = Trainer.from_build(program, build_fake(built(name), seed=seed), seed=seed, optimizer=torch.optim.SGD)
     torch.manual_seed(5)
     _, _, batch = built(name)()
     graph = trainer.program.graph

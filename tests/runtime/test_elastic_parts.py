@@ -24,11 +24,11 @@ from argosy.runtime.elastic.agent import replanner_of
 from argosy.runtime.elastic.claims import Claim, Claims, Host, Outcome
 from argosy.runtime.elastic.copies import Header, Piece, Source, Store, is_whole, newest_whole
 from argosy.runtime.elastic.folder import check_folder
-from argosy.runtime.elastic.job import Job
 from argosy.runtime.elastic.leader import _MOST_BARREN, Leader
 from argosy.runtime.elastic.origin import newest_base, steps_told
 from argosy.runtime.elastic.replan import Replanner, regrouped
 from argosy.runtime.elastic.snapshot import Part, divide_duties
+from argosy.runtime.run_spec import RunSpec
 from argosy.schedule import ScheduleKind
 from argosy.workload.load import load_model
 
@@ -147,14 +147,14 @@ def test_the_end_leaves_only_the_outcome(tmp_path: Path) -> None:
     claims.claim(Claim(generation=1, leader="a", members=("a",), last=9))
     claims.end(Outcome(message="done", exit_code=0))
     assert [path.name for path in claims.folder.iterdir()] == ["outcome.json"]
-    job = Job(plan="p", program="q", out=str(tmp_path), steps=1, node="a")
+    spec = RunSpec(plan="p", program="q", out=str(tmp_path), steps=1)
     with pytest.raises(InputError, match="a run that is over: done, expected another folder, or --resume"):
-        check_folder(job)
-    check_folder(replace(job, resume=True))
+        check_folder(spec)
+    check_folder(replace(spec, resume=True))
     assert claims.outcome() is None
     (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
     with pytest.raises(InputError, match="checkpoints of an earlier run"):
-        check_folder(job)
+        check_folder(spec)
 
 
 def test_a_plan_without_costs_is_kept_as_far_as_it_goes() -> None:
@@ -183,14 +183,6 @@ def test_samples_that_do_not_divide_go_where_they_are_fewest_for_what_was_planne
     assert [replica.samples for replica in found.stages[0].replicas] == [2, 5]
 
 
-def test_an_interleaved_plan_of_operations_keeps_all_of_them() -> None:
-    plan = plan_of(Case(kind=ScheduleKind.INTERLEAVED, shares=((2,),) * 4))
-    stages = tuple(replace(stage, ops=((2 * at, 2 * at + 2),)) for at, stage in enumerate(plan.stages))
-    found = regrouped(replace(plan, stages=stages), plan.devices)
-    assert found is not None
-    assert found.cut == (0, 0, 0, 0, 1, 1, 1, 1)
-
-
 def test_without_costs_or_room_there_is_a_plan_or_none() -> None:
     plan, cluster = plan_of(Case()), cluster_from_content(CLUSTER)
     known = Replanner(first=plan, cluster=cluster, chain=load_model("llama-3-70b", sequence_length=8192))
@@ -203,7 +195,7 @@ def test_without_costs_or_room_there_is_a_plan_or_none() -> None:
 def leader(reached: dict[str, list[str]]) -> Any:
     """One that asks nobody: what hosts reach is given."""
     found: Any = Leader.__new__(Leader)
-    found.job = SimpleNamespace(node="a", wait=0.0)
+    found.node, found.spec = "a", SimpleNamespace(wait=0.0)
     found.replanner = SimpleNamespace(order=["a", "b", "c", "d"])
     found.members = {name: SimpleNamespace(host=Host(name=name, address=name, port=1)) for name in reached}
 
@@ -269,8 +261,8 @@ def test_later_generations_are_planned_with_the_cost_model_of_the_first_plan(tmp
         calibration.chain(chain), calibration.cluster(cluster), global_batch=8, model=calibration.compute_model()
     )
     (tmp_path / "plan.json").write_text(dumps_plan(first))
-    job = Job(plan=str(tmp_path / "plan.json"), program="train.py", out=str(tmp_path), node="a0", steps=1)
-    replanner = replanner_of(job, load_plan(job.plan))
+    spec = RunSpec(plan=str(tmp_path / "plan.json"), program="train.py", out=str(tmp_path), steps=1)
+    replanner = replanner_of(spec, load_plan(spec.plan))
     left = replanner.plan([device.name for device in cluster.devices if device.name not in first.devices[:1]])
     assert left is not None and left != first
     assert left.cost_model == first.cost_model is not None

@@ -74,6 +74,24 @@ def test_hosts_are_lost_come_back_and_are_told_to_go(tmp_path: Path) -> None:
         run.check()
 
 
+def test_a_host_with_other_options_is_refused_and_the_job_goes_on(tmp_path: Path) -> None:
+    with ElasticRun(tmp_path, hosts=2, steps=6, gate=3) as run:
+        run.start()
+        run.await_step(3)
+        run.kill_host("h1")
+        run.await_event("generation", generation=2)
+        run.settings["seed"] = 1
+        run.start("h1")
+        sentence = "--seed: found 1 on h1, expected 0, as on h0"
+        assert run.await_event("refused", host="h1")["why"] == sentence
+        run.await_(lambda: run.agents["h1"].poll() is not None, 60)
+        assert run.agents["h1"].returncode == 2
+        assert (tmp_path / "agent-h1.log").read_text() == f"{sentence}\n"
+        run.open_gate(6)
+        run.await_end()
+        run.check(survivors=["h0"])
+
+
 def test_told_to_go_all_together_and_started_again(tmp_path: Path) -> None:
     """The checkpoint that they leave is gone on from; without costs, too."""
     with ElasticRun(tmp_path, hosts=2, steps=8, gate=3, chain=False, copy_every=2) as run:

@@ -30,8 +30,8 @@ PATIENCE = 20.0
 def with_agent(talk: Callable[[int], Awaitable[bytes]]) -> bytes:
     """Serve as an agent does, without the job around it."""
     agent: Any = Agent.__new__(Agent)
-    agent.job, agent.token = SimpleNamespace(address="127.0.0.1", lost_after=PATIENCE), TOKEN
-    agent.leader, agent.store = None, Store()
+    agent.spec, agent.token = SimpleNamespace(lost_after=PATIENCE), TOKEN
+    agent.address, agent.leader, agent.store = "127.0.0.1", None, Store()
 
     async def main() -> bytes:
         async with await agent.listen() as server:
@@ -143,8 +143,9 @@ def test_whoever_comes_later_finds_a_leader_that_has_claimed_nothing_yet(tmp_pat
         async with contextlib.AsyncExitStack() as stack:
             for name in ("a", "b", "c"):
                 agent: Any = Agent.__new__(Agent)
-                agent.job = SimpleNamespace(node=name, address="127.0.0.1", lost_after=PATIENCE)
+                agent.spec, agent.node = SimpleNamespace(lost_after=PATIENCE), name
                 agent.token, agent.leader, agent.is_leaving, agent.devices = TOKEN, None, False, ()
+                agent.address, agent.facts = "127.0.0.1", {}
                 agent.claims, agent.replanner = Claims(tmp_path), SimpleNamespace(order=["a", "b", "c"])
                 server = await stack.enter_async_context(await agent.listen())
                 agent.here = Host(name=name, address="127.0.0.1", port=server.sockets[0].getsockname()[1])
@@ -197,7 +198,7 @@ def test_a_copy_that_breaks_off_is_told_and_one_that_cannot_be_sent_is_known() -
         source = Source(address="127.0.0.1", port=port, header=header)
         reading = Reading({"model.w": [(source, piece)]}, token="another", patience=PATIENCE)
         with pytest.raises(OSError, match=rf"127.0.0.1:{port} went away while it was asked|reset by peer"):
-            reading.fill([("model.w", torch.empty(4, dtype=torch.float64), 0)])
+            reading.fill({"model.w": torch.empty(4, dtype=torch.float64)})
         copies: Any = Copier.__new__(Copier)
         copies.token, copies.patience, copies.failed = "another", PATIENCE, False
         copies._send([(Place("127.0.0.1", port), header, torch.zeros(32, dtype=torch.uint8))], (1, 2))

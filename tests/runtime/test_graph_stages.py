@@ -32,7 +32,7 @@ CASES = [
         num_micro_batches=4,
     ),
     Case(model="forked", shares=((3,), (2, 1), (3,))),
-    Case(model="residual", shares=((4,), (4,)), num_micro_batches=2, recompute=Recompute.FULL),
+    Case(model="residual", shares=((4,), (4,)), num_micro_batches=1, recompute=Recompute.FULL),
 ]
 MORE = [
     replace(UNET, shares=((2,), (2,), (2,), (2,)), kind=ScheduleKind.INTERLEAVED, num_micro_batches=4),
@@ -40,7 +40,7 @@ MORE = [
     Case(model="gpt", work=(0.5, 0.5), shares=((2, 1), (1, 2)), tied=True, kind=ScheduleKind.EAGER),
     Case(model="vit", work=(0.25,) * 4, shares=((2,), (2,), (2,), (2,)), single=True),
     Case(model="forked", shares=((1, 2), (3,)), recompute=Recompute.FULL),
-    Case(model="residual", shares=((4,), (4,)), num_micro_batches=2),
+    Case(model="residual", shares=((4,), (4,)), num_micro_batches=1),
 ]
 
 
@@ -51,6 +51,17 @@ def test_operations_in_stages_train_as_one_process(ranks: RankPool, case: Case) 
     assert not differences(case, ranks(case.num_ranks, train_in_parallel, case))
 
 
-def test_statistics_over_samples_that_are_divided_are_refused_by_name(ranks: RankPool) -> None:
-    with pytest.raises(RankError, match=r"whose result for a sample depends on the others.*2 replicas"):
-        ranks(3, train_in_parallel, Case(model="residual", shares=((2, 2), (4,)), num_micro_batches=2))
+@pytest.mark.parametrize(
+    ("shares", "count", "why"),
+    [
+        (((2, 2), (4,)), 1, "stage 0 divides samples over 2 replicas"),
+        (((4,), (4,)), 2, "the plan runs 2 micro-batches"),
+    ],
+    ids=["replicas", "micro-batches"],
+)
+def test_statistics_over_samples_that_are_divided_are_refused_by_name(
+    ranks: RankPool, shares: tuple[tuple[int, ...], ...], count: int, why: str
+) -> None:
+    case = Case(model="residual", shares=shares, num_micro_batches=count)
+    with pytest.raises(RankError, match=rf"aten\.sub\.Tensor in body\.0\.norm_one, which uses a mean.*because {why}"):
+        ranks(case.num_ranks, train_in_parallel, case)

@@ -9,7 +9,9 @@ import torch
 from small_models import MODELS, build
 from torch import nn
 
-from argosy.runtime.initialise import Recording
+from argosy.errors import InputError
+from argosy.workload.capture import initial
+from argosy.workload.capture.initial import Recording, build_fake
 
 Make = Callable[[], nn.Module]
 
@@ -59,7 +61,11 @@ CASES |= {f"hf-{name}": hugging_face(name) for name in ("gpt2", "llama", "vit")}
 
 
 @pytest.mark.parametrize("make", CASES.values(), ids=list(CASES))
-def test_replayed_values_are_those_of_an_ordinary_build(make: Make) -> None:
+@pytest.mark.parametrize("small", [0, initial.SMALL])
+def test_replayed_values_are_those_of_an_ordinary_build(
+    make: Make, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(initial, "SMALL", small)
     torch.manual_seed(3)
     ordinary = make().state_dict()
     after = torch.get_rng_state()
@@ -67,7 +73,77 @@ def test_replayed_values_are_those_of_an_ordinary_build(make: Make) -> None:
     with Recording() as recording:
         model = make()
     assert torch.equal(torch.get_rng_state(), after), "the generator goes on where it would have"
-    assert any(parameter.is_meta for parameter in model.parameters())
+    assert small or any(parameter.is_meta for parameter in model.parameters())
     for name, tensor in reversed(model.state_dict().items()):
         (value,) = recording.materialise([tensor])
         assert torch.equal(value, ordinary[name]), name
+
+
+def drawn() -> tuple[torch.Tensor, ...]:
+    """What ``build`` does to batches: generators of its own, edits in place, numbers that are read."""
+    own = torch.Generator().manual_seed(4)
+    labels = torch.randint(0, 4, (6, 500))
+    labels[0, 1:] = -100
+    labels[:, ::2].masked_fill_(torch.rand(6, 250) < 0.2, 7)
+    first, second = torch.randn(6, 500, generator=own), torch.randn(6, 500, generator=own)
+    order = torch.randperm(6).tolist()
+    part = torch.zeros(3)
+    part.copy_(first[0, :3])
+    table = torch.randn(100, 1000)
+    table[0] = part.sum().item()
+    table[table > 1] = 0
+    count = len((table > 0).nonzero())
+    source = torch.ones(70_000)
+    target = torch.empty(70_000).copy_(source)
+    source.zero_()
+    return labels, first[order], second, part, table, torch.tensor(count), target, source, torch.rand(3)
+
+
+@pytest.mark.parametrize("small", [0, 600, initial.SMALL])
+def test_batches_drawn_edited_and_read_in_build_are_those_of_an_ordinary_build(
+    small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(initial, "SMALL", small)
+    torch.manual_seed(3)
+    ordinary = drawn()
+    torch.manual_seed(3)
+    with Recording() as recording:
+        recorded = drawn()
+    for index, (value, wanted) in enumerate(zip(recording.materialise(recorded), ordinary, strict=True)):
+        assert torch.equal(value, wanted), index
+
+
+def test_two_parameters_in_the_same_memory_are_refused() -> None:
+    def build() -> tuple[nn.Module, Callable[..., torch.Tensor], torch.Tensor]:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        model[1].weight.data = model[0].weight.data
+        return model, lambda net, x: net(x).mean(), torch.ones(2, 4)
+
+    with pytest.raises(InputError, match=r"0\.weight and 1\.weight, expected one; tie weights by assigning"):
+        build_fake(build)
+
+
+def test_weights_that_never_got_values_are_refused() -> None:
+    with Recording() as recording:
+        tensor = torch.empty(4, 4, device="meta")
+    with pytest.raises(InputError, match="never got values"):
+        recording.materialise([tensor])
+
+
+def test_a_model_that_the_program_makes_on_the_meta_device_draws_nothing() -> None:
+    """As ``from_pretrained`` does, before it puts the weights that it has read in place."""
+
+    def make() -> tuple[nn.Module, torch.Tensor]:
+        with torch.device("meta"):
+            model = nn.Linear(300, 400)
+        state = {"weight": torch.full((400, 300), 0.5), "bias": torch.ones_like(model.bias, device="cpu")}
+        model.load_state_dict(state, assign=True)
+        return model, torch.randn(4, 300)
+
+    torch.manual_seed(3)
+    wanted = make()
+    torch.manual_seed(3)
+    with Recording() as recording:
+        model, batch = make()
+    found = recording.materialise([model.weight, model.bias, batch])
+    assert all(map(torch.equal, found, [wanted[0].weight, wanted[0].bias, wanted[1]]))

@@ -25,7 +25,6 @@ from argosy.runtime.failure import clear_notes, leave_note, verdict
 from argosy.runtime.folder import held
 from argosy.runtime.holding import _real
 from argosy.runtime.huggingface import Inputs, check_attention
-from argosy.runtime.launch import Launch, worker_arguments
 from argosy.runtime.layers import find_layers
 from argosy.runtime.metrics import Metrics, serve
 from argosy.runtime.migrate import _checked
@@ -35,7 +34,7 @@ from argosy.runtime.profile import _check_samples
 from argosy.runtime.program import load_program
 from argosy.runtime.stage import LayerStage
 from argosy.runtime.trainer import Trainer, _check_layers
-from argosy.runtime.worker import arguments, prepare
+from argosy.runtime.worker import prepare
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.preset import read_preset
 
@@ -129,7 +128,7 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: prepare(SimpleNamespace(build=lambda: (1, 2)), plan_of(Case()), SimpleNamespace(seed=0)),  # type: ignore[arg-type]
-        "build(): found 2 values, expected (model, loss_fn, batch)",
+        "build: found int, int, expected build() to return a model, a loss function and a batch",
     ),
     (
         lambda: world.check_supported(
@@ -209,21 +208,6 @@ def test_where_no_rank_speaks_torchrun_s_last_words_count(tmp_path: Path) -> Non
     assert verdict(tmp_path, "", ["n0.0", "n0.1"]) == ("rank 1 (n0.1): no", 2)
     clear_notes(tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_every_process_is_told_the_very_numbers(tmp_path: Path) -> None:
-    launch = Launch(
-        plan=plan_of(Case()), plan_file="plan.json", program="train.py:build", folder=tmp_path, steps=7, save_every=3,
-        resume=True, init="weights.pt", clip=0.123456789, seed=4, patience=12.5, any_device=True, adapt="k", horizon=9,
-        min_gain=0.0123456789, profiles=("one.json", "two.json"), metrics_port=8000,
-    )  # fmt: skip
-    told = vars(arguments(list(worker_arguments(launch))))
-    assert told["out"] == tmp_path
-    assert told["init"] == Path("weights.pt")
-    assert told["profile"] == ["one.json", "two.json"]
-    names = ("program", "steps", "save_every", "resume", "clip", "seed", "patience", "any_device", "adapt", "horizon")
-    for name in (*names, "min_gain", "metrics_port"):
-        assert told[name] == getattr(launch, name), name
 
 
 def test_a_shape_of_which_nothing_fits_into_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

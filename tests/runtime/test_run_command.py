@@ -19,6 +19,7 @@ from training_cases import Case
 from argosy.errors import InputError
 from argosy.runtime.checkpoint import read_state_dict
 from argosy.runtime.folder import held
+from argosy.runtime.run_spec import dumps_run_spec, loads_run_spec
 from argosy.timeline.file import load_timeline
 
 PAIR = """
@@ -207,12 +208,16 @@ def test_a_killed_command_leaves_no_process_behind(tmp_path: Path) -> None:
 def test_commands_for_several_nodes_are_printed(tmp_path: Path) -> None:
     plan = written_plan(tmp_path, Case(shares=((3, 1), (2, 2))), nodes=2)
     printed = run(plan, "--dry-run", "--port", "29601").stdout
-    lines = printed.splitlines()
+    written, _, commands = printed.partition("END\n# on ")
+    lines = f"# on {commands}".splitlines()
     assert lines[0] == "# on n0: n0.0, n0.1"
     assert lines[2] == "# on n1: n1.0, n1.1"
     for rank, line in enumerate((lines[1], lines[3])):
         assert f"--nproc-per-node 2 --nnodes 2 --node-rank {rank} --master-addr n0 --master-port 29601" in line
-    told = json.loads(run(plan, "--dry-run", "--port", "29601", "--json").stdout)["commands"]
+    content = json.loads(run(plan, "--dry-run", "--port", "29601", "--json").stdout)
+    told, spec = content["commands"], loads_run_spec(json.dumps(content["run"]))
+    assert dumps_run_spec(spec) == written.partition("<<'END'\n")[2]
+    assert content["run_file"] == str(spec.folder / "run.json")
     assert [(one["node"], one["command"]) for one in told] == [("n0", lines[1]), ("n1", lines[3])]
     script = tmp_path / "job.sh"
     assert json.loads(run(plan, "--slurm", str(script), "--json").stdout)["file"] == str(script)

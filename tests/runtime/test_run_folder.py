@@ -10,9 +10,9 @@ import pytest
 
 from argosy.errors import InputError
 from argosy.runtime.elastic.folder import check_folder
-from argosy.runtime.elastic.job import Job
 from argosy.runtime.elastic.origin import steps_told
 from argosy.runtime.folder import DECISIONS, PROGRESS, Tail, append, forget_after, held, read_lines
+from argosy.runtime.run_spec import RunSpec
 
 
 def test_every_line_is_read_once_and_only_when_it_is_whole(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_an_elastic_run_that_goes_on_keeps_what_was_told(tmp_path: Path) -> None
     (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
     for step in range(5):
         append(tmp_path / PROGRESS, {"step": step})
-    check_folder(Job(plan="p", program="q", out=str(tmp_path), steps=1, node="a", resume=True))
+    check_folder(RunSpec(plan="p", program="q", out=str(tmp_path), steps=1, resume=True))
     assert [line["step"] for line in read_lines(tmp_path / PROGRESS)] == [0, 1, 2]
 
 

@@ -132,7 +132,6 @@ def plan_of(case: Case) -> Plan:
         places = [divmod(used + at, case.per_node) for at in range(len(samples) * case.width(index))]
         names.append(names[index - workers] if index >= workers else [f"n{node}.{at}" for node, at in places])
     layers = NUM_LAYERS.get(case.model, 6)
-    placed = cut_of(case)
     cuts = [round(index * layers / len(case.shares)) for index in range(len(case.shares) + 1)]
     return Plan(
         model=ModelRef(name=case.model, sequence_length=1, dtype=case.dtype),
@@ -148,7 +147,6 @@ def plan_of(case: Case) -> Plan:
                 replicas=tuple(_replicas(case, index, names[index])),
                 recompute=case.recompute,
                 zero=case.zero,
-                ops=tuple((op, op + 1) for op, at in enumerate(placed) if at == index),
             )
             for index in range(len(case.shares))
         ),
@@ -197,6 +195,7 @@ def train_in_parallel(case: Case) -> Outcome:
         plan_of(case),
         clip_norm=clip,
         shard_proportions=proportions,
+        cut=cut_of(case),
     )
     losses = [trainer.step(batch) for _ in range(case.steps)]
     return outcome_of(trainer, losses)
@@ -218,12 +217,12 @@ def train_with_rows(case: Case, name: str) -> Outcome:
         return train_in_parallel(case)
 
 
-def cut_of(case: Case) -> tuple[int, ...]:
-    """As a planner would cut the captured step; empty where stages are not of its making."""
+def cut_of(case: Case) -> tuple[int, ...] | None:
+    """The captured step cut by FLOP; None where stages are not of operations."""
     from argosy.solve.stagecut import cut_graph
     from argosy.workload.capture.trace import capture
 
-    return cut_graph(capture(lambda: built(case)), case.work).stages if case.work else ()
+    return cut_graph(capture(lambda: built(case)), case.work).stages if case.work else None
 
 
 def outcome_of(trainer: Trainer, losses: list[float]) -> Outcome:

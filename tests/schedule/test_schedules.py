@@ -24,8 +24,8 @@ from argosy.schedule.action import parse_rows
 from argosy.schedule.communicate import check_channels
 from argosy.schedule.grid import grid, unit_times
 from argosy.sim.exact import simulate_exact
-from argosy.sim.pipeline import StageCost, pipeline_graph
 from argosy.timeline import Timeline
+from benchmarks.bare_pipeline import StageCost, pipeline_graph
 
 KFKB, INTERLEAVED = ScheduleKind.KFKB, ScheduleKind.INTERLEAVED
 SIZES = list(itertools.product(range(1, 7), range(1, 13)))

@@ -1,5 +1,5 @@
-"""Two engines and independent models agree to 1e-9: where nothing is shared, batch = exact = SimPy; where links are
-shared, the batch engine is a lower bound, and rates are max-min fair."""
+"""The exact engine and independent models agree to 1e-9: if nothing is shared, it equals SimPy and a recurrence over
+the tasks; if links are shared, the recurrence is a lower bound, and rates are max-min fair."""
 
 from __future__ import annotations
 
@@ -7,22 +7,20 @@ import itertools
 import math
 import random
 
-import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from oracles import SimpyPipeline, is_max_min_fair
+from oracles import SimpyPipeline, is_max_min_fair, recurrence_end
 from strategies import Pipeline, disturbed_schedules, exact_traces, full_mesh, pipelines, schedules, star
 
 from argosy.cluster.trace import Trace
 from argosy.errors import InputError
 from argosy.schedule import ScheduleKind, ScheduleSpec, build_schedule, check_schedule
-from argosy.sim.batch import Amounts, simulate_batch
 from argosy.sim.exact import simulate_exact
 from argosy.sim.fairshare import max_min_rates
 from argosy.sim.graph import Flow, Task, TaskGraph
-from argosy.sim.pipeline import StageCost
 from argosy.timeline import SpanKind, Timeline
+from benchmarks.bare_pipeline import StageCost
 
 
 def close(value: float | tuple[float, ...] | list[float]) -> object:
@@ -90,15 +88,15 @@ def test_three_models_agree_on_generic_numbers(seed: int) -> None:
     pipeline = random_pipeline(seed)
     assert_equal_to_simpy(pipeline)
     expected = end(simulate_exact(pipeline.graph, pipeline.cluster))
-    assert simulate_batch(pipeline.graph, [pipeline.cluster]).item() == close(expected)
+    assert recurrence_end(pipeline.graph, pipeline.cluster) == close(expected)
 
 
 @settings(max_examples=150, deadline=None)
 @given(pipelines(may_end=True))
-def test_batch_equals_exact_where_nothing_is_shared(pipeline: Pipeline) -> None:
+def test_the_recurrence_equals_exact_where_nothing_is_shared(pipeline: Pipeline) -> None:
     """Also when something is lost for ever: then both never end."""
     expected = end(simulate_exact(pipeline.graph, pipeline.cluster))
-    assert simulate_batch(pipeline.graph, [pipeline.cluster]).item() == close(expected)
+    assert recurrence_end(pipeline.graph, pipeline.cluster) == close(expected)
 
 
 @settings(max_examples=150, deadline=None)
@@ -109,7 +107,7 @@ def test_exact_equals_simpy_where_nothing_is_shared(pipeline: Pipeline) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(pipelines(of=disturbed_schedules()))
-def test_exact_and_batch_equal_simpy_on_any_order_that_the_checker_passes(pipeline: Pipeline) -> None:
+def test_exact_and_recurrence_equal_simpy_on_any_order_that_the_checker_passes(pipeline: Pipeline) -> None:
     """Backwards whole at one stage and in halves at the next, messages that are used out of order."""
     try:
         check_schedule(pipeline.schedule)
@@ -119,35 +117,7 @@ def test_exact_and_batch_equal_simpy_on_any_order_that_the_checker_passes(pipeli
     assume(pipeline.schedule.num_workers != 2 or pipeline.schedule.num_stages == 2)
     assert_equal_to_simpy(pipeline)
     expected = end(simulate_exact(pipeline.graph, pipeline.cluster))
-    assert simulate_batch(pipeline.graph, [pipeline.cluster]).item() == close(expected)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_candidates_and_scenarios_together_are_as_each_alone(seed: int) -> None:
-    """A batch of 1,500 candidates under several clusters, looked at one by one."""
-    dice = np.random.default_rng(seed)
-    pipeline = random_pipeline(1000 + seed)
-    graph, base = pipeline.graph, Amounts.of(pipeline.graph)
-    values = base.values * dice.uniform(0.2, 3.0, (base.values.shape[0], 1500))
-    slower = full_mesh(len(pipeline.cluster.devices), bandwidths=[Trace((0.0, 3.0), (1.0, 0.25))])
-    clusters = [pipeline.cluster, slower]
-    together = simulate_batch(graph, clusters, Amounts(base.row, values))
-    assert together.shape == (2, 1500)
-    for candidate in (0, 1, 700, 1023, 1024, 1499):
-        tasks = []
-        for task, row in zip(graph.tasks, base.row, strict=True):
-            amount = float(values[row, candidate])
-            flows = tuple(Flow(flow.source, flow.target, amount) for flow in task.flows)
-            tasks.append(_with(task, amount, flows))
-        alone = TaskGraph(devices=graph.devices, tasks=tuple(tasks))
-        for scenario, cluster in enumerate(clusters):
-            expected = end(simulate_exact(alone, cluster))
-            assert together[scenario, candidate] == close(expected)
-
-
-def _with(task: Task, amount: float, flows: tuple[Flow, ...]) -> Task:
-    seconds = 0.0 if flows else amount
-    return Task(kind=task.kind, device=task.device, seconds=seconds, flows=flows, after=task.after, behind=task.behind)
+    assert recurrence_end(pipeline.graph, pipeline.cluster) == close(expected)
 
 
 @settings(max_examples=80, deadline=None)
@@ -168,7 +138,7 @@ def test_collectives_with_unequal_flows_and_latencies_agree(data: st.DataObject)
         rings.append(Task(kind=SpanKind.UPDATE, device=0, seconds=data.draw(sizes), after=after))
     graph = TaskGraph(devices=tuple(device.name for device in cluster.devices), tasks=tuple(rings))
     timeline = simulate_exact(graph, cluster)
-    assert simulate_batch(graph, [cluster]).item() == close(end(timeline))
+    assert recurrence_end(graph, cluster) == close(end(timeline))
     assert timeline.end == end(timeline)
     path = timeline.critical_path()
     assert path[-1].end == timeline.end
@@ -177,7 +147,7 @@ def test_collectives_with_unequal_flows_and_latencies_agree(data: st.DataObject)
 
 @settings(max_examples=120, deadline=None)
 @given(st.data())
-def test_batch_never_exceeds_exact_where_links_are_shared(data: st.DataObject) -> None:
+def test_the_recurrence_never_exceeds_exact_where_links_are_shared(data: st.DataObject) -> None:
     schedule = data.draw(schedules(max_stages=5, max_micro_batches=8))
     per_node = data.draw(st.integers(1, 2)) if schedule.num_workers > 2 else 1
     traces = data.draw(st.lists(exact_traces(), min_size=1, max_size=4))
@@ -187,7 +157,7 @@ def test_batch_never_exceeds_exact_where_links_are_shared(data: st.DataObject) -
         for _ in range(schedule.num_stages)
     )
     pipeline = Pipeline(schedule=schedule, costs=costs, cluster=cluster)
-    bound = simulate_batch(pipeline.graph, [cluster]).item()
+    bound = recurrence_end(pipeline.graph, cluster)
     assert bound <= end(simulate_exact(pipeline.graph, cluster)) * (1 + 1e-9)
 
 
@@ -197,7 +167,7 @@ def test_the_bound_sees_a_nic_that_two_producers_share() -> None:
     flows = [Flow(0, 2, 6.0), Flow(1, 3, 6.0)]
     tasks = tuple(Task(kind=SpanKind.TRANSFER, flows=(flow,)) for flow in flows)
     graph = TaskGraph(devices=tuple(device.name for device in cluster.devices), tasks=tasks)
-    assert simulate_batch(graph, [cluster]).item() == 12
+    assert recurrence_end(graph, cluster) == 12
     assert simulate_exact(graph, cluster).iteration_ends == (12.0,)
 
 
@@ -238,12 +208,5 @@ def test_what_waits_for_a_lost_device_never_ends_at_real_bandwidths_either(bandw
         Task(kind=SpanKind.TRANSFER, flows=(Flow(0, 1, 1e6),), after=(0,)),
     )
     graph = TaskGraph(devices=("n0.0", "n1.0"), tasks=tasks)
-    assert simulate_batch(graph, [cluster]).item() == math.inf
+    assert recurrence_end(graph, cluster) == math.inf
     assert simulate_exact(graph, cluster).stalled is not None
-
-
-def test_amounts_of_another_graph_are_refused() -> None:
-    mesh = full_mesh(2)
-    graph = TaskGraph(devices=("d0", "d1"), tasks=(Task(kind=SpanKind.FORWARD, device=0, seconds=1.0),))
-    with pytest.raises(InputError, match="amounts: found 2, expected a row for each of the 1 tasks"):
-        simulate_batch(graph, [mesh], Amounts([0, 0], np.ones((1, 1))))

@@ -16,7 +16,7 @@ from argosy.schedule import ScheduleKind, ScheduleSpec, build_schedule
 from argosy.sim.blocking import with_blocking_transfers
 from argosy.sim.exact import simulate_exact
 from argosy.sim.graph import TaskGraph
-from argosy.sim.pipeline import StageCost, pipeline_graph
+from benchmarks.bare_pipeline import StageCost, pipeline_graph
 
 
 def cluster_of(stages: int) -> Cluster:

@@ -37,11 +37,11 @@ from argosy.schedule import Schedule, ScheduleKind, ScheduleSpec
 from argosy.sim.compile import compile_plan
 from argosy.sim.exact import simulate_exact
 from argosy.sim.graph import Task, TaskGraph
-from argosy.sim.pipeline import pipeline_graph
 from argosy.sim.split import overlaps
 from argosy.timeline import SpanKind, Timeline
 from argosy.timeline.file import dumps_timeline, loads_timeline
 from argosy.workload.chain import Chain, Layer
+from benchmarks.bare_pipeline import pipeline_graph
 
 HOST = {"name": "a", "devices": {"kind": "A100-80GB"}}
 
@@ -461,7 +461,7 @@ def test_the_same_input_gives_the_same_bytes_whatever_the_hash_seed() -> None:
 from argosy.cluster.file import load_cluster
 from argosy.schedule import ScheduleSpec, build_schedule
 from argosy.sim.exact import simulate_exact
-from argosy.sim.pipeline import StageCost, pipeline_graph
+from benchmarks.bare_pipeline import StageCost, pipeline_graph
 from argosy.timeline.file import dumps_timeline
 cluster = load_cluster("mixed-16")
 names = [device.name for device in cluster.devices]

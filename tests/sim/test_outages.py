@@ -18,8 +18,8 @@ from argosy.cluster.trace import Trace
 from argosy.schedule import ScheduleSpec, build_schedule
 from argosy.sim.exact import simulate_exact
 from argosy.sim.graph import Flow, Task, TaskGraph
-from argosy.sim.pipeline import StageCost, pipeline_graph
 from argosy.timeline import SpanKind
+from benchmarks.bare_pipeline import StageCost, pipeline_graph
 
 few = settings(max_examples=40, deadline=None)
 

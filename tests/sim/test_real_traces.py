@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
+from oracles import recurrence_end
 from strategies import cluster_of
 
 from argosy.cluster.changes import device_steps, link_steps
@@ -15,11 +16,10 @@ from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
 from argosy.cluster.tracefile import read_bamboo, read_oboe, rescaled
 from argosy.schedule import ScheduleKind, ScheduleSpec, build_schedule
-from argosy.sim.batch import simulate_batch
 from argosy.sim.exact import simulate_exact
 from argosy.sim.graph import TaskGraph
-from argosy.sim.pipeline import StageCost, pipeline_graph
 from argosy.timeline import Timeline
+from benchmarks.bare_pipeline import StageCost, pipeline_graph
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 OBOE = ["oboe_0.txt", "oboe_17.txt", "oboe_42.txt", "oboe_101.txt", "oboe_200.txt"]
@@ -56,7 +56,7 @@ def pipeline(k: int) -> TaskGraph:
 def seconds_at(graph: TaskGraph, bandwidth: Trace) -> float:
     """One iteration from time 0 under a bandwidth."""
     cluster = with_changes(two_hosts(), [link_steps("a0.nic", bandwidth)])
-    return simulate_batch(graph, [cluster]).item()
+    return recurrence_end(graph, cluster)
 
 
 def held(trace: Trace, start: float, end: float) -> list[float]:

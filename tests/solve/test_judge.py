@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import recurrence_end
 from planning_cases import Case, Recipe, cluster_of, complete_plans, kind_fields, node_fields, random_case
 from strategies import full_mesh, schedules
 
@@ -20,18 +21,17 @@ from argosy.dtype import Dtype
 from argosy.plan.plan import Recompute
 from argosy.schedule import ScheduleKind, ScheduleSpec, build_schedule
 from argosy.schedule.generate import default_depth, group_size, usual_depth
-from argosy.sim.batch import simulate_batch
 from argosy.sim.constant import pipeline_seconds
 from argosy.sim.exact import simulate_exact
 from argosy.sim.fold import fold_plan
 from argosy.sim.folded import folded_seconds
-from argosy.sim.pipeline import StageCost, pipeline_graph
 from argosy.sim.simulate import simulate
 from argosy.solve.judge import Complete, Judge
 from argosy.solve.pipeline import Choice
 from argosy.solve.shape import Shape
 from argosy.space.option import Option, share_samples
 from argosy.workload.chain import Chain, Layer
+from benchmarks.bare_pipeline import StageCost, pipeline_graph
 
 FAMILY = (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B, ScheduleKind.EAGER, ScheduleKind.KFKB)
 seconds = st.floats(0.125, 8)
@@ -39,7 +39,7 @@ seconds = st.floats(0.125, 8)
 
 @settings(max_examples=60, deadline=None)
 @given(schedule=schedules(kinds=FAMILY, max_stages=5, max_micro_batches=9), data=st.data())
-def test_the_recurrence_equals_both_engines_on_dedicated_links(schedule, data) -> None:
+def test_the_recurrence_equals_the_exact_engine_and_the_oracle_on_dedicated_links(schedule, data) -> None:
     """For every schedule of the family, depths given or not, with links that take no latency."""
     count, num_stages = schedule.num_micro_batches, schedule.num_stages
     costs = [
@@ -59,7 +59,7 @@ def test_the_recurrence_equals_both_engines_on_dedicated_links(schedule, data) -
     )
     (end,) = simulate_exact(graph, mesh).iteration_ends
     assert ours[0] == pytest.approx(end, rel=1e-9)
-    assert simulate_batch(graph, [mesh])[0, 0] == pytest.approx(end, rel=1e-9)
+    assert recurrence_end(graph, mesh) == pytest.approx(end, rel=1e-9)
 
 
 def _spec(schedule) -> ScheduleSpec:

@@ -11,7 +11,7 @@ from row_execution import RATIOS, check_row
 from spmd_models import BUILDS, captured
 from torch import Tensor
 
-from argosy.runtime.calls import function
+from argosy.runtime.calls import RANDOM, drawn, function
 from argosy.space.operations import table
 from argosy.space.rules import Choices
 from argosy.space.sharding import sharded
@@ -41,6 +41,9 @@ class Draw:
 
     def positive(self, names: str) -> Tensor:
         return self.floats(names).abs() + 0.1
+
+    def chances(self, names: str) -> Tensor:
+        return torch.rand(self.shape(names), generator=self.rng, dtype=torch.float64)
 
     def below(self, limit: int, names: str) -> Tensor:
         return torch.randint(0, limit, self.shape(names), generator=self.rng)
@@ -100,7 +103,24 @@ CASES: dict[str, Case] = {
     "aten.baddbmm.default": lambda draw: (draw.floats("bmn"), draw.floats("bmk"), draw.floats("bkn")),
     "aten.bitwise_not.default": lambda draw: (draw.bools("ab"),),
     "aten.bitwise_or.Tensor": lambda draw: (draw.bools("ab"), draw.bools("1b")),
+    "argosy.uniform.default": with_scalar("abc", 3),
+    "aten.binary_cross_entropy.default": lambda draw: (draw.chances("ab"), draw.chances("ab"), None, 0),
+    "aten.binary_cross_entropy_backward.default": lambda draw: (
+        draw.floats("ab"),
+        draw.chances("ab"),
+        draw.chances("ab"),
+        draw.positive("b"),
+        0,
+    ),
+    "aten.binary_cross_entropy_with_logits.default": lambda draw: (
+        draw.floats("ab"),
+        draw.chances("ab"),
+        None,
+        draw.positive("b"),
+        0,
+    ),
     "aten.clamp_max.default": with_scalar("abc", 0.3),
+    "aten.detach.default": one("abc"),
     "aten.dot.default": two("a", "a"),
     "aten.elu.default": with_scalar("ab", 1.2),
     "aten.erf.default": one("abc"),
@@ -111,6 +131,8 @@ CASES: dict[str, Case] = {
     "aten.gt.Tensor": two("abc", "bc"),
     "aten.hardtanh.default": with_scalar("ab", -0.5, 0.5),
     "aten.hardtanh_backward.default": lambda draw: (draw.floats("ab"), draw.floats("ab"), -0.5, 0.5),
+    "aten.huber_loss.default": lambda draw: (draw.floats("ab"), draw.floats("ab"), 0, 0.5),
+    "aten.huber_loss_backward.default": lambda draw: (*(draw.floats("ab") for _ in range(3)), 0, 0.5),
     "aten.index_put.default": lambda draw: (
         draw.floats("abc"),
         (None, draw.below(draw.size("b"), "d")),
@@ -162,6 +184,8 @@ CASES: dict[str, Case] = {
         draw.shape("nchw"),
         False,
     ),
+    "aten.smooth_l1_loss.default": lambda draw: (draw.floats("ab"), draw.floats("ab"), 0, 0.5),
+    "aten.smooth_l1_loss_backward.default": lambda draw: (*(draw.floats("ab") for _ in range(3)), 0, 0.5),
     "aten.upsample_nearest2d.default": lambda draw: (draw.floats("nchw"), doubled(draw)),
     "aten.upsample_nearest2d_backward.default": lambda draw: (
         torch.randn(*draw.shape("nc"), *doubled(draw), generator=draw.rng, dtype=torch.float64),
@@ -193,7 +217,11 @@ def called(op: str, arguments: tuple[Any, ...], **named_ones: Any) -> tuple[Grap
 
     written = tuple(named(part) for part in arguments)
     keywords = tuple((name, named(part)) for name, part in named_ones.items())
-    made = function(op)(*(list(part) if isinstance(part, tuple) else part for part in arguments), **named_ones)
+    if op in RANDOM:
+        every = torch.arange(arguments[0].numel()).view(arguments[0].shape)
+        made: Any = drawn(op, arguments, every, seed=0, step=0)
+    else:
+        made = function(op)(*(list(part) if isinstance(part, tuple) else part for part in arguments), **named_ones)
     expected = list(made) if isinstance(made, (tuple, list)) else [made]
     outputs = tuple(value(tensor, Role.RESULT) for tensor in expected)
     node = Node(name="node", op=op, arguments=written, keywords=keywords, outputs=outputs)
@@ -240,6 +268,14 @@ OTHERS: dict[str, tuple[str, Case]] = {
     ),
     "unequal parts": ("aten.split_with_sizes.default", lambda draw: (draw.floats("ab"), (1, draw.size("b") - 1), 1)),
     "a last part that is smaller": ("aten.split.Tensor", lambda draw: (draw.floats("ab"), draw.size("b") - 1, 1)),
+    "classes with weights": (
+        "aten.nll_loss_forward.default",
+        lambda draw: (draw.floats("nc"), draw.below(draw.size("c"), "n"), draw.positive("c"), 2, -100),
+    ),
+    "a loss for each": (
+        "aten.nll_loss_forward.default",
+        lambda draw: (draw.floats("nc"), draw.below(draw.size("c"), "n"), None, 0, -100),
+    ),
     "nothing and something": (
         "aten.cat.default",
         lambda draw: ((torch.zeros(0, dtype=torch.float64), draw.floats("ab")), 0),

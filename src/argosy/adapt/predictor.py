@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 from argosy.adapt.watch import World, in_world
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.plan.plan import CollectiveChoice, Plan, Stage
 from argosy.schedule import ScheduleSpec
-from argosy.sim.compile import compile_plan
 from argosy.sim.exact import simulate_exact
-from argosy.sim.fold import fold_plan
 from argosy.sim.graph import TaskGraph
+from argosy.sim.simulate import first_end, iteration_seconds, plays_whole, task_graph
 from argosy.workload.chain import Chain
 
-_WHOLE = 2_000
-"""Devices times micro-batches of a plan that is played device by device."""
 PlanKey = tuple[tuple[Stage, ...], ScheduleSpec, int, tuple[CollectiveChoice, ...]]
 
 
@@ -41,10 +36,9 @@ class Predictor:
 
     def on(self, plan: Plan, cluster: Cluster) -> float:
         """By the exact engine, on the cluster under other traces; infinite where the plan gets stuck."""
-        if len(plan.devices) * plan.num_micro_batches > _WHOLE:
-            graph, cluster = fold_plan(plan, self.chain, cluster, self.model)
-        else:  # tasks do not depend on traces
-            graph = self.graphs.get(plan_key(plan)) or compile_plan(plan, self.chain, self.cluster, self.model)
-            self.graphs[plan_key(plan)] = graph
-        ends = simulate_exact(graph, cluster, record=0).iteration_ends
-        return ends[0] if ends else math.inf
+        if not plays_whole(plan):
+            return iteration_seconds(plan, self.chain, cluster, self.model)
+        key = plan_key(plan)
+        if key not in self.graphs:  # tasks do not depend on traces
+            self.graphs[key], _ = task_graph(plan, self.chain, self.cluster, self.model)
+        return first_end(simulate_exact(self.graphs[key], cluster, record=0))

@@ -20,14 +20,12 @@ from argosy.cost.memory import USABLE, activation_bytes, passing_bytes, state_by
 from argosy.plan.plan import ClusterRef, LeftOut, ModelRef, Plan, Recompute, Replica, Stage
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.schedule.generate import depth_of
-from argosy.sim.simulate import iteration_seconds
+from argosy.sim.simulate import iteration_seconds, plays_whole
 from argosy.units import SIZE, counted
 
 ONE_F_ONE_B = ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B)
 _PLAYED_FOLDED = 24
 _PLAYED_WHOLE = 3
-_MOST_TASKS = 20_000
-"""Devices times micro-batches times two of a plan that is played whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +177,7 @@ def fastest(job: Job, plans: Iterable[Plan], estimate: Callable[[Job, Plan], flo
     ranked = sorted(plans, key=lambda plan: estimate(job, plan))[:_PLAYED_FOLDED]
     ranked.sort(key=lambda plan: played(job, plan))
     few = ranked[:_PLAYED_WHOLE]
-    if len(few) > 1 and all(2 * len(plan.devices) * plan.num_micro_batches <= _MOST_TASKS for plan in few):
+    if len(few) > 1 and all(map(plays_whole, few)):
         few.sort(key=lambda plan: played(job, plan, whole=True))
     return few[0] if few else None
 

@@ -31,6 +31,7 @@ from argosy.document import Document, Schema, is_there, read_json, validate
 from argosy.errors import InputError, Mismatch, Problem
 from argosy.plan.check import check_plan
 from argosy.plan.file import plan_from_document, read_plan
+from argosy.plan.model import planned_chain
 from argosy.plan.plan import Plan, Recompute
 from argosy.schedule import ScheduleKind
 from argosy.timeline.file import load_timeline
@@ -210,8 +211,7 @@ def _planned(run: _Run, folder: Path) -> tuple[Plan, Chain, Cluster, str]:
     document = read_plan(str(path) if is_there(path) else run.plan)
     plan = plan_from_document(document)
     cluster = cluster_from_content(plan.cluster.content) if run.cluster is None else _cluster(run.cluster, folder)
-    ref = plan.model
-    chain = load_model(ref.name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)
+    chain = planned_chain(plan.model)
     check_plan(plan, chain, cluster, document=document)
     return plan, chain, cluster, run.name or Path(run.plan).stem
 

@@ -27,8 +27,7 @@ from argosy.cluster.trace import FloatArray, Trace
 from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError
 from argosy.plan.plan import Plan
-from argosy.sim.exact import simulate_exact
-from argosy.sim.fold import fold_plan
+from argosy.sim.simulate import play, task_graph
 from argosy.workload.chain import Chain
 
 MOST_STATES = 512
@@ -64,9 +63,8 @@ def moments(cluster: Cluster, horizon: float) -> list[float]:
 
 def pace(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, horizon: float) -> Trace:
     """1 / T(state) over time; 0 while the plan cannot go on. Of what comes after the horizon only that counts."""
-    graph, folded = fold_plan(plan, chain, cluster, model)
-    steady = SteadyGraph(graph, folded)
-    times = [*moments(folded, horizon), horizon]
+    steady = SteadyGraph(*task_graph(plan, chain, cluster, model, whole=False))
+    times = [*moments(steady.cluster, horizon), horizon]
     seconds = steady.seconds(steady.at(times))
     if np.isfinite(seconds[-1]):
         times, seconds = times[:-1], seconds[:-1]
@@ -86,8 +84,8 @@ def fluid_times(rate: Trace, horizon: float) -> FloatArray:
 def exact_times(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, horizon: Horizon) -> FloatArray:
     """Seconds of each iteration that begins within the horizon, by the exact engine; infinite where the last of them
     never ends."""
-    graph, folded = fold_plan(plan, chain, cluster, model)
-    played = simulate_exact(graph, folded, iterations=horizon.iterations, record=0, until=horizon.seconds)
+    count, end = horizon.iterations, horizon.seconds
+    played = play(plan, chain, cluster, model, whole=False, iterations=count, record=0, until=end)
     never = [] if played.stalled is None else [math.inf]
     return np.diff([0.0, *played.iteration_ends, *never])
 

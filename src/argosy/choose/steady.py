@@ -6,7 +6,7 @@ tasks, evaluated for a whole vector of states per numpy call:
     (1)  over(i) = max(over of what i waits for, left of what it queues behind) + amount(i) / rate(i) + latency(i)
     (2)  T = max over tasks of over(i), and never less than any shared link needs for all its bytes
 
-This is ``sim.batch`` with lasting states in place of traces, and equal to it there. Carried along with (1), the
+Every channel has its route to itself here, so T is a lower bound if links are shared. Carried along with (1), the
 derivative of the path by the seconds per byte x of one edge turns T into a piece of a convex function:
 
     (3)  T(x) = max over paths of (a + c x)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from argosy.cli.inputs import (
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from argosy.adapt.controller import Reach
     from argosy.adapt.play import Course
     from argosy.plan.plan import Plan
+    from argosy.runtime.run_spec import RunSpec
 
 _MOST_DECISIONS = 12
 
@@ -69,26 +69,20 @@ def check_reach(adapt: str) -> None:
     known_name("--adapt", adapt, Reach)
 
 
-def check_adapting(
-    plan: Plan, adapt: str, model: str | None = None, *, profiles: Sequence[str] = (), quiet: bool = False
-) -> None:
+def check_adapting(plan: Plan, spec: RunSpec, *, quiet: bool = False) -> None:
     """Whether a run of a plan can adapt: predictions need the plan's cluster, and its model or another's costs."""
     from argosy.cluster.file import cluster_from_content
     from argosy.plan.check import check_plan
     from argosy.plan.runnable import check_movable
-    from argosy.workload.load import load_model
 
-    check_reach(adapt)
-    if adapt == "full":
+    if spec.adapt == "full":
         check_movable(plan)
-    if adapt != "off":
-        ref = plan.model
-        name = model or ref.name
-        chain = load_model(name, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)
+    if spec.adapt != "off":
+        chain = spec.chain(plan.model)
         cluster = cluster_from_content(plan.cluster.content)
         check_plan(plan, chain, cluster)
-        costs = cost_model_for(plan, None, chain, profiles=profiles)
-        if profiles and not quiet:
+        costs = cost_model_for(plan, None, chain, profiles=spec.profiles)
+        if spec.profiles and not quiet:
             note_of_other_kinds(costs.profiles, cluster)
         fit = costs.cluster(cluster).fit
         difference = another_cost_model(plan, costs.chain(chain), fit, costs.compute_model)

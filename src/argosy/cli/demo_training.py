@@ -218,16 +218,15 @@ def _run(folder: Path, hosts: Hosts, title: str, plan: Plan, *, quiet: bool) -> 
     from argosy.runtime.emulated import PACES
     from argosy.runtime.launch import Launch
     from argosy.runtime.ranks import devices_by_rank
+    from argosy.runtime.run_spec import RunSpec
 
-    launch = Launch(
-        plan=plan,
-        plan_file=str(folder / f"{title}.json"),
+    spec = RunSpec(
+        plan=str(folder / f"{title}.json"),
         program=str(Path(argosy.runtime.__file__).parent / "tiny_gpt.py"),
-        folder=folder / f"run-{title}",
+        out=str(folder / f"run-{title}"),
         steps=STEPS,
-        here=True,
-        lab=hosts.lab,
     )
+    launch = Launch(plan=plan, spec=spec, here=True, lab=hosts.lab)
     paces = [_SECONDS / _SPEEDS[hosts.cluster.device(name).node.rstrip("0")] for name in devices_by_rank(plan)]
     told = {PACES: ",".join(f"{pace:g}" for pace in paces), "OMP_NUM_THREADS": "1"}
     tell(f"training by the {title} plan: starting {len(paces)} processes", quiet=quiet)

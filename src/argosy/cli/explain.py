@@ -40,14 +40,14 @@ def explain(
     from argosy.report.explain import explanation_to_dict
 
     if plan.partition(":")[0].endswith(".py"):
-        from argosy.cli.program import explain_program
+        from argosy.cli.program import scenario_of_program
 
         refuse_options({"--trace": trace, "--profile": profile}, "for a program")
-        explain_program(plan, cluster, dtype=dtype, width=width, json=json, quiet=quiet)
-        return
-    refuse_options({"--dtype": dtype}, "for a plan, which has its own")
-    document = read_plan(plan)
-    scenario = load_scenario(document, cluster=cluster, traces=trace or (), profiles=profile or (), quiet=quiet)
+        scenario = scenario_of_program(plan, cluster, dtype=dtype, quiet=quiet)
+    else:
+        refuse_options({"--dtype": dtype}, "for a plan, which has its own")
+        document = read_plan(plan)
+        scenario = load_scenario(document, cluster=cluster, traces=trace or (), profiles=profile or (), quiet=quiet)
     with progress(f"simulating {scenario.plan!r} and changes to it", quiet=quiet):
         explanation = explain_plan(scenario.plan, scenario.chain, scenario.cluster, model=scenario.model)
     if json:

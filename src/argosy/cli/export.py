@@ -61,7 +61,7 @@ def export(
     import sys
     from dataclasses import replace
 
-    from argosy.cli.inputs import model_of, plan_of_layers, refuse_options
+    from argosy.cli.inputs import model_of, plan_of_known_model, refuse_options
     from argosy.cli.terminal import STDOUT, check_output, print_json, write_file
     from argosy.cluster.file import cluster_from_content, load_cluster
     from argosy.plan.check import check_devices
@@ -73,11 +73,11 @@ def export(
     if to is not Target.SAILOR:
         refuse_options({"--zone": zone}, f"for {to}")
     document = read_plan(plan)
-    found = plan_from_document(document) if to is Target.TORCHRUN else plan_of_layers(document)
+    found = plan_from_document(document) if to is Target.TORCHRUN else plan_of_known_model(document)
     where = cluster_from_content(found.cluster.content) if cluster is None else load_cluster(cluster)
     check_devices(found, where)
     if to is not Target.TORCHRUN and to is not Target.SAILOR:  # which say nothing of the model
-        found = replace(found, model=replace(found.model, name=model_of(found, document)))
+        found = replace(found, model=replace(found.model, name=model_of(found, document) or found.model.name))
     made = _export(found, where, to, lossy=lossy, zone=zone, plan_file=plan, program=program, steps=steps)
     for problem in made.lost:
         sys.stderr.write(f"lost: {problem}\n")
@@ -109,11 +109,11 @@ def _export(
     steps: int,
 ) -> Export:
     from argosy.export.form import Export
-    from argosy.workload.load import load_architecture, load_model
+    from argosy.plan.model import planned_chain
+    from argosy.workload.load import load_architecture
 
     def chain() -> Chain:
-        model = plan.model
-        return load_model(model.name, sequence_length=model.sequence_length, dtype=model.dtype)
+        return planned_chain(plan.model)
 
     match to:
         case Target.TORCHTITAN:

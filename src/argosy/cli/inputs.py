@@ -26,11 +26,12 @@ from argosy.document import Document, Location, Schema, is_there, read_toml, val
 from argosy.errors import InputError, Mismatch, Problem, bad_input, closest
 from argosy.plan.check import check_plan
 from argosy.plan.file import plan_from_document
+from argosy.plan.model import planned_chain
 from argosy.plan.plan import Plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.units import RATE, SIZE, TIME, Quantity
 from argosy.workload.chain import Chain
-from argosy.workload.load import load_model, preset_names, read_profiles
+from argosy.workload.load import preset_names, read_profiles
 from argosy.workload.profile import Profile
 
 _NONE = "none"
@@ -60,14 +61,11 @@ def load_scenario(
     quiet: bool = False,
 ) -> Scenario:
     """The plan in a document, on its own cluster or another, under other changes or another schedule."""
-    plan = plan_of_layers(document)
+    plan = plan_from_document(document)
     plan = replace(plan, schedule=_schedule(plan.schedule, schedule, k))
     where = cluster_from_content(plan.cluster.content) if cluster is None else load_cluster(cluster)
     where = with_traces(where, traces) if traces else where
-    ref = plan.model
-    chain = load_model(
-        model_of(plan, document), sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer
-    )
+    chain = planned_chain(plan.model, model_of(plan, document))
     check_plan(plan, chain, where, document=document)
     if not traces:
         _warn_of_another_cluster(plan, where)
@@ -117,18 +115,20 @@ def another_cost_model(plan: Plan, chain: Chain, fit: Fit, model: ComputeModel) 
     return f"the plan was made with the {made}, and this command uses the {here}"
 
 
-def plan_of_layers(document: Document) -> Plan:
-    """The plan in a document; an ``InputError`` for one of a captured program, which only a run can carry out."""
+def plan_of_known_model(document: Document) -> Plan:
+    """The plan in a document; an ``InputError`` for one of a captured program, which other systems do not know."""
     plan = plan_from_document(document)
-    if plan.cut is not None:
-        expected = "stages of layers; a plan for a captured program is carried out by argosy run"
-        raise document.error(("stages", 0, "ops"), expected, "stages of operations")
+    if plan.model.content:
+        expected = "a model that the target knows; for a captured program use --to torchrun, or argosy run"
+        raise document.error(("model", "content"), expected, "the layers of a program")
     return plan
 
 
-def model_of(plan: Plan, document: Document, *, suggestion: str | None = None) -> str:
-    """The preset or file that a plan names. A file is looked for from here, as it was named, then from beside the plan,
-    so that a folder with both can be used from anywhere."""
+def model_of(plan: Plan, document: Document, *, suggestion: str | None = None) -> str | None:
+    """The preset or file that a plan names; None if the plan holds the layers of a program itself. A file is looked for
+    from here, as it was named, then from beside the plan, so that a folder with both can be used from anywhere."""
+    if plan.model.content:
+        return None
     found = _model_of(plan, document)
     if found is None:
         expected = "a preset, or a file or folder that is here or beside the plan"

@@ -117,8 +117,15 @@ def plan(
             --scenario "v*.nic=on-off:low=0.1" --robust p95
     """
     from argosy.cli.choose import Task, check_what_counts, courses_over
-    from argosy.cli.inputs import check_at_least, compute_model, load_calibration, parse_size, parse_time
-    from argosy.cli.program import plan_program
+    from argosy.cli.inputs import (
+        check_at_least,
+        compute_model,
+        load_calibration,
+        parse_size,
+        parse_time,
+        refuse_options,
+    )
+    from argosy.cli.program import capture_program, plan_captured
     from argosy.cli.terminal import STDOUT, check_output, print_json, progress, stdout_console, write_file
     from argosy.cluster.file import load_cluster
     from argosy.errors import NothingFitsError, bad_input
@@ -126,16 +133,15 @@ def plan(
     from argosy.planner import Settings
     from argosy.workload.load import load_model
 
+    captured = None
     if program is not None:
-        _only_for_chains(
-            model=model, global_batch=global_batch, sequence_length=sequence_length, optimizer=optimizer,
-            profile=profile, calibration=calibration, time_budget=time_budget, schedule=schedule, max_width=max_width,
-            max_context=max_context, max_expert=max_expert, scenario=scenario, for_trace=for_trace,
-            max_price_per_hour=max_price_per_hour, max_cost_per_step=max_cost_per_step, no_prune=no_prune,
-            no_mixed=no_mixed, even_shares=even_shares, runnable=runnable,
-        )  # fmt: skip
-        plan_program(program, cluster, dtype=dtype, level=level, width=width, json=json, quiet=quiet, output=output)
-        return
+        given = {"--model": model, "--global-batch": global_batch, "--sequence-length": sequence_length}
+        given |= {"--optimizer": optimizer, "--max-width": max_width, "--max-context": max_context}
+        refuse_options({**given, "--max-expert": max_expert}, "with --program")
+        if output is not None:
+            check_output(output, cluster, program.partition(":")[0], json=json)
+        captured = capture_program(program, dtype=dtype, quiet=quiet)
+        model, global_batch = captured.chain.name, captured.samples
     if model is None or global_batch is None:
         raise bad_input("--model and --global-batch, or --program FILE.py:build", where="argosy plan")
     check_at_least("--global-batch", global_batch, 1)
@@ -151,7 +157,10 @@ def plan(
     settings = replace(settings, max_width=max_width, max_context=max_context, max_expert=max_expert)
     if schedule:
         settings = replace(settings, schedules=parse_schedules(schedule))
-    chain = load_model(model, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
+    if captured is not None:
+        chain = captured.chain
+    else:
+        chain = load_model(model, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
     constants = load_calibration(calibration)
     chain, where = constants.chain(chain), constants.cluster(load_cluster(cluster))
     costs = compute_model(profile or (), constants, chain=chain, cluster=where, quiet=quiet)
@@ -164,20 +173,24 @@ def plan(
                     courses = courses_over(task, for_trace)
                 show_courses(courses, json=json, width=width)
                 return
-            outcome = _find(task, scenario, robust, objective, max_price_per_hour, max_cost_per_step, quiet=quiet)
+            how = (scenario, robust, objective, max_price_per_hour, max_cost_per_step)
+            if captured is None:
+                outcome = _find(task, *how, quiet=quiet)
+            else:
+                outcome = plan_captured(captured, task, lambda one: _find(one, *how, quiet=quiet), quiet=quiet)
     except NothingFitsError:
         from argosy.explain.infeasible import diagnose
 
         def reload(**changes: Any) -> Chain:
             asked = {"sequence_length": sequence_length, "dtype": dtype, "optimizer": optimizer, **changes}
-            return constants.chain(load_model(model, **asked))
+            return constants.chain(load_model(model, **asked) if captured is None else captured.chain)
 
         with progress("nothing fits; looking for what would", quiet=quiet):
             why = diagnose(chain, where, global_batch=global_batch, settings=settings, model=costs, reload=reload)
         show_infeasibility(why, json=json, width=width, output=output)
         raise NothingFitsError(why.reason) from None
     found = outcome.plan
-    found = replace(found, model=replace(found.model, name=model))  # what ``load_model`` takes, also for a file
+    found = replace(found, model=replace(found.model, name=model))  # what ``planned_chain`` takes, also for a file
     if output is not None:
         write_file(output, dumps_plan(found).encode())
     if json:
@@ -191,14 +204,9 @@ def plan(
     _show_alternatives(console, found, where)
     if output is not None and output != STDOUT:
         named = shlex.quote(str(output))
-        console.print(f"\nwrote {output}; next: argosy explain {named}, argosy simulate {named}", soft_wrap=True)
-
-
-def _only_for_chains(**given: object) -> None:
-    """Refuse options that the search for a captured program does not know."""
-    from argosy.cli.inputs import refuse_options
-
-    refuse_options({f"--{name.replace('_', '-')}": value for name, value in given.items()}, "with --program")
+        then = f", argosy run {named} {shlex.quote(program)}" if program is not None else ""
+        told = f"wrote {output}; next: argosy explain {named}, argosy simulate {named}{then}"
+        console.print(f"\n{told}", soft_wrap=True)
 
 
 def _find(

@@ -1,75 +1,67 @@
-"""``argosy plan --program`` and ``argosy explain FILE.py:build``: a torch program shared by a cluster."""
+"""A torch program in the commands: captured, planned as any model is, or shared as one program by all devices."""
 
 from __future__ import annotations
 
-import shlex
+import math
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from argosy.cli.names import known_name
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
+    from rich.console import RenderableType
+
+    from argosy.cli.choose import Outcome, Task
+    from argosy.cli.inputs import Scenario
     from argosy.cluster.topology import Cluster
     from argosy.dtype import Dtype
-    from argosy.graph_planner import GraphPlan
-    from argosy.workload.capture.initial import FakeModel
+    from argosy.plan.plan import Plan
+    from argosy.solve.spmd import Program
+    from argosy.workload.capture.forward import Forward
+    from argosy.workload.chain import Chain
     from argosy.workload.graph import Graph
 
 DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp32"}
+_MOST_SHARING = 16
+"""Devices among which one program is looked for; above that it takes long, and its collectives rarely pay."""
 
 
-class Shared(NamedTuple):
-    """A program, and how a cluster shares it."""
+@dataclass(frozen=True, kw_only=True)
+class Captured:
+    """A program without values: its step, and the same as a chain of layers."""
 
-    found: GraphPlan
-    cluster: Cluster
-    dtype: Dtype
-    fake: FakeModel
+    graph: Graph
+    chain: Chain
+    forward: Forward
+    """For any number of samples."""
     samples: int
+    """Of its batch, which is the global batch."""
+    mixes: str | None
+    """Why the batch cannot be divided; None if it can."""
 
 
-def share_program(text: str, cluster: str, *, dtype: str | None, level: int, quiet: bool) -> Shared:
-    """Capture a program and find the cheapest way to share its step; what no rule knows is warned of."""
+def capture_program(text: str, *, dtype: str | None, quiet: bool) -> Captured:
+    """Run a program's build without values, and capture its step."""
     from argosy.cli.terminal import needs, progress
-    from argosy.cluster.file import load_cluster
-    from argosy.graph_planner import find_graph_plan
-    from argosy.report.graph_plan import without_rule
     from argosy.runtime.program import load_program, split_name
+    from argosy.space.segments import chain_of_step
 
-    where, name = load_cluster(cluster), split_name(text)[0].stem
     with needs("capturing a program needs torch", "torch"):
+        from argosy.runtime.operations import forward_of, mixes_samples
         from argosy.workload.capture.initial import build_fake
-        from argosy.workload.capture.trace import capture_fake, num_samples, with_samples
+        from argosy.workload.capture.trace import capture_fake, num_samples
     with progress(f"capturing {text}", quiet=quiet):
         fake = build_fake(load_program(text).build)
-        graph = capture_fake(fake, name=name)
-    samples = num_samples(fake)
-
-    def step(count: int) -> Graph:
-        return graph if count == samples else capture_fake(with_samples(fake, count), name=name)
-
-    with progress(f"sharing {len(graph.nodes):,} operations between {len(where.devices)} devices", quiet=quiet):
-        products = _dtype(graph, dtype)
-        found = find_graph_plan(step, samples, where, products, level=level)
-    for op in found.unknown:
-        sys.stderr.write(f"warning: {without_rule(op)}\n")
-    return Shared(found, where, products, fake, samples)
-
-
-def write_plan(shared: Shared, output: Path) -> None:
-    """What was found as a plan file; stages that mix samples are not divided by them."""
-    from argosy.cli.terminal import write_file
-    from argosy.graph_plan import as_plan
-    from argosy.plan.file import dumps_plan
-    from argosy.runtime.operations import divides
-
-    found, cluster, dtype, fake, samples = shared
-    plan = as_plan(found, cluster, dtype, samples)
-    if not divides(fake, plan):
-        plan = as_plan(found, cluster, dtype, samples, divided=False)
-    write_file(output, dumps_plan(plan).encode())
+        graph, forward = capture_fake(fake, name=split_name(text)[0].stem), forward_of(fake)
+    samples, mixes = num_samples(fake), mixes_samples(forward)
+    if mixes is not None:
+        reason = mixes.partition(", expected")[0]
+        sys.stderr.write(f"warning: the batch is not divided, because the program mixes samples: {reason}\n")
+    chain = chain_of_step(graph, samples, _dtype(graph, dtype))
+    return Captured(graph=graph, chain=chain, forward=forward, samples=samples, mixes=mixes)
 
 
 def _dtype(graph: Graph, named: str | None) -> Dtype:
@@ -83,93 +75,190 @@ def _dtype(graph: Graph, named: str | None) -> Dtype:
     return Dtype(own)
 
 
-def plan_program(
-    text: str,
-    cluster: str,
-    *,
-    dtype: str | None,
-    level: int,
-    width: int | None,
-    json: bool,
-    quiet: bool,
-    output: Path | None,
-) -> None:
-    """Print the program or the pipeline of programs that was found, and write it as a plan where asked to."""
-    from argosy.cli.terminal import STDOUT, check_output, print_json, stdout_console
-    from argosy.report.graph_plan import graph_plan_title, graph_plan_to_dict, pipeline_table
-    from argosy.report.program import collective_table, parameter_table, segment_lines, share_table
+def plan_captured(captured: Captured, task: Task, find: Callable[[Task], Outcome], *, quiet: bool) -> Outcome:
+    """The best plan of a program; one program for all devices if that is faster, or if nothing else fits."""
+    from argosy.cli.choose import Outcome
+    from argosy.errors import NothingFitsError
+    from argosy.report.program import program_to_dict
 
-    if output is not None:
-        check_output(output, cluster, text.partition(":")[0], json=json)
-    shared = share_program(text, cluster, dtype=dtype, level=level, quiet=quiet)
-    found, where = shared.found, shared.cluster
-    if output is not None:
-        write_plan(shared, output)
-    if json:
-        print_json("plan", graph_plan_to_dict(found))
-        return
-    console = stdout_console(width, beside=output)
-    console.print(f"{graph_plan_title(found, where)}\n")
-    if found.is_pipeline:
-        assert found.pipeline is not None
-        console.print(pipeline_table(found.pipeline, where))
-        for number, stage in enumerate(found.pipeline.stages):
-            console.print(f"\nstage {number}", style="bold")
-            for table in (collective_table(stage.program), parameter_table(stage.program, most=6)):
-                if table.rows:
-                    console.print(table)
-    else:
-        assert found.program is not None
-        console.print(share_table(found.program, where))
-        for line in segment_lines(found.program):
-            console.print(line, soft_wrap=True)
-        for table in (collective_table(found.program), parameter_table(found.program)):
-            if table.rows:
-                console.print()
-                console.print(table)
-    if output is not None and output != STDOUT:
-        console.print(f"\nrun it: argosy run {shlex.quote(str(output))} {shlex.quote(text)}", soft_wrap=True)
-    as_asked = f" --dtype {dtype}" if dtype is not None else ""
-    console.print(
-        f"\nwhy: argosy explain {shlex.quote(text)} --cluster {shlex.quote(cluster)}{as_asked}", soft_wrap=True
-    )
+    outcome, reason = None, None
+    try:
+        outcome = _find_divided(captured, task, find)
+    except NothingFitsError as error:
+        reason = error
+    program = one_program(captured, task, quiet=quiet)
+    seconds = math.inf if program is None else program_seconds(program, captured, task)
+    if program is not None and (outcome is None or seconds < _seconds(outcome.plan)):
+        found = plan_of_program(program, seconds, captured, task.cluster)
+        return Outcome(plan=found, beside={"program": program_to_dict(program)}, shown=tuple(_tables(program)))
+    if outcome is None:
+        assert reason is not None
+        raise reason
+    return outcome
 
 
-def explain_program(
-    text: str, cluster: str | None, *, dtype: str | None, width: int | None, json: bool, quiet: bool
-) -> None:
-    """Print where the largest parameters are and what any other place would cost, and which pipelines were tried."""
-    from argosy.cli.terminal import print_json, progress, stdout_console
+def scenario_of_program(text: str, cluster: str | None, *, dtype: str | None, quiet: bool) -> Scenario:
+    """A program's plan on a cluster, with everything that it takes to explain it."""
+    from argosy.cli.choose import Outcome, Task
+    from argosy.cli.inputs import Scenario
+    from argosy.cli.terminal import progress
+    from argosy.cluster.file import load_cluster
+    from argosy.cost.compute import ComputeModel
     from argosy.errors import bad_input
-    from argosy.report.graph_plan import attempt_table, graph_plan_title, graph_plan_to_dict, pipeline_table
-    from argosy.report.program import collective_table, reason_table, share_table
-    from argosy.solve.placement import Pricing
+    from argosy.planner import Settings, find_plan
 
     if cluster is None:
         raise bad_input("a cluster file or a bundled name, because a program names none", where="--cluster")
-    found, where = share_program(text, cluster, dtype=dtype, level=1, quiet=quiet)[:2]
-    if json:
-        print_json("explain", graph_plan_to_dict(found))
-        return
-    console = stdout_console(width)
-    console.print(f"{graph_plan_title(found, where)}\n")
-    if found.is_pipeline:
-        assert found.pipeline is not None
-        console.print(pipeline_table(found.pipeline, where))
-        programs = [(stage.program, stage.pricing) for stage in found.pipeline.stages]
-    else:
-        assert found.program is not None
-        console.print(share_table(found.program, where))
-        programs = [(found.program, Pricing(group=found.program.group))]
-    for number, (program, pricing) in enumerate(programs):
-        with progress("asking what other placements would cost", quiet=quiet):
-            reasons = reason_table(program, pricing, most=6 if len(programs) == 1 else 2)
-        console.print(f"\nstage {number}" if len(programs) > 1 else "")
-        collectives = collective_table(program)
-        if collectives.rows:
-            console.print(collectives)
-        console.print("\nthe largest parameters, and the best program with each of them placed otherwise", style="dim")
-        console.print(reasons)
-    if found.attempts:
-        console.print("\npipelines that were looked at, by their estimate", style="dim")
-        console.print(attempt_table(found))
+    where, captured = load_cluster(cluster), capture_program(text, dtype=dtype, quiet=quiet)
+    model = ComputeModel()
+    task = Task(chain=captured.chain, cluster=where, global_batch=captured.samples, settings=Settings(), model=model)
+
+    def find(one: Task) -> Outcome:
+        batch, settings = one.global_batch, one.settings
+        return Outcome(plan=find_plan(one.chain, one.cluster, global_batch=batch, settings=settings, model=one.model))
+
+    with progress(f"planning {captured.chain.name} for {where!r}", quiet=quiet):
+        found = _find_divided(captured, task, find)
+    return Scenario(plan=found.plan, chain=captured.chain, cluster=where, model=model)
+
+
+def _seconds(plan: Plan) -> float:
+    return plan.predicted.iteration_seconds if plan.predicted is not None else math.inf
+
+
+def _find_divided(captured: Captured, task: Task, find: Callable[[Task], Outcome]) -> Outcome:
+    """The best plan that the program can be divided by. If it cannot be divided freely, that is one without replicas,
+    or the whole batch on one device."""
+    from argosy.cli.choose import Outcome
+    from argosy.runtime.operations import divides
+
+    for replicas in (task.settings.replicas, 1) if captured.mixes is None else ():
+        outcome = find(replace(task, settings=replace(task.settings, replicas=replicas)))
+        if divides(captured.forward, outcome.plan):
+            return outcome
+    return Outcome(plan=_on_one_device(captured, task))
+
+
+def _on_one_device(captured: Captured, task: Task) -> Plan:
+    """The whole batch at once on the fastest device that has the memory for it."""
+    from argosy.cluster.lasting import at_time_zero
+    from argosy.cost.memory import USABLE
+    from argosy.errors import NothingFitsError
+    from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
+    from argosy.schedule import ScheduleKind, ScheduleSpec
+    from argosy.sim.prediction import play_once, prediction
+
+    chain, samples, calm = captured.chain, captured.samples, at_time_zero(task.cluster)
+    found: list[Plan] = []
+    for name in {device.kind.name: device.name for device in reversed(task.cluster.devices)}.values():
+        device = task.cluster.device(name)
+        plan = Plan(
+            model=ModelRef.of(chain),
+            cluster=ClusterRef.of(task.cluster),
+            global_batch=samples,
+            micro_batch_size=samples,
+            num_micro_batches=1,
+            schedule=ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),
+            stages=(Stage(first=0, end=len(chain.layers), replicas=(Replica(devices=(name,), samples=samples),)),),
+        )
+        if device.speed.at(0.0) > 0 and task.model.can_run(chain, device):
+            played = prediction(plan, play_once(plan, chain, calm, task.model, whole=True), chain)
+            if dict(played.peak_memory_bytes)[name] <= USABLE * device.kind.memory:
+                found.append(replace(plan, predicted=played))
+    if not found:
+        why = f"{captured.mixes}" if captured.mixes is not None else "its batch cannot be divided"
+        raise NothingFitsError(f"no device of {task.cluster.name} holds all of {chain.name}: {why}")
+    return min(found, key=_seconds)
+
+
+def one_program(captured: Captured, task: Task, *, quiet: bool) -> Program | None:
+    """The cheapest program over all devices (``solve.spmd``); None if none fits, or there are many devices."""
+    from argosy.cli.terminal import progress
+    from argosy.cluster.lasting import within_reach
+    from argosy.cost.group import device_group
+    from argosy.errors import InfeasibleError
+    from argosy.report.program import without_rule
+    from argosy.solve.placement import Pricing
+    from argosy.solve.segments import find_segmented
+
+    cluster, chain = within_reach(task.cluster), captured.chain
+    there = [d.name for d in cluster.devices if d.speed.at(0.0) > 0 and task.model.can_run(chain, d)]
+    if not 1 < len(there) <= _MOST_SHARING:
+        return None
+    told = f"sharing {len(captured.graph.nodes):,} operations between {len(there)} devices"
+    try:
+        with progress(told, quiet=quiet):
+            group = device_group(cluster, there, chain.dtype)
+            program = find_segmented(captured.graph, Pricing(group=group))
+    except InfeasibleError:
+        return None
+    for op in program.unknown:
+        sys.stderr.write(f"warning: {without_rule(op)}\n")
+    return program
+
+
+def program_seconds(program: Program, captured: Captured, task: Task) -> float:
+    """A step of one program on the clock of plans: computing is scaled by what the whole step takes on one device as a
+    chain of layers over what it takes as operations, and the update of all weights is added."""
+    from argosy.cost.compute import Portion, layer_seconds, update_seconds
+    from argosy.cost.group import device_group
+    from argosy.plan.plan import Replica, Stage
+    from argosy.solve.placement import Pricing
+    from argosy.solve.spmd import find_program
+
+    chain, name = captured.chain, max(program.group.names, key=lambda one: task.cluster.device(one).kind.memory)
+    portion = Portion(device=task.cluster.device(name), samples=captured.samples)
+    layers = sum(sum(layer_seconds(task.model, chain, layer, portion)) for layer in chain.layers)
+    group = replace(device_group(task.cluster, [name], chain.dtype), memory=(math.inf,))
+    alone = find_program(captured.graph, Pricing(group=group))
+    replica = Replica(devices=(name,), samples=captured.samples)
+    update = update_seconds(chain, Stage(first=0, end=len(chain.layers), replicas=(replica,)), portion)
+    scaled = program.compute_seconds * layers / alone.compute_seconds
+    return scaled + (program.seconds - program.compute_seconds) + update
+
+
+def plan_of_program(program: Program, seconds: float, captured: Captured, cluster: Cluster) -> Plan:
+    """One program over all devices as a plan of one stage: replicas by samples if every device holds all weights, else
+    one tensor-parallel group with the program's ratios."""
+    from argosy.plan.plan import ClusterRef, ModelRef, Plan, Predicted, Replica, Stage
+    from argosy.runtime.operations import divides
+    from argosy.schedule import ScheduleKind, ScheduleSpec
+    from argosy.space.sharding import REPLICATED, unit_counts
+
+    names, samples = program.group.names, captured.samples
+    whole = all(program.deliveries[value].stored == REPLICATED for value in program.graph.parameters)
+    group = (Replica(devices=names, samples=samples, ratios=program.ratios),)
+    apart = tuple(
+        Replica(devices=(name,), samples=count)
+        for name, count in zip(names, unit_counts(samples, program.ratios), strict=True)
+    )
+    stage = Stage(first=0, end=len(captured.chain.layers), replicas=group)
+    plan = Plan(
+        model=ModelRef.of(captured.chain),
+        cluster=ClusterRef.of(cluster),
+        global_batch=samples,
+        micro_batch_size=samples,
+        num_micro_batches=1,
+        schedule=ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),
+        stages=(stage,),
+        predicted=Predicted(
+            iteration_seconds=seconds,
+            samples_per_second=samples / seconds,
+            peak_memory_bytes=tuple(zip(names, program.device_bytes, strict=True)),
+            bottleneck="stage 0",
+        ),
+    )
+    divided = replace(plan, stages=(replace(stage, replicas=apart),))
+    return divided if whole and samples >= len(names) and divides(captured.forward, divided) else plan
+
+
+def _tables(program: Program) -> Iterator[RenderableType]:
+    """How one program shares its tensors."""
+    from argosy.report.program import collective_table, parameter_table, segment_lines
+
+    lines = segment_lines(program)
+    if lines:
+        yield "\n".join(lines)
+    for table in (collective_table(program), parameter_table(program)):
+        if table.rows:
+            yield table

@@ -15,11 +15,18 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from argosy.cli.options import Clip, Json, LostAfter, Patience, PlanSource, Profiles, Quiet, Width, no_nan
-from argosy.cli.run_checks import check_folder_is_new, check_init, check_launch, check_torch
+from argosy.cli.run_checks import (
+    check_folder_is_new,
+    check_init,
+    check_launch,
+    check_torch,
+    warn_of_other_options,
+)
 
 if TYPE_CHECKING:
     from argosy.plan.plan import Plan
     from argosy.runtime.launch import Launch
+    from argosy.runtime.run_spec import RunSpec
 
 _POLL = 0.05
 _GRACE = 40.0
@@ -101,6 +108,7 @@ def run(
         argosy run plan.json train.py --elastic --node v1 \\
             --out /shared/run --adapt k
     """
+    from argosy.adapt.controller import Reach
     from argosy.cli.adapting import check_reach
     from argosy.cli.inputs import costs_of_run
     from argosy.cli.terminal import check_output, no_stdout, print_json, say_written, stdout_console, write_file
@@ -109,17 +117,17 @@ def run(
     from argosy.runtime.launch import Launch, commands, slurm_script
     from argosy.runtime.launch import dry_run as dry_run_text
     from argosy.runtime.program import split_name
+    from argosy.runtime.run_spec import RUN, RunSpec, run_spec_to_dict
 
     no_stdout(out, "a folder", option="--out")
     split_name(program)
     check_reach(adapt)
     document = read_plan(plan)
     planned = plan_from_document(document)
-    launch = Launch(
-        plan=planned,
-        plan_file=plan,
+    spec = RunSpec(
+        plan=plan,
         program=program,
-        folder=out,
+        out=str(out),
         steps=steps,
         save_every=save_every,
         resume=resume,
@@ -128,17 +136,16 @@ def run(
         seed=seed,
         patience=patience,
         any_device=any_device,
-        here=here,
-        lab=lab,
-        address=address,
-        port=port,
-        adapt=adapt,
+        adapt=Reach(adapt),
         model=costs_of_run(planned, document, model, needed=adapt != "off"),
         horizon=horizon,
         min_gain=min_gain,
         profiles=tuple(profile or ()),
         metrics_port=metrics_port,
+        copy_every=copy_every,
+        lost_after=lost_after,
     )
+    launch = Launch(plan=planned, spec=spec, here=here, lab=lab, address=address, port=port)
     check_launch(launch, node_rank, quiet=quiet)
     if slurm is not None and dry_run:
         raise bad_input("--dry-run or --slurm, not both", where="argosy run")
@@ -156,30 +163,29 @@ def run(
             told = [
                 {"node": each.name, "devices": list(each.devices), "command": text} for each, text in commands(launch)
             ]
-            print_json("run", {"commands": told})
+            print_json("run", {"commands": told, "run": run_spec_to_dict(spec), "run_file": str(spec.folder / RUN)})
         else:
             typer.echo(dry_run_text(launch))
     else:
-        check_init(launch)
+        check_init(spec)
         check_torch()
         if elastic:
-            from argosy.cli.elastic import elastic_jobs, follow_elastic
+            from argosy.cli.elastic import follow_elastic
 
-            jobs = elastic_jobs(launch, node=node, copy_every=copy_every, lost_after=lost_after)
-            lines = follow_elastic(jobs, show=lambda line: _progress_line(line, launch.plan), quiet=quiet)
+            lines = follow_elastic(launch, node, show=lambda line: _progress_line(line, planned), quiet=quiet)
         else:
             lines = _follow(launch, node_rank, quiet=quiet, is_new=not resume)
-        figures = _figures(launch.plan, lines, out)
+        figures = _figures(planned, lines, out)
         if json:
             print_json("run", figures)
         else:
-            _show(stdout_console(width), launch.plan, figures)
+            _show(stdout_console(width), planned, figures)
 
 
 def start_here(launch: Launch, *, quiet: bool, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Run a plan with all its processes on this machine, or in a lab on it; what it came to."""
     check_launch(launch, 0, quiet=quiet)
-    return _figures(launch.plan, _follow(launch, 0, quiet=quiet, environment=environment), launch.folder)
+    return _figures(launch.plan, _follow(launch, 0, quiet=quiet, environment=environment), launch.spec.folder)
 
 
 def _follow(
@@ -196,17 +202,22 @@ def _follow(
     """
     from argosy.document import make_folder
     from argosy.runtime.folder import held
+    from argosy.runtime.launch import command_line
+    from argosy.runtime.run_spec import dumps_run_spec
 
-    make_folder(launch.folder)
-    log = launch.folder / _log_name(node_rank)
-    with held(launch.folder, str(node_rank)) as lock:
+    spec, own = launch.spec, f"-{node_rank}" if node_rank else ""
+    make_folder(spec.folder)
+    log, spec_file = spec.folder / f"torchrun{own}.log", spec.folder / f"run{own}.json"
+    with held(spec.folder, str(node_rank)) as lock:
         if is_new:
-            check_folder_is_new(launch)
+            check_folder_is_new(spec)
         if node_rank == 0:  # the folder is common to all nodes
-            _clear(launch)
-        with log.open("a" if launch.resume else "w") as file:
+            _clear(spec)
+        warn_of_other_options(spec, spec_file)
+        spec_file.write_text(dumps_run_spec(spec), encoding="utf-8")
+        with log.open("a" if spec.resume else "w") as file:
             began = file.tell()
-            process = _start(launch, node_rank, file, lock, environment or {})
+            process = _start(command_line(launch, node_rank, spec_file), file, lock, environment or {})
             asked = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
             try:
                 lines = _watch(process, launch, is_first=node_rank == 0, quiet=quiet)
@@ -218,36 +229,29 @@ def _follow(
     return lines
 
 
-def _clear(launch: Launch) -> None:
+def _clear(spec: RunSpec) -> None:
     """Remove what an earlier run told, but for the steps with which this one goes on."""
     from argosy.runtime.failure import clear_notes
     from argosy.runtime.folder import TIMELINE, forget_after, steps_saved
 
-    clear_notes(launch.folder)
-    forget_after(launch.folder, steps_saved(launch.folder) if launch.resume else 0)
-    if not launch.resume:
-        (launch.folder / TIMELINE).unlink(missing_ok=True)
+    clear_notes(spec.folder)
+    forget_after(spec.folder, steps_saved(spec.folder) if spec.resume else 0)
+    if not spec.resume:
+        (spec.folder / TIMELINE).unlink(missing_ok=True)
 
 
-def _start(
-    launch: Launch, node_rank: int, log: IO[str], lock: int, environment: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
+def _start(command: list[str], log: IO[str], lock: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """The folder is let go when both this process and the one that it starts have ended."""
-    from argosy.runtime.launch import command_line
     from argosy.runtime.orphan import end_with_parent
 
     return subprocess.Popen(
-        command_line(launch, node_rank),
+        command,
         env={**os.environ, **environment},
         stdout=log,
         stderr=subprocess.STDOUT,
         pass_fds=(lock,),
         preexec_fn=end_with_parent,  # noqa: PLW1509 (there is one thread)
     )
-
-
-def _log_name(node_rank: int) -> str:
-    return f"torchrun-{node_rank}.log" if node_rank else "torchrun.log"
 
 
 def _watch(process: subprocess.Popen[bytes], launch: Launch, *, is_first: bool, quiet: bool) -> list[dict[str, Any]]:
@@ -258,7 +262,7 @@ def _watch(process: subprocess.Popen[bytes], launch: Launch, *, is_first: bool, 
     if not is_first:
         process.wait()
         return []
-    progress, decisions = (Tail(launch.folder / name, skip=launch.resume) for name in (PROGRESS, DECISIONS))
+    progress, decisions = (Tail(launch.spec.folder / name, skip=launch.spec.resume) for name in (PROGRESS, DECISIONS))
     while True:
         ended = process.poll() is not None
         told = [_progress_line(line, launch.plan) for line in progress.read()]
@@ -298,7 +302,7 @@ def _fail(launch: Launch, log: Path, began: int) -> None:
     from argosy.runtime.ranks import devices_by_rank
 
     printed = log.read_bytes()[began:].decode(errors="replace")
-    sentence, exit_code = verdict(launch.folder, printed, devices_by_rank(launch.plan))
+    sentence, exit_code = verdict(launch.spec.folder, printed, devices_by_rank(launch.plan))
     error = RunError(f"{sentence}\nall output is in {log}")
     error.exit_code = exit_code
     raise error

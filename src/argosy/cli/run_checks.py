@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +11,7 @@ from argosy.cli.adapting import check_adapting
 
 if TYPE_CHECKING:
     from argosy.runtime.launch import Launch
+    from argosy.runtime.run_spec import RunSpec
 
 
 def check_launch(launch: Launch, node_rank: int, *, quiet: bool) -> None:
@@ -30,7 +33,7 @@ def check_launch(launch: Launch, node_rank: int, *, quiet: bool) -> None:
                 for text in sentences
             ]
         )
-    check_adapting(launch.plan, launch.adapt, launch.model, profiles=launch.profiles, quiet=quiet)
+    check_adapting(launch.plan, launch.spec, quiet=quiet)
     if node_rank >= len(launch.nodes()):
         raise bad_input(f"at most {len(launch.nodes()) - 1}, the plan's last node", node_rank, where="--node-rank")
     check_port(launch, node_rank)
@@ -38,13 +41,32 @@ def check_launch(launch: Launch, node_rank: int, *, quiet: bool) -> None:
         open_lab(launch.lab)
 
 
-def check_init(launch: Launch) -> None:
+def check_init(spec: RunSpec) -> None:
     """Weights to begin with, on the node that is to read them."""
     from argosy.errors import InputError, Problem
 
-    if launch.init is not None and not Path(launch.init).exists():
+    if spec.init is not None and not Path(spec.init).exists():
         expected = "an existing file of weights, or the folder of a checkpoint"
-        raise InputError([Problem(file=launch.init, path="--init", expected=expected)])
+        raise InputError([Problem(file=spec.init, path="--init", expected=expected)])
+
+
+def warn_of_other_options(spec: RunSpec, file: Path) -> None:
+    """On stderr, what a run that is resumed was asked for before, if it is now asked to train otherwise.
+
+    ``file`` is the ``run.json`` of the run that is resumed; one that cannot be read says nothing.
+    """
+    from argosy.errors import InputError
+    from argosy.runtime.run_spec import read_run_spec
+
+    if not spec.resume:
+        return
+    with contextlib.suppress(InputError):
+        before = read_run_spec(file)
+        for name in ("plan", "program", "clip", "seed"):
+            old, new = before.shown(name), spec.shown(name)
+            if old != new:
+                option = name if name in ("plan", "program") else f"--{name}"
+                sys.stderr.write(f"warning: {option}: {new}; the run that is resumed had {old}\n")
 
 
 def check_torch() -> None:
@@ -56,12 +78,12 @@ def check_torch() -> None:
         raise RunError("training needs torch; pip install 'argosy[torch]'")
 
 
-def check_folder_is_new(launch: Launch) -> None:
+def check_folder_is_new(spec: RunSpec) -> None:
     """A folder's newest two checkpoints stay: those of an earlier run would outlive this run's, or end with them."""
     from argosy.errors import InputError, Problem
     from argosy.runtime.folder import CHECKPOINTS, checkpoints
 
-    saved = checkpoints(launch.folder / CHECKPOINTS)
+    saved = checkpoints(spec.folder / CHECKPOINTS)
     if saved:
         expected = "--resume to go on from there, or another --out"
         raise InputError([Problem(file=str(saved[-1]), found="a checkpoint of an earlier run", expected=expected)])

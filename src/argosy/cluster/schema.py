@@ -16,15 +16,19 @@ from argosy.units import COMPUTE, RATE, SIZE, TIME, Quantity, finite
 
 _LARGEST = 1e21
 """Bytes, bytes/s or FLOP/s; products of what is below stay finite."""
+_SMALLEST = 1e-6
+"""Bytes, bytes/s or FLOP/s; what is divided by it stays finite."""
 _MOST = 10_000
 """Nodes of a group, devices of a node, NICs of a host."""
 
 
-def _positive(quantity: Quantity) -> BeforeValidator:
+def _positive(quantity: Quantity, smallest: float = _SMALLEST) -> BeforeValidator:
     def read(text: object) -> float:
         value = quantity.parse(text)
         if value == 0:
             raise Mismatch(text, f"{quantity.expected}, more than 0")
+        if value < smallest:
+            raise Mismatch(text, f"{quantity.expected}, at least {quantity.format(smallest)}")
         if value > _LARGEST:
             raise Mismatch(text, f"{quantity.expected}, at most {quantity.format(_LARGEST)}")
         return value
@@ -75,7 +79,7 @@ Bytes = Annotated[float, _positive(SIZE)]
 Flops = Annotated[float, _positive(COMPUTE)]
 """FLOP/s."""
 Seconds = Annotated[float, BeforeValidator(TIME.parse)]
-Horizon = Annotated[float, _positive(replace(TIME, example="10 min"))]
+Horizon = Annotated[float, _positive(replace(TIME, example="10 min"), smallest=0.0)]
 """Seconds."""
 Name = Annotated[str, BeforeValidator(_name)]
 Count = Annotated[int, _whole(1, _MOST, f"a whole number from 1 to {_MOST}")]

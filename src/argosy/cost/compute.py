@@ -20,16 +20,16 @@ H and the device's own efficiency e':
 Matrix products reach a share a of the datasheet's peak, attention proper (A, its part of the FLOP) a share a' of its
 own; everything between them (norms, activation functions, residuals) moves the ``kept`` bytes p times through memory,
 one kernel after the other, so the terms add up; and a host that launches kernels one by one needs the floor whatever
-the device. a, a' and p are constants of the device's generation (``data/devices.toml``, fitted on published training
-runs), unless a calibration sets them for all kinds: a_f = 1.076 a and a_b = 0.966 a, at most 1, the ratio of forward
-and backward in 128 measurements on an H200 (``benchmarks/results/2026-11-15-h200-layers.md``). Devices of a
-tensor-parallel group move a layer's whole output (out) g times, however narrow their slices are; without sequence
-parallelism 3.1 times as often. A compiler that fuses kernels takes p to 0.65 p. Two things count only where a
-calibration says so: how many times the launches of a whole layer a group makes (l, for devices alone 1); and the
-seconds s between kernels that no launch ahead of time removes. Not in here: a device's speed over time, which
-stretches these seconds in the simulator. Measured times already contain a, p and the floor and replace (1) and (2),
-divided by e'; a sequence in c parts is looked up as 1 / c of the samples, and below the fewest that were measured it
-takes its part of their time, but no less than the floor.
+the device, and a segment of a program as much of it as its ``launches`` say. a, a' and p are constants of the device's
+generation (``data/devices.toml``, fitted on published training runs), unless a calibration sets them for all kinds: a_f
+= 1.076 a and a_b = 0.966 a, at most 1, the ratio of forward and backward in 128 measurements on an H200
+(``benchmarks/results/2026-11-15-h200-layers.md``). Devices of a tensor-parallel group move a layer's whole output (out)
+g times, however narrow their slices are; without sequence parallelism 3.1 times as often. A compiler that fuses kernels
+takes p to 0.65 p. Two things count only where a calibration says so: how many times the launches of a whole layer a
+group makes (l, for devices alone 1); and the seconds s between kernels that no launch ahead of time removes. Not in
+here: a device's speed over time, which stretches these seconds in the simulator. Measured times already contain a, p
+and the floor and replace (1) and (2), divided by e'; a sequence in c parts is looked up as 1 / c of the samples, and
+below the fewest that were measured it takes its part of their time, but no less than the floor.
 """
 
 from __future__ import annotations
@@ -178,7 +178,8 @@ def layer_seconds(model: ComputeModel, chain: Chain, layer: Layer, portion: Port
     forward += moving + model.forward_start * has_products
     backward += 2 * moving + model.backward_start * has_products
     ahead, back = _floors(model, portion)
-    return max(forward, ahead * has_products), max(backward, back * has_products)
+    launches = float(has_products) if layer.launches is None else layer.launches
+    return max(forward, ahead * launches), max(backward, back * launches)
 
 
 def attention_flops(layer: Layer) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeVar
@@ -32,6 +32,7 @@ PAUSE = 0.5
 """Seconds that a switch takes beside its bytes: groups are formed anew."""
 
 Number = TypeVar("Number", int, float)
+Holder = TypeVar("Holder", int, str)
 Interval = tuple[float, float]
 """Begin and end, as parts of a layer."""
 _ROUNDING = 1e-9
@@ -42,9 +43,6 @@ class _Kept(NamedTuple):
 
     weights: Interval
     state: Interval
-
-
-_NOTHING = _Kept((0.0, 0.0), (0.0, 0.0))
 
 
 class _Weights(NamedTuple):
@@ -94,13 +92,10 @@ def migration(old: Plan, new: Plan, chain: Chain, cluster: Cluster, time: float 
     before, sources = _held(old, weights), _Sources(old, cluster, time)
     widths = (chain.dtype.bytes, optimizer_bytes(chain))
     for some, kept in _held(new, weights).items():
-        had = before[some]
+        holders = [{name: had[kind] for name, had in before[some].items()} for kind in range(len(widths))]
         for device, wanted in kept.items():
-            own = had.get(device, _NOTHING)
             for kind, width in enumerate(widths):
-                holders = {name: one[kind] for name, one in had.items()}
-                for begin, end in missing(wanted[kind], own[kind]):
-                    sources.deliver(device, (begin, end), holders, width * some.size)
+                sources.deliver(device, wanted[kind], holders[kind], width * some.size)
     transfers = [(*pair, size) for pair, size in sources.sent.items() if size > 0]
     return Migration(transfers=tuple(sorted(transfers)))
 
@@ -115,15 +110,10 @@ class _Sources:
 
     def deliver(self, target: str, wanted: Interval, holders: Mapping[str, Interval], whole: float) -> None:
         """``whole``: bytes of the interval from 0 to 1."""
-        begin, end = wanted
-        while end - begin > _ROUNDING:
-            there = [name for name, (first, last) in holders.items() if first <= begin + _ROUNDING < last]
-            source = self._of(there, target)
-            last = min(end, holders[source][1]) if source in there else end
+        for source, begin, end in deliveries(target, wanted, holders, self._of, rounding=_ROUNDING):
             if source is not None:
-                self.sent[source, target] += (last - begin) * whole
-                self.totals[source] += (last - begin) * whole
-            begin = last
+                self.sent[source, target] += (end - begin) * whole
+                self.totals[source] += (end - begin) * whole
 
     def _of(self, holders: list[str], target: str) -> str | None:
         """None: the plan had no other device."""
@@ -161,7 +151,7 @@ def _held(plan: Plan, weights: Sequence[_Weights]) -> _Held:
     held: _Held = {}
     for some in weights:
         stages = sorted({home[layer] for layer in some.layers})
-        is_shared = len(stages) > 1 or (len(some.layers) > 1 and plan.stages[stages[0]].zero > 1)
+        is_shared = plan.zero_of(stages, len(some.layers)) == 0
         held[some] = found = dict(kept[stages[0]][is_shared])
         for stage in stages[1:]:
             for device, own in kept[stage][is_shared].items():
@@ -191,6 +181,29 @@ def _kept(stage: Stage, *, whole: bool) -> Iterator[tuple[str, _Kept]]:
             own = (begin + index * part, begin + (index + 1) * part)
             yield device, _Kept(own if zero >= 3 else all_of_it, own if zero else all_of_it)
             begin += width
+
+
+def deliveries(
+    target: Holder,
+    wanted: tuple[Number, Number],
+    holders: Mapping[Holder, tuple[Number, Number]],
+    choose: Callable[[list[Holder], Holder], Holder | None],
+    *,
+    rounding: float = 0,
+) -> Iterator[tuple[Holder | None, Number, Number]]:
+    """(1) and (2): source, begin and end of all that ``target`` wants and does not hold itself.
+
+    ``choose`` takes one of those that hold the beginning of what is missing, or another if none does.
+    """
+    nothing = wanted[0], wanted[0]
+    for first, end in missing(wanted, holders.get(target, nothing)):
+        begin = first
+        while end - begin > rounding:
+            there = [name for name, (low, high) in holders.items() if low <= begin + rounding < high]
+            source = choose(there, target)
+            last = min(end, holders[source][1]) if source is not None and source in there else end
+            yield source, begin, last
+            begin = last
 
 
 def missing(wanted: tuple[Number, Number], held: tuple[Number, Number]) -> list[tuple[Number, Number]]:

@@ -30,16 +30,12 @@ from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import FloatArray
 from argosy.cost.compute import ComputeModel, Portion, stage_seconds, update_seconds
 from argosy.plan.plan import Plan, Recompute, Replica, Stage
-from argosy.sim.compile import compile_plan
-from argosy.sim.exact import simulate_exact
-from argosy.sim.fold import fold_plan
+from argosy.sim.simulate import first_end, play, plays_whole
 from argosy.timeline import SpanKind, Timeline
 from argosy.workload.chain import Chain
 
 MOMENTS = 8
 """At which iterations begin on a changing cluster."""
-_MOST_TASKS = 40_000
-"""Devices times micro-batches of a plan that is played whole; where one of the plans is larger, all are folded."""
 
 
 class Loss(StrEnum):
@@ -91,7 +87,7 @@ def contest(
 ) -> list[Entry]:
     """Every plan's time and losses, in the order given, on a cluster that changes in one way or another."""
     costs = model or ComputeModel()
-    whole = all(len(plan.devices) * plan.num_micro_batches <= _MOST_TASKS for _, plan in plans)
+    whole = all(plays_whole(plan) for _, plan in plans)  # or all are folded
     begun = [[from_moment(cluster, moment) for moment in moments(cluster)] for cluster in scenarios]
     return [_entry(name, plan, chain, begun, costs, objective, whole=whole) for name, plan in plans]
 
@@ -113,21 +109,11 @@ def _entry(
     whole: bool,
 ) -> Entry:
     """``begun``: of every scenario, the cluster from each moment on."""
-    played = [[_play(plan, chain, cluster, model, whole=whole) for cluster in clusters] for clusters in begun]
-    seconds = objective([np.array([_ended(timeline) for timeline in timelines]) for timelines in played])
+    played = [[play(plan, chain, cluster, model, whole=whole) for cluster in clusters] for clusters in begun]
+    seconds = objective([np.array([first_end(timeline) for timeline in timelines]) for timelines in played])
     exposed = float(np.mean([communication_seconds(timeline) for timelines in played for timeline in timelines]))
     losses = _losses(plan, chain, begun[0][0], model, seconds, exposed) if math.isfinite(seconds) else {}
     return Entry(name=name, plan=plan, seconds=seconds, losses=tuple((loss, losses.get(loss, 0.0)) for loss in Loss))
-
-
-def _ended(timeline: Timeline) -> float:
-    return timeline.iteration_ends[0] if timeline.iteration_ends else math.inf
-
-
-def _play(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, *, whole: bool) -> Timeline:
-    if whole:
-        return simulate_exact(compile_plan(plan, chain, cluster, model), cluster)
-    return simulate_exact(*fold_plan(plan, chain, cluster, model))
 
 
 def communication_seconds(timeline: Timeline) -> float:

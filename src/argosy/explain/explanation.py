@@ -15,12 +15,10 @@ from argosy.explain.memory import DeviceMemory, memory_stack
 from argosy.explain.whatif import Question, WhatIf
 from argosy.plan.check import check_plan
 from argosy.plan.plan import Plan
-from argosy.sim.prediction import play_once, prediction
+from argosy.sim.prediction import played_of, prediction
+from argosy.sim.simulate import play
 from argosy.timeline import Timeline
 from argosy.workload.chain import Chain
-
-_MOST_REPLAYED = 4096
-"""Devices times micro-batches that are simulated in less than a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +50,16 @@ class Explanation:
         return bottleneck(self.loads)
 
 
-def explain_plan(plan: Plan, chain: Chain, cluster: Cluster, *, model: ComputeModel | None = None) -> Explanation:
-    """Simulate a plan that ``check_plan`` passes as it is, and again with each change."""
-    question = Question(plan, chain, cluster, model or ComputeModel())
+def explain_plan(
+    plan: Plan,
+    chain: Chain,
+    cluster: Cluster,
+    *,
+    model: ComputeModel | None = None,
+    timeline: Timeline | None = None,
+) -> Explanation:
+    """Play a plan that ``check_plan`` passes with each change, beside ``timeline``, in which it is played as it is."""
+    question = Question(plan, chain, cluster, model or ComputeModel(), timeline)
     loads, edges = stage_loads(plan, question.timeline), edge_loads(cluster, question.timeline)
     slowest = bottleneck(loads).stage
     busiest = max(loads, key=lambda load: load.busy).stage
@@ -71,16 +76,22 @@ def explain_plan(plan: Plan, chain: Chain, cluster: Cluster, *, model: ComputeMo
     )
 
 
-def with_prediction(plan: Plan, chain: Chain, cluster: Cluster, *, model: ComputeModel | None = None) -> Plan:
+def with_prediction(
+    plan: Plan,
+    chain: Chain,
+    cluster: Cluster,
+    *,
+    model: ComputeModel | None = None,
+    timeline: Timeline | None = None,
+) -> Plan:
     """Return the plan with time, memory and bottleneck predicted, and with the cost model that predicts them.
 
-    A large plan is folded along its symmetries. What was predicted and proven before stays only if cluster and cost
-    model are the same.
+    The prediction is read from ``timeline``, or the plan is played. What was predicted and proven before stays only if
+    cluster and cost model are the same.
     """
     costs = model or ComputeModel()
     check_plan(plan, chain, cluster)
-    is_small = len(plan.devices) * plan.num_micro_batches <= _MOST_REPLAYED
-    played = play_once(plan, chain, cluster, costs, whole=is_small)
+    played = played_of(plan, timeline or play(plan, chain, cluster, costs))
     if math.isinf(played.seconds):
         raise InfeasibleError(f"{plan.model.name} on {cluster.name}: no iteration ends, because {played.stalled}")
     plan = with_what_holds(plan, chain, cluster, costs)

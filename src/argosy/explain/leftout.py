@@ -27,8 +27,7 @@ from argosy.explain.whatif import with_faster_devices, with_replica, with_wider_
 from argosy.plan.check import check_plan
 from argosy.plan.plan import Plan, Replica, Stage
 from argosy.schedule import ScheduleKind
-from argosy.sim.exact import simulate_exact
-from argosy.sim.fold import fold_plan
+from argosy.sim.simulate import iteration_seconds
 from argosy.units import SIZE
 from argosy.workload.chain import Chain
 
@@ -192,9 +191,7 @@ class LeftOutQuestions:
         return replace(self.plan, stages=stages, collectives=collectives, schedule=schedule, policy=(), left_out=())
 
     def _play(self, plan: Plan, cluster: Cluster) -> float:
-        graph, folded = fold_plan(plan, self.chain, cluster, self.model)
-        ends = simulate_exact(graph, folded, record=0).iteration_ends
-        return ends[0] if ends else math.inf
+        return iteration_seconds(plan, self.chain, cluster, self.model, whole=False)
 
 
 def _powers(most: int) -> Iterator[int]:

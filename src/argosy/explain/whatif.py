@@ -113,12 +113,15 @@ def first_iteration(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeMo
 class Question:
     """A plan on its cluster, and how it does when something is changed."""
 
-    def __init__(self, plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> None:
+    def __init__(
+        self, plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, timeline: Timeline | None = None
+    ) -> None:
+        """``timeline`` shows the first iteration of the plan as it is; it is played unless given."""
         self.plan = plan
         self.chain = chain
         self.cluster = cluster
         self.model = model
-        self.timeline = first_iteration(plan, chain, cluster, model)
+        self.timeline = timeline or first_iteration(plan, chain, cluster, model)
 
     def _what_if(self, change: str, *, plan: Plan | None = None, cluster: Cluster | None = None) -> WhatIf:
         where = cluster or self.cluster

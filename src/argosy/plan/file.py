@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,7 +12,7 @@ from pydantic import BeforeValidator, Field
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import canonical
 from argosy.document import Document, Schema, is_there, parse_json, read_json, validate
-from argosy.errors import InputError, Mismatch, Problem, bad_input, closest
+from argosy.errors import Mismatch, bad_input, closest
 from argosy.plan.plan import (
     Algorithm,
     Certificate,
@@ -35,24 +33,15 @@ from argosy.plan.plan import (
 )
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.fields import Amount, Count, DtypeField, Natural, OptimizerField
+from argosy.workload.layers_file import layers_of
 from argosy.workload.profile_file import profile_of
 
 Real = Annotated[float, Field(allow_inf_nan=False)]
-_MOST_OPERATIONS = 1_000_000
-"""More is a slip, and each is looked at."""
 
 
 def _range(value: object) -> object:
     if not isinstance(value, list) or len(value) != 2:
         raise Mismatch(value, "the first layer and one past the last, such as [0, 8]")
-    return value
-
-
-def _ops(value: object) -> object:
-    if not isinstance(value, list) or len(value) != 2:
-        raise Mismatch(value, "the first operation and one past the last, such as [0, 40]")
-    if any(isinstance(number, int) and number > _MOST_OPERATIONS for number in value):
-        raise Mismatch(value, f"operations up to {_MOST_OPERATIONS}")
     return value
 
 
@@ -67,6 +56,7 @@ class ModelSchema(Schema):
     sequence_length: Count
     dtype: DtypeField
     optimizer: OptimizerField = "adamw"
+    content: dict[str, Any] | None = None
 
 
 class ClusterRefSchema(Schema):
@@ -112,7 +102,6 @@ class StageSchema(Schema):
     zero: Literal[0, 1, 2, 3] = 0
     context: Count = 1
     expert: Count = 1
-    ops: list[Annotated[list[Natural], BeforeValidator(_ops)]] = Field(default_factory=list)
 
     def value(self) -> Stage:
         return Stage(
@@ -123,7 +112,6 @@ class StageSchema(Schema):
             zero=self.zero,
             context=self.context,
             expert=self.expert,
-            ops=tuple((first, end) for first, end in self.ops),
         )
 
 
@@ -227,14 +215,11 @@ def loads_plan(text: str, *, file: str = "plan.json") -> Plan:
 def plan_from_document(document: Document) -> Plan:
     """A plan, or one ``InputError`` with everything that is wrong with the file, the cluster in it included."""
     schema = validate(document, PlanSchema)
-    problems = list(_misplaced(schema, document))
-    if problems:
-        raise InputError(problems)
     build_cluster(document.inside("cluster", "content"), folder=Path())
     cost_model = None if schema.cost_model is None else _cost_model(document)
-    model, cluster = schema.model, schema.cluster
+    cluster = schema.cluster
     return Plan(
-        model=ModelRef(**model.model_dump()),
+        model=_model(schema.model, document),
         cluster=ClusterRef(name=cluster.name, hash=cluster.hash, content=canonical(cluster.content)),
         global_batch=schema.global_batch,
         micro_batch_size=schema.micro_batch_size,
@@ -254,6 +239,19 @@ def plan_from_document(document: Document) -> Plan:
     )
 
 
+def _model(schema: ModelSchema, document: Document) -> ModelRef:
+    """Which model; raise ``InputError`` for a captured program with broken layers."""
+    content = ""
+    if schema.content is not None:
+        layers = layers_of(document.inside("model", "content"))
+        last = document.data["stages"][-1]["layers"][1]
+        if last > len(layers):
+            expected = f"at most {len(layers)}, the layers in model.content"
+            raise document.error(("stages", len(document.data["stages"]) - 1, "layers"), expected, last)
+        content = canonical(schema.content)
+    return ModelRef(**{**schema.model_dump(), "content": content})
+
+
 def _cost_model(document: Document) -> CostModelRef:
     """Read the cost model of a plan; raise ``InputError`` if its hash is another one or a profile in it is broken."""
     stored = document.data["cost_model"]
@@ -264,31 +262,6 @@ def _cost_model(document: Document) -> CostModelRef:
     for index in range(len(stored["content"].get("profiles", []))):
         profile_of(document.inside("cost_model", "content", "profiles", index))
     return found
-
-
-def _misplaced(schema: PlanSchema, document: Document) -> Iterator[Problem]:
-    """What is wrong with stages of operations: every operation is in one stage, and every stage has some."""
-    if not any(stage.ops for stage in schema.stages):
-        return
-
-    def problem(found: str, expected: str, *location: str | int) -> Problem:
-        return replace(document.problem(("stages", *location), expected), found=found)
-
-    owner: dict[int, int] = {}
-    for index, stage in enumerate(schema.stages):
-        if not stage.ops:
-            yield problem("no ops", "some, because other stages are made of operations", index)
-        for at, (first, end) in enumerate(stage.ops):
-            found, twice = f"[{first}, {end})", next((op for op in range(first, end) if op in owner), None)
-            if first >= end:
-                yield problem(found, "a range of at least one operation", index, "ops", at)
-            elif twice is not None:
-                expected = f"no operation {twice}, which is in stage {owner[twice]}"
-                yield problem(found, expected, index, "ops", at)
-            owner |= {op: index for op in range(first, end) if op not in owner}
-    missing = next((op for op in range(max(owner, default=-1)) if op not in owner), None)
-    if missing is not None:
-        yield problem(f"no operation {missing}", f"all up to {max(owner)}, the last, in some stage's ops")
 
 
 def _predicted(schema: PredictedSchema) -> Predicted:
@@ -309,7 +282,7 @@ def dumps_plan(plan: Plan) -> str:
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
     result: dict[str, Any] = {
         "version": 1,
-        "model": _fields(plan.model),
+        "model": _model_to_dict(plan.model),
         "cluster": {**_fields(plan.cluster), "content": json.loads(plan.cluster.content)},
         "global_batch": plan.global_batch,
         "micro_batch_size": plan.micro_batch_size,
@@ -334,6 +307,11 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     return result
 
 
+def _model_to_dict(model: ModelRef) -> dict[str, Any]:
+    content = {"content": json.loads(model.content)} if model.content else {}
+    return {name: value for name, value in vars(model).items() if name != "content"} | content
+
+
 def schedule_to_dict(spec: ScheduleSpec) -> dict[str, Any]:
     result: dict[str, Any] = {"kind": str(spec.kind), "k": spec.k}
     if spec.depth is not None:
@@ -355,7 +333,7 @@ def _stage_to_dict(stage: Stage) -> dict[str, Any]:
         "zero": stage.zero,
         "context": stage.context,
         "expert": stage.expert,
-    } | ({"ops": [list(each) for each in stage.ops]} if stage.ops else {})
+    }
 
 
 def _fields(value: object) -> dict[str, Any]:

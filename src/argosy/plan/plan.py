@@ -6,9 +6,10 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 from argosy.cluster.topology import Cluster, canonical
@@ -16,6 +17,7 @@ from argosy.dtype import Dtype
 from argosy.schedule import ScheduleSpec
 from argosy.units import counted
 from argosy.workload.chain import Chain
+from argosy.workload.layers_file import layers_to_dict
 
 
 class Recompute(StrEnum):
@@ -30,16 +32,30 @@ class Recompute(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRef:
-    """Which model, at which size; ``load_model(name, ...)`` gives its chain."""
+    """Which model, at which size; ``plan.model.planned_chain`` gives its chain."""
 
     name: str
     sequence_length: int
     dtype: Dtype
     optimizer: str = "adamw"
+    content: str = ""
+    """Of a captured program, its layers as canonical JSON, so that its plan is whole on its own; else empty."""
 
     @classmethod
     def of(cls, chain: Chain) -> ModelRef:
-        return cls(name=chain.name, sequence_length=chain.sequence_length, dtype=chain.dtype, optimizer=chain.optimizer)
+        return cls(
+            name=chain.name,
+            sequence_length=chain.sequence_length,
+            dtype=chain.dtype,
+            optimizer=chain.optimizer,
+            content=canonical(layers_to_dict(chain.layers)) if chain.is_captured else "",
+        )
+
+
+@lru_cache(maxsize=8)
+def _operation_ends(content: str) -> tuple[int, ...]:
+    """Of a captured program's layers, one past the last forward operation of each."""
+    return tuple(layer["operations"][1] for layer in json.loads(content)["layers"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +145,6 @@ class Stage:
     """Parts into which every replica cuts the sequence."""
     expert: int = 1
     """Holders that follow one another and hold the experts together, each an equal part of them."""
-    ops: tuple[tuple[int, int], ...] = ()
-    """Ranges of operations of the captured forward, where a stage is no range of layers; it then counts as one."""
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -304,10 +318,20 @@ class Plan:
     @property
     def cut(self) -> tuple[int, ...] | None:
         """The stage of every operation of the forward, in a plan for a captured program; else None."""
-        placed = {
-            op: at for at, stage in enumerate(self.stages) for first, end in stage.ops for op in range(first, end)
-        }
-        return tuple(placed[op] for op in sorted(placed)) if placed else None
+        if not self.model.content:
+            return None
+        ends = _operation_ends(self.model.content)
+        bounds = itertools.pairwise((0, *(ends[stage.end - 1] for stage in self.stages)))
+        return tuple(at for at, (first, end) in enumerate(bounds) for _ in range(first, end))
+
+    def zero_of(self, stages: Collection[int], num_layers: int) -> int:
+        """The level of ZeRO at which weights of some stages are kept that ``num_layers`` of a stage use.
+
+        Weights in several stages, and from level 2 on in several layers of one, are kept whole: level 0.
+        """
+        (first, *others) = sorted(stages)
+        zero = self.stages[first].zero
+        return 0 if others or (zero > 1 and num_layers > 1) else zero
 
     def algorithm(self, collective: Collective, stage: int) -> Algorithm:
         """As the plan says; else a ring, padded where the shards of a tensor-parallel group are unequal."""

@@ -157,3 +157,8 @@ def program_to_dict(program: Program) -> dict[str, Any]:
         "placements": {graph.values[v].name: str(program.deliveries[v].stored) for v in graph.parameters},
         "without_rule": list(program.unknown),
     }
+
+
+def without_rule(op: str) -> str:
+    """The warning for an operation that the rules do not know."""
+    return f"no rule knows {op}: every device does it in full"

@@ -21,7 +21,9 @@ def check_batch(batch: Any, plan: Plan) -> None:
         if isinstance(leaf, Tensor) and (leaf.dim() == 0 or leaf.shape[0] != plan.global_batch):
             found = f"a tensor of shape {tuple(leaf.shape)}"
             expected = f"a first dim of {plan.global_batch}, the plan's global batch"
-            problems.append(Problem(path=f"batch{keystr(path)}", found=found, expected=expected))
+            suggestion = "hold what all samples share in a buffer of the model"
+            where = f"batch{keystr(path)}"
+            problems.append(Problem(path=where, found=found, expected=expected, suggestion=suggestion))
     if not any(isinstance(leaf, Tensor) for _, leaf in leaves):
         problems.append(Problem(path="batch", found=type(batch).__name__, expected="a pytree with tensors"))
     if problems:

@@ -7,7 +7,7 @@ rank draws its shard alone and every layout draws the same mask.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,8 @@ from torch import Tensor
 from argosy.runtime import attention
 from argosy.workload.graph import Argument, Graph, Node, Ref, Role, Symbol
 
+UNIFORM = "argosy.uniform.default"
+RANDOM = {"argosy.bernoulli.default", UNIFORM}
 RESHAPES = {"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"}
 
 
@@ -61,13 +63,35 @@ def tensor_constants(graph: Graph, device: torch.device) -> dict[int, Tensor]:
     }
 
 
+def random_numbers(positions: Tensor, *, key: int, dtype: torch.dtype) -> Tensor:
+    """Numbers between 0 and 1, both excluded, by the hash of each position and the key."""
+    half = 0.5 if dtype is torch.float64 else 2.0**29
+    numbers = _hashed(positions, key)
+    coarse = numbers if dtype is torch.float64 else (numbers >> 30) << 30
+    return ((coarse.double() + half) * 2.0**-53).to(dtype)
+
+
 def random_mask(positions: Tensor, keep: float, *, key: int, dtype: torch.dtype) -> Tensor:
     """Ones with probability ``keep`` by the hash of each position and the key."""
+    return (_hashed(positions, key).double() * 2.0**-53 < keep).to(dtype)
+
+
+def _hashed(positions: Tensor, key: int) -> Tensor:
+    """53 bits for each position."""
     x = positions * -7046029254386353131 + key
     x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
     x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
     x = x ^ ((x >> 31) & 0x1FFFFFFFF)
-    return (((x >> 11) & ((1 << 53) - 1)).double() * 2.0**-53 < keep).to(dtype)
+    return (x >> 11) & ((1 << 53) - 1)
+
+
+def drawn(op: str, arguments: Sequence[Any], positions: Tensor, *, seed: int, step: int) -> Tensor:
+    """A random operation of the graph, given where its elements stand in the whole tensor."""
+    like, *rest = arguments
+    key = mask_key(seed, step, rest[-1])
+    if op == UNIFORM:
+        return random_numbers(positions, key=key, dtype=like.dtype)
+    return random_mask(positions, rest[0], key=key, dtype=like.dtype)
 
 
 def mask_key(seed: int, step: int, place: int) -> int:
@@ -97,10 +121,9 @@ def run_node(node: Node, held: dict[int, Any], device: torch.device, *, seed: in
     """One operation in one process: its results join what is held."""
     args = [filled(part, held.__getitem__, device) for part in node.arguments]
     kwargs = {key: filled(part, held.__getitem__, device) for key, part in node.keywords}
-    if node.op == "argosy.bernoulli.default":
-        like, keep, place = args
-        positions = torch.arange(like.numel(), device=device).view(like.shape)
-        made: Any = random_mask(positions, keep, key=mask_key(seed, step, place), dtype=like.dtype)
+    if node.op in RANDOM:
+        positions = torch.arange(args[0].numel(), device=device).view(args[0].shape)
+        made: Any = drawn(node.op, args, positions, seed=seed, step=step)
     else:
         made = function(node.op)(*args, **kwargs)
     for value, part in zip(node.outputs, made if isinstance(made, (tuple, list)) else (made,), strict=True):

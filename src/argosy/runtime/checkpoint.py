@@ -20,80 +20,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from argosy.document import Schema, read_json, validate
 from argosy.errors import InputError, Problem, RunError, show
-from argosy.runtime.boxes import Box
 from argosy.runtime.failure import ElsewhereError
 from argosy.runtime.folder import checkpoints
 from argosy.runtime.reading import entries, load_tensors, read_weights
+from argosy.runtime.state import Held, Rows, Stored, take_state, trainer_state
 from argosy.workload.fields import Natural
 
 if TYPE_CHECKING:
-    from argosy.runtime.trainer import Held, Trainer
+    from argosy.runtime.trainer import Trainer
 
 _ABOUT = "argosy.json"
-_NUMBERS = (bool, int, float)
-"""What an optimizer may keep beside tensors; saved as one, with its kind after its name: ``step:int``."""
-
-
-class Rows(torch.Tensor):
-    """Some rows of a weight, or boxes of it, as torch.distributed.checkpoint wants to know them."""
-
-    boxes: tuple[Box, ...]
-    whole: torch.Size
-
-    @property
-    def first(self) -> int:
-        """The first row."""
-        return self.boxes[0].whole[0] if self.boxes and self.whole else 0
-
-    def on_host(self) -> Rows:
-        """A copy that training does not change any more."""
-        return Rows.of(self.as_subclass(torch.Tensor).to("cpu", copy=True), self.boxes, tuple(self.whole))
-
-    @staticmethod
-    def of(tensor: Tensor, boxes: tuple[Box, ...], whole: tuple[int, ...]) -> Rows:
-        rows: Rows = torch.Tensor._make_subclass(Rows, tensor.detach())
-        rows.boxes, rows.whole = boxes, torch.Size(whole)
-        return rows
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
-    def size(self, dim: int | None = None) -> Any:
-        """Of the whole weight: what is compared with the checkpoint."""
-        return self.whole if dim is None else self.whole[dim]
-
-    def _filled(self) -> list[Box]:
-        return [box for box in self.boxes if all(box.sizes)]
-
-    def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
-        properties = TensorProperties.create_from_tensor(self.as_subclass(torch.Tensor))
-        items = []
-        for box in self._filled():
-            data = TensorWriteData(chunk=_chunk(box), properties=properties, size=self.whole)
-            index = MetadataIndex(name, torch.Size(box.whole))
-            items.append(WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=data))
-        return items
-
-    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        return [_chunk(box) for box in self._filled()]
-
-    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
-        box = next(box for box in self.boxes if index.offset is None or torch.Size(box.whole) == index.offset)
-        return box.of(self.as_subclass(torch.Tensor))
-
-
-def _chunk(box: Box) -> ChunkStorageMetadata:
-    return ChunkStorageMetadata(offsets=torch.Size(box.whole), sizes=torch.Size(box.sizes))
 
 
 def save(trainer: Trainer, folder: Path) -> Path:
@@ -170,60 +111,13 @@ def _make_durable(folder: Path) -> None:
             os.close(descriptor)
 
 
-def trainer_state(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
-    """What this rank holds: ``model.NAME`` and ``optimizer.NAME.WHAT``."""
-    for name, buffer in trainer.buffers.items():
-        yield f"model.{name}", buffer
-    for held in trainer.held():
-        yield f"model.{held.name}", Rows.of(held.parameter, held.boxes, held.shape)
-        for what, value in _optimizer_state(trainer, held).items():
-            yield f"optimizer.{held.name}.{what}", _like(held, value)
-
-
-def _optimizer_state(trainer: Trainer, held: Held) -> Mapping[str, Tensor]:
-    if trainer.optimizer is None:
-        return {}
-    state = trainer.optimizer.state.get(held.parameter, {})
-    tensors = {what: value for what, value in state.items() if isinstance(value, Tensor)}
-    numbers = {what: value for what, value in state.items() if type(value) in _NUMBERS}
-    return tensors | {f"{what}:{type(value).__name__}": torch.tensor(value) for what, value in numbers.items()}
-
-
-def give_state(trainer: Trainer, held: Held, what: str, value: Tensor) -> None:
-    """Give an optimizer a tensor of state, or the number that it was made of."""
-    assert trainer.optimizer is not None
-    name, _, kind = what.partition(":")
-    number = next((number for number in _NUMBERS if number.__name__ == kind), None)
-    trainer.optimizer.state[held.parameter][name] = value if number is None else number(value.item())
-
-
-def _like(held: Held, value: Tensor) -> Tensor:
-    """State of the weight's own shape is divided as the weight is; anything else, such as a count, is not."""
-    return Rows.of(value, held.boxes, held.shape) if value.shape == held.parameter.shape else value
-
-
 def load(trainer: Trainer, path: Path) -> None:
     """Continue from a checkpoint that any plan for the same model has written."""
-    about = _about(path)
-    found = entries(path)
-    wanted: dict[str, Tensor] = {f"model.{name}": buffer for name, buffer in trainer.buffers.items()}
-    states: list[tuple[Held, str, Tensor]] = []
+    about, found = _about(path), entries(path)
     for held in trainer.held():
         _check_entry(path, found, held)
-        wanted[f"model.{held.name}"] = Rows.of(held.parameter.data, held.boxes, held.shape)
-        for what, entry in _state_entries(found, held.name).items():
-            same = tuple(entry.size) == held.shape
-            shape = held.parameter.shape if same else entry.size
-            device = trainer.device if same else "cpu"
-            value = torch.empty(shape, dtype=entry.properties.dtype, device=device)
-            states.append((held, what, value))
-            wanted[f"optimizer.{held.name}.{what}"] = Rows.of(value, held.boxes, held.shape) if same else value
-    load_tensors(wanted, path)
-    if trainer.optimizer is not None:
-        trainer.optimizer.state.clear()  # what it has gathered since belongs to other weights
-    for held, what, value in states:
-        give_state(trainer, held, what, value)
-    trainer.gradients.after_update()
+    stored = {name: Stored(tuple(entry.size), entry.properties.dtype) for name, entry in found.items()}
+    take_state(trainer, stored, lambda wanted: load_tensors(wanted, path))
     trainer.steps, trainer.scale.value, trainer.scale.calm = about.steps, about.scale, about.calm
 
 
@@ -273,12 +167,6 @@ class _About(Schema):
 
 def _about(path: Path) -> _About:
     return validate(read_json(path / _ABOUT), _About)
-
-
-def _state_entries(entries: Mapping[str, TensorStorageMetadata], name: str) -> dict[str, TensorStorageMetadata]:
-    prefix = f"optimizer.{name}."
-    found = {key.removeprefix(prefix): entry for key, entry in entries.items() if key.startswith(prefix)}
-    return {what: entry for what, entry in found.items() if "." not in what}
 
 
 def _check_entry(path: Path, entries: Mapping[str, TensorStorageMetadata], held: Held) -> None:

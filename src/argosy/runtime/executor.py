@@ -121,10 +121,15 @@ class Executor:
     def step(self, batch: Any) -> Tensor:
         """Run every action of a step; the weighted loss of each micro-batch as far as this rank computed it."""
         self.losses = torch.zeros(self.plan.num_micro_batches, dtype=torch.float64, device=self.transport.device)
+        count = self.plan.global_batch
+        for program in self.programs.values():
+            program.begin(batch, Moment(self.recorder.step, 0, count, count))
         for action in self.row if self._is_informed() else self.first_row:
             self._act(action, batch)
         with in_contact("while the last messages of the step were leaving"):
             self.transport.finish()
+        for program in self.programs.values():
+            program.finish()
         return self.losses
 
     def _is_informed(self) -> bool:
@@ -161,7 +166,8 @@ class Executor:
         seat, rows = stage.seat, None
         if stage.program.needs_batch:
             rows = portion(batch, self.plan, seat, index, self.transport.device)
-        moment = Moment(self.recorder.step, index * self.plan.micro_batch_size + seat.begin, seat.samples)
+        first = index * self.plan.micro_batch_size + seat.begin
+        moment = Moment(self.recorder.step, first, seat.samples, self.plan.global_batch)
         with self.recorder.computing(action):
             result = stage.program(carry, rows, moment)
         if stage.seat.stage == len(self.plan.stages) - 1:

@@ -7,21 +7,25 @@ A cut gives every operation a stage, as ``solve.stagecut`` does. From it:
     (2)  what does not depend on the batch (position biases, masks) is made anew by every stage that reads it; the
          weights it is made of are held by all of them, as tied weights are
     (3)  every stage is given its rows of the batch, so inputs are not handed on
+    (4)  what is made of the whole batch (``samples``) is made by every stage that reads it, once in a step
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from argosy.errors import InputError, Problem
-from argosy.runtime.samples import depending, places
+from argosy.runtime.samples import Kind, divide
 from argosy.workload.capture.forward import Forward
-from argosy.workload.capture.trace import DETACH
-from argosy.workload.graph import Node, Role
+from argosy.workload.capture.write import DETACH
+from argosy.workload.graph import OWN_GRADIENT, Role
 
 _CAST = "aten._to_copy.default"
+ADDED = (DETACH, OWN_GRADIENT)
+"""Operations that a forward alone has, beside those of the captured step."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,11 @@ class StagePart:
     buffers: tuple[int, ...]
     inputs: tuple[int, ...]
     updates: tuple[tuple[int, int], ...]
-    """(Buffer, what it is afterwards)."""
+    """(Buffer or frozen weight, what it is afterwards)."""
+    whole: tuple[int, ...]
+    """Values that are made of the whole batch."""
+    whole_operations: tuple[int, ...]
+    """What makes them."""
 
 
 class GraphCut:
@@ -44,8 +52,8 @@ class GraphCut:
     def __init__(self, forward: Forward, stages: Sequence[int], num_stages: int) -> None:
         self.forward, self.num_stages = forward, num_stages
         self.graph = forward.graph
-        self.of_batch = depending(forward)
-        self.places = places(forward)
+        self.division = divide(forward)
+        self.of_batch, self.places = self.division.of_batch, self.division.places
         self.stages = self._with_loss_last(stages)
         self._check_order()
 
@@ -69,7 +77,7 @@ class GraphCut:
             for value in node.inputs:
                 maker = self.graph.producer.get(value)
                 late = maker is not None and value in self.of_batch and self.stages[maker] > self.stages[index]
-                if late and maker is not None:
+                if late and maker is not None and maker not in self.division.whole:
                     found = f"{node.name} in stage {self.stages[index]}, which reads {self.graph.nodes[maker].name}"
                     expected = f"stage {self.stages[maker]} or a later one"
                     raise InputError([Problem(path="cut", found=found, expected=expected)])
@@ -79,31 +87,53 @@ class GraphCut:
         return tuple(self._part(stage) for stage in range(self.num_stages))
 
     def _part(self, stage: int) -> StagePart:
-        """(1) to (3)."""
-        graph = self.graph
-        mine = [i for i, at in enumerate(self.stages) if at == stage and self._runs_once(graph.nodes[i])]
+        """(1) to (4)."""
+        graph, whole = self.graph, self.division.whole
+        mine = [i for i, at in enumerate(self.stages) if at == stage and i not in whole and self._runs_once(i)]
+        early = {value for index in self._with_free(mine) for value in graph.nodes[index].inputs}
+        mine += [graph.producer[a] for b, a in graph.updates if b in early and a not in self.of_batch]
         made = {value for index in mine for value in graph.nodes[index].outputs if value is not None}
         updates = tuple(pair for pair in graph.updates if pair[1] in made)
         operations = self._with_free(mine)
         read = [value for index in operations for value in graph.nodes[index].inputs]
+        loss = [graph.loss] if stage == self.num_stages - 1 and graph.loss is not None else []
+        taken = sorted({value for value in (*read, *loss) if graph.producer.get(value) in whole})
+
+        held = {*read, *(before for before, _ in updates)}
 
         def given(role: Role) -> tuple[int, ...]:
-            return tuple(sorted({value for value in read if graph.values[value].role is role}))
+            return tuple(sorted({value for value in held if graph.values[value].role is role}))
 
         return StagePart(
             operations=operations,
             receives=self._crossing(stage - 1) if stage else (),
             sends=self._crossing(stage) if stage + 1 < self.num_stages else (),
             weights=given(Role.PARAMETER),
-            buffers=tuple(sorted({*given(Role.BUFFER), *(buffer for buffer, _ in updates)})),
+            buffers=given(Role.BUFFER),
             inputs=given(Role.INPUT),
             updates=updates,
+            whole=tuple(taken),
+            whole_operations=self._ancestors(taken),
         )
 
-    def _runs_once(self, node: Node) -> bool:
+    def _runs_once(self, index: int) -> bool:
         """What depends on the batch, and what counts its steps."""
-        counted = {after for _, after in self.graph.updates}
-        return any(value in self.of_batch or value in counted for value in node.outputs)
+        return any(value in self.of_batch or value in self._counted for value in self.graph.nodes[index].outputs)
+
+    @cached_property
+    def _counted(self) -> frozenset[int]:
+        return frozenset(after for _, after in self.graph.updates)
+
+    def _ancestors(self, values: Sequence[int]) -> tuple[int, ...]:
+        """Every operation that some values are made by."""
+        found: set[int] = set()
+        todo = list(values)
+        while todo:
+            maker = self.graph.producer.get(todo.pop())
+            if maker is not None and maker not in found:
+                found.add(maker)
+                todo += self.graph.nodes[maker].inputs
+        return tuple(sorted(found))
 
     def _with_free(self, mine: Sequence[int]) -> tuple[int, ...]:
         """(2): and the operations that make what these read and no batch is needed for."""
@@ -111,7 +141,8 @@ class GraphCut:
         while todo:
             for value in self.graph.nodes[todo.pop()].inputs:
                 maker = self.graph.producer.get(value)
-                if maker is not None and maker not in wanted and value not in self.of_batch:
+                free = value not in self.of_batch and maker not in self.division.whole
+                if maker is not None and maker not in wanted and free:
                     wanted.add(maker)
                     todo.append(maker)
         return tuple(sorted(wanted))
@@ -120,17 +151,19 @@ class GraphCut:
         """Values that stage ``boundary`` hands to the next."""
         found = []
         for value, maker in self.graph.producer.items():
+            if value not in self.of_batch or maker in self.division.whole:
+                continue
             readers = [self.stages[reader] for reader in self.graph.consumers[value]]
-            if value in self.of_batch and self.stages[maker] <= boundary < max(readers, default=-1):
+            if self.stages[maker] <= boundary < max(readers, default=-1):
                 found.append(value)
         return tuple(sorted(found))
 
-    def check_divided(self, replicas: Sequence[int]) -> None:
-        """Raise an ``InputError`` for what cannot be divided by samples, where a stage has several replicas or a value
-        is handed on."""
-        problems = [*self._unordered(), *self._mixing(replicas)]
-        if problems:
-            raise InputError(problems)
+    def check_divided(self, replicas: Sequence[int], num_micro_batches: int) -> None:
+        """Raise an ``InputError`` for the first operation whose result would depend on how samples are divided, and
+        for values handed on whose samples are in no known order."""
+        problem = next(itertools.chain(self._mixing(replicas, num_micro_batches), self._unordered()), None)
+        if problem is not None:
+            raise InputError([problem])
 
     def _unordered(self) -> Iterator[Problem]:
         for value in sorted({value for part in self.parts for value in part.sends}):
@@ -140,21 +173,33 @@ class GraphCut:
                 found = f"a value handed on whose samples are in no known order ({node.op}, {node.source})"
                 yield Problem(path=f"stage {stage}", found=found, expected="one dim with the samples in order")
 
-    def _mixing(self, replicas: Sequence[int]) -> Iterator[Problem]:
-        for index, node in enumerate(self.graph.nodes):
-            stage = self.stages[index]
-            mixed = [value for value in node.inputs if value in self.of_batch and value not in self.places]
-            whole = [value for value in node.outputs if value is not None and value in self.places]
-            if replicas[stage] > 1 and mixed and whole:
-                found = f"{node.op} in {node.module or 'the loss'}, whose result for a sample depends on the others"
-                expected = f"none, because stage {stage} divides samples over {replicas[stage]} replicas"
-                yield Problem(path=node.source or node.name, found=found, expected=expected)
+    def _mixing(self, replicas: Sequence[int], num_micro_batches: int) -> Iterator[Problem]:
+        kinds = self.division.kinds
+        loss = self.graph.loss
+        mixing = dict(self.division.mixing)
+        for _, after in self.graph.updates:
+            if kinds[after] not in (Kind.FREE, Kind.WHOLE):
+                mixing.setdefault(self.graph.producer[after], "changes a buffer by what it finds in the samples")
+        if loss in self.graph.producer and kinds[loss] is Kind.SAMPLES:
+            mixing.setdefault(self.graph.producer[loss], "is the loss of one sample, and no mean or sum over all")
+        for index, how in sorted(mixing.items()):
+            stage, node = self.stages[index], self.graph.nodes[index]
+            if num_micro_batches > 1:
+                why = f"the plan runs {num_micro_batches} micro-batches"
+            elif replicas[stage] > 1:
+                why = f"stage {stage} divides samples over {replicas[stage]} replicas"
+            else:
+                continue
+            found = f"{node.op} in {node.module or 'the loss'}, which {how}"
+            expected = f"samples that are computed each by itself and a loss that is a mean or a sum, because {why}"
+            suggestion = "a plan by `argosy plan --program` does not divide such a program"
+            yield Problem(path=node.source or node.name, found=found, expected=expected, suggestion=suggestion)
 
 
 def aligned(forward: Forward, stages: Sequence[int], plain: Forward | None = None) -> tuple[int, ...]:
-    """The stage of each operation of a forward from those of a captured step, which has no detachments and, unlike
-    one that was traced under ``autocast``, no casts: these go with what they read."""
-    expected = [node.op for node in (plain or forward).graph.nodes if node.op != DETACH]
+    """The stage of each operation of a forward from those of a captured step, which has no detachments, no backwards of
+    its own and, unlike one that was traced under ``autocast``, no casts: these go with what they read."""
+    expected = [node.op for node in (plain or forward).graph.nodes if node.op not in ADDED]
     if len(expected) != len(stages):
         found = f"{len(stages)} operations"
         raise InputError([Problem(path="cut", found=found, expected=f"{len(expected)}, the forward of the program")])
@@ -162,10 +207,10 @@ def aligned(forward: Forward, stages: Sequence[int], plain: Forward | None = Non
     at = 0
     for node in forward.graph.nodes:
         before = [result[forward.graph.producer[v]] for v in node.inputs if v in forward.graph.producer]
-        if node.op != DETACH and at < len(expected) and node.op == expected[at]:
+        if node.op not in ADDED and at < len(expected) and node.op == expected[at]:
             result.append(stages[at])
             at += 1
-        elif node.op in (DETACH, _CAST):
+        elif node.op in ADDED or node.op == _CAST:
             result.append(max(before, default=0))
         else:
             found = f"{node.op} ({node.source})"

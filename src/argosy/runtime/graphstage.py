@@ -5,7 +5,7 @@ What is recomputed, put off or gathered is so for the stage as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,18 +14,17 @@ from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from argosy.plan.plan import Recompute
-from argosy.runtime.calls import filled, function, mask_key, random_mask, tensor_constants
+from argosy.runtime.calls import RANDOM, drawn, filled, function, run_node, tensor_constants
 from argosy.runtime.carry import Carry
 from argosy.runtime.defer import Deferral
 from argosy.runtime.graphcut import GraphCut
 from argosy.runtime.moment import Moment
 from argosy.runtime.parameters import Weight, places_of
-from argosy.runtime.samples import Place, place_of_mask
+from argosy.runtime.samples import Kind, Place
 from argosy.runtime.stage import LayerGate, deferring, recomputed
-from argosy.workload.graph import Argument, Node, Ref, Role
+from argosy.workload.graph import OWN_GRADIENT, Argument, Node, Ref, Role
 
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-MASK = "argosy.bernoulli.default"
 
 
 class GraphStage:
@@ -42,10 +41,46 @@ class GraphStage:
         self.owners = {value: owner(model, cut.graph.values[value].name) for value in self.part.weights}
         self.buffers = {value: owner(model, cut.graph.values[value].name) for value in self.part.buffers}
         self.constants = tensor_constants(cut.graph, device)
-        self.masked = dict(self._masked())
-        """By the number of a mask, where the samples of what it masks are."""
+        self.whole: dict[int, Tensor] = {}
+        """What this step's whole batch gives."""
+        self.changed: dict[int, Tensor] = {}
+        """What buffers are after this step."""
         self.plain = {value: node.inputs[0] for value, node in self._transposed_weights()}
-        self.draws = any(_is_random(cut.graph.nodes[index].op) for index in self.part.operations)
+
+    def begin(self, batch: Any, moment: Moment) -> None:
+        """Compute what is made of the whole batch."""
+        self.changed.clear()
+        if not self.part.whole:
+            return
+        graph = self.cut.graph
+        leaves = {keystr(path): leaf for path, leaf in tree_flatten_with_path(batch)[0]}
+        held: dict[int, Any] = dict(self.constants)
+        nodes = self.cut.forward.nodes(moment.samples)
+        read = {value for index in self.part.whole_operations for value in nodes[index].inputs}
+        inputs = [value for value in read if graph.values[value].role is Role.INPUT]
+        held |= {value: leaves[graph.values[value].name].to(self.device) for value in inputs}
+        with torch.no_grad():
+            for index in self.part.whole_operations:
+                made = self._call(nodes[index], held, moment)
+                parts = made if isinstance(made, (tuple, list)) else (made,)
+                held.update({v: p for v, p in zip(nodes[index].outputs, parts, strict=True) if v is not None})
+        self.whole = {value: held[value] for value in self.part.whole}
+
+    def finish(self) -> None:
+        """Change buffers, once for all micro-batches, after the last backward that reads them."""
+        with torch.no_grad():
+            for value, after in self.changed.items():
+                held = self._held(value)
+                assert held is not None
+                held.copy_(after)
+
+    def _held(self, value: int) -> Tensor | None:
+        """A weight or buffer of the stage as it is now."""
+        if value in self.owners:
+            module, name = self.owners[value]
+            return module._parameters[name]
+        module, name = self.buffers[value]
+        return module._buffers[name]
 
     @property
     def needs_batch(self) -> bool:
@@ -58,15 +93,6 @@ class GraphStage:
     def users(self, weight: Weight) -> list[int]:
         del weight
         return [0]
-
-    def _masked(self) -> Iterator[tuple[int, Place | None]]:
-        for index in self.part.operations:
-            node = self.cut.graph.nodes[index]
-            if node.op == MASK:
-                place, value = node.arguments[2], node.outputs[0]
-                assert isinstance(place, int)
-                assert value is not None
-                yield place, place_of_mask(self.cut.forward, value, self.cut.places)
 
     def _transposed_weights(self) -> Iterator[tuple[int, Node]]:
         for index in self.part.operations:
@@ -81,7 +107,11 @@ class GraphStage:
             value: self.cut.places[value].back(tensor)
             for value, tensor in zip(self.part.receives, carry or (), strict=True)
         }
-        run = recomputed(self.recompute, deferring(self.deferral, _Once(self, batch, moment)), draws=self.draws)
+
+        def once(given: dict[int, Tensor]) -> list[Tensor]:
+            return self._run(given, batch, moment)
+
+        run = recomputed(self.recompute, deferring(self.deferral, once), draws=False)
         made = self.gate.run(0, run, (received,), {}) if self.gate is not None else run(received)
         if self.is_last:
             return made[0]
@@ -89,11 +119,22 @@ class GraphStage:
             self.cut.places[value].to_front(tensor) for value, tensor in zip(self.part.sends, made, strict=True)
         )
 
-    def given(self, batch: Any) -> dict[int, Any]:
-        """Weights, buffers, constants and rows of the batch."""
+    def _run(self, received: dict[int, Tensor], batch: Any, moment: Moment) -> list[Tensor]:
+        """The operations of one micro-batch."""
+        held = {**self.given(batch, moment), **received}
+        self.compute(held, moment)
+        for buffer, after in self.part.updates:
+            self.changed.setdefault(buffer, held[after].detach())
+        loss = self.cut.graph.loss
+        return [held[loss]] if self.is_last and loss is not None else [held[value] for value in self.part.sends]
+
+    def given(self, batch: Any, moment: Moment) -> dict[int, Any]:
+        """Weights, buffers, constants, rows of the batch and of what is made of the whole batch."""
         held: dict[int, Any] = dict(self.constants)
-        held |= {value: module._parameters[name] for value, (module, name) in self.owners.items()}
-        held |= {value: module._buffers[name] for value, (module, name) in self.buffers.items()}
+        held |= {value: self._held(value) for value in (*self.owners, *self.buffers)}
+        for value, tensor in self.whole.items():
+            place = self.cut.places.get(value)
+            held[value] = tensor if place is None else place.rows(tensor, moment.first_sample, moment.samples)
         if self.part.inputs:
             leaves = {keystr(path): leaf for path, leaf in tree_flatten_with_path(batch)[0]}
             held |= {value: leaves[self.cut.graph.values[value].name] for value in self.part.inputs}
@@ -101,27 +142,57 @@ class GraphStage:
 
     def compute(self, held: dict[int, Any], moment: Moment) -> None:
         """Every operation of the stage; what they make joins what is held."""
-        nodes = self.cut.forward.nodes(moment.samples)
+        nodes = self.cut.forward.nodes(moment.samples, moment.total)
         for index in self.part.operations:
             node = nodes[index]
             made = self._call(node, held, moment)
-            parts = made if isinstance(made, (tuple, list)) else (made,)
+            parts = self.scaled(index, made if isinstance(made, (tuple, list)) else (made,), moment)
             held.update({v: p for v, p in zip(node.outputs, parts, strict=True) if v is not None})
+
+    def scaled(self, index: int, parts: Sequence[Any], moment: Moment) -> Sequence[Any]:
+        """What an operation makes; sums over the samples of this part as if over all (``samples``, (4))."""
+        if index not in self.cut.division.totals or moment.samples == moment.total:
+            return parts
+        kinds, outputs = self.cut.division.kinds, self.cut.graph.nodes[index].outputs
+        totals = [value is not None and kinds[value] is Kind.TOTAL for value in outputs]
+        factor = moment.total / moment.samples
+        return [part * factor if total else part for part, total in zip(parts, totals, strict=True)]
 
     def _call(self, node: Node, held: dict[int, Any], moment: Moment) -> Any:
         args = [self._fill(part, held) for part in node.arguments]
-        if node.op == MASK:
-            return self.mask(args, moment)
+        if node.op in RANDOM:
+            return self.drawn(node, args, moment)
+        if node.op == OWN_GRADIENT:
+            return self.own_gradient(node, args, moment)
         weight = self.weight(node.arguments[-1] if node.arguments else None)
         keywords = {key: self._fill(part, held) for key, part in node.keywords}
         return apply(node.op, args, keywords, None if weight is None else held[weight])
 
-    def mask(self, args: list[Any], moment: Moment, take: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """A random mask like its first argument; ``take`` gives this device's part of positions, where it is cut."""
-        like, keep, place = args
-        positions = _positions(like, self.masked[place], moment)
-        key = mask_key(self.seed, moment.step, place)
-        return random_mask(positions if take is None else take(positions), keep, key=key, dtype=like.dtype)
+    def drawn(
+        self, node: Node, args: list[Any], moment: Moment, take: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """Random numbers like the first argument; ``take`` gives this device's part of positions, where it is cut."""
+        value = node.outputs[0]
+        assert value is not None
+        positions = _positions(args[0], self.cut.places.get(value), moment)
+        places = positions if take is None else take(positions)
+        return drawn(node.op, args, places, seed=self.seed, step=moment.step)
+
+    def own_gradient(self, node: Node, args: list[Any], moment: Moment) -> Any:
+        """Results whose gradients are found by the operations that the program's own backward was traced as."""
+        results, inputs, saved, number = args
+        own = self.cut.graph.own_gradients[number]
+        nodes = self.cut.forward.own_gradient(number, moment.samples, moment.total)
+        read = node.inputs[len(results) + len(inputs) :]
+        held = {**self.constants, **dict(zip(read, (tensor.detach() for tensor in saved), strict=True))}
+
+        def backward(gradients: Sequence[Tensor]) -> list[Tensor]:
+            found: dict[int, Any] = {**held, **dict(zip(own.given, gradients, strict=True))}
+            for inner in nodes:
+                run_node(inner, found, self.device)
+            return [found[value] for value in own.gradients]
+
+        return _OwnGradient.apply(backward, len(results), *results, *inputs)  # type: ignore[no-untyped-call]
 
     def weight(self, argument: Argument) -> int | None:
         """The weight whose transpose an argument is."""
@@ -144,30 +215,20 @@ def apply(op: str, args: list[Any], keywords: dict[str, Any], weight: Tensor | N
     return function(op)(*args, **keywords)
 
 
-class _Once:
-    """The operations of one micro-batch; buffers change only the first time they run."""
+class _OwnGradient(torch.autograd.Function):
+    """Results as they are, differentiated by a function of their gradients."""
 
-    def __init__(self, stage: GraphStage, batch: Any, moment: Moment) -> None:
-        self.stage, self.batch, self.moment = stage, batch, moment
-        self.has_run = False
-        self.found: dict[int, Any] = {}
+    @staticmethod
+    def forward(ctx: Any, backward: Callable[..., list[Tensor]], count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.find, ctx.count = backward, count
+        results = tuple(tensor.view_as(tensor) for tensor in tensors[:count])
+        ctx.mark_non_differentiable(*(r for r in results if not r.is_floating_point() and not r.is_complex()))
+        return results
 
-    def __call__(self, received: dict[int, Tensor]) -> list[Tensor]:
-        stage, part = self.stage, self.stage.part
-        held = {**stage.given(self.batch), **self.found, **received}
-        stage.compute(held, self.moment)
-        if not self.has_run:
-            self.has_run = True
-            for buffer, after in part.updates:
-                self.found[buffer] = held[buffer].clone()
-                held[buffer].copy_(held[after].detach())
-        loss = stage.cut.graph.loss
-        return [held[loss]] if stage.is_last and loss is not None else [held[value] for value in part.sends]
-
-
-def _is_random(op: str) -> bool:
-    """Whether an operation draws from torch's generators; masks do not."""
-    return op != MASK and torch.Tag.nondeterministic_seeded in getattr(function(op), "tags", ())
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return (None, None, *[None] * ctx.count, *ctx.find(gradients))
 
 
 def owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:

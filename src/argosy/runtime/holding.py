@@ -17,7 +17,6 @@ from argosy.plan.plan import Plan
 from argosy.runtime.boxes import Box
 from argosy.runtime.collectives import split_by
 from argosy.runtime.gradients import Gradients, in_buckets
-from argosy.runtime.initialise import Recording
 from argosy.runtime.measure import Exchanging, untold
 from argosy.runtime.parameters import Weight, holders, ranks_holding
 from argosy.runtime.ranks import members_of, seats_of
@@ -26,6 +25,7 @@ from argosy.runtime.stage import StageProgram
 from argosy.runtime.summing import Groups, groups_needed, way_of
 from argosy.runtime.world import gather_texts
 from argosy.space.sharding import local_shape
+from argosy.workload.capture.initial import Recording
 
 Proportions = Callable[[int], Sequence[float]]
 """How ZeRO divides the rows of a stage's weights among its replicas."""
@@ -114,7 +114,7 @@ def _real(tensor: Tensor, name: str, recording: Recording | None) -> Tensor:
     if not tensor.is_meta:
         return tensor
     if recording is None:
-        suggestion = "build it under argosy.runtime.initialise.Recording and pass that as recording"
+        suggestion = "build it under argosy.workload.capture.initial.Recording and pass that as recording"
         problem = Problem(path=name, found="a weight on the meta device", expected="values", suggestion=suggestion)
         raise InputError([problem])
     return recording.materialise([tensor])[0]
@@ -155,15 +155,15 @@ def keeping(
     each = holders(weight, plan, roster)
     ranks = next((found for found in each if rank in found), each[0])
     stage = plan.stages[weight.stages[0]]
-    divisible = len(weight.stages) == 1 and len(ranks) > 1 and weight.parameter.dim() > 0 and stage.zero > 0
-    if divisible and stage.zero > 1 and layers:
-        divisible = sum(_uses(layer, weight) for layer in layers[stage.first : stage.end]) == 1
-    if not divisible or (stage.replicas[0].width > 1 and not weight.cut.is_sharded):
+    own = layers[stage.first : stage.end] if stage.zero > 1 else ()
+    num_layers = sum(_uses(layer, weight) for layer in own)
+    zero = plan.zero_of(weight.stages, num_layers) if len(ranks) > 1 and weight.parameter.dim() > 0 else 0
+    if not zero or (stage.replicas[0].width > 1 and not weight.cut.is_sharded):
         return Keeping(ranks, 0, ())
     parts = [1.0] * len(ranks) if proportions is None else proportions(weight.stages[0])
     ratios = [share for _, share in members_of(plan, stage.replicas[0], roster)]
     rows = local_shape(weight.shape, weight.cut, ratios, each.index(ranks))[0]
-    return Keeping(ranks, stage.zero, tuple(split_by(rows, parts)))
+    return Keeping(ranks, zero, tuple(split_by(rows, parts)))
 
 
 def groups_of(weights: Sequence[Weight], plan: Plan, roster: Sequence[str]) -> list[tuple[int, ...]]:

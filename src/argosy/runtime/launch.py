@@ -6,42 +6,23 @@ import re
 import shlex
 import socket
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from argosy.errors import InputError, Problem
 from argosy.plan.plan import Plan
 from argosy.runtime.ranks import Node, devices_by_rank, nodes_of
+from argosy.runtime.run_spec import RUN, RunSpec, dumps_run_spec
 
 DEFAULT_PORT = 29500
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """A run to be."""
+    """A run to be started, and where its processes are to be."""
 
     plan: Plan
-    plan_file: str
-    program: str
-    folder: Path
-    steps: int
-    save_every: int = 0
-    resume: bool = False
-    init: str | None = None
-    clip: float | None = None
-    seed: int = 0
-    patience: float = 600.0
-    any_device: bool = False
-    adapt: str = "off"
-    """How far a run may adapt (``adapt.controller.Reach``)."""
-    model: str | None = None
-    """Where the model's costs are found, if not by the plan's name for it."""
-    horizon: int = 1000
-    min_gain: float = 0.02
-    profiles: tuple[str, ...] = ()
-    """Measured layers, for predictions."""
-    metrics_port: int | None = None
+    spec: RunSpec
     here: bool = False
     """Every node's processes on this machine."""
     lab: str | None = None
@@ -58,33 +39,12 @@ class Launch:
         return (Node(name="here", devices=tuple(device for node in nodes for device in node.devices)),)
 
 
-def worker_arguments(launch: Launch) -> Iterator[str]:
-    """What every process is told."""
-    yield from (launch.plan_file, launch.program, "--out", str(launch.folder), "--steps", str(launch.steps))
-    yield from ("--seed", str(launch.seed), "--patience", f"{launch.patience:g}")
-    if launch.save_every:
-        yield from ("--save-every", str(launch.save_every))
-    if launch.resume:
-        yield "--resume"
-    if launch.init is not None:
-        yield from ("--init", launch.init)
-    if launch.clip is not None:
-        yield from ("--clip", str(launch.clip))
-    if launch.any_device:
-        yield "--any-device"
-    if launch.adapt != "off":
-        yield from ("--adapt", launch.adapt, "--horizon", str(launch.horizon), "--min-gain", str(launch.min_gain))
-        if launch.model is not None:
-            yield from ("--model", launch.model)
-        for profile in launch.profiles:
-            yield from ("--profile", profile)
-    if launch.metrics_port is not None:
-        yield from ("--metrics-port", str(launch.metrics_port))
+def command_line(launch: Launch, node_rank: int, spec_file: Path, *, python: str = sys.executable) -> list[str]:
+    """torchrun for one node; on a single node out of the network's reach. A lab starts all processes at once.
 
-
-def command_line(launch: Launch, node_rank: int, *, python: str = sys.executable) -> list[str]:
-    """torchrun for one node; on a single node out of the network's reach. A lab starts all processes at once."""
-    worker = ["-m", "argosy.runtime.worker", *worker_arguments(launch)]
+    ``spec_file`` is where the run's options are written.
+    """
+    worker = ["-m", "argosy.runtime.worker", str(spec_file)]
     if launch.lab is not None:
         options = ["--clock", "ready", "--timeout", "inf", "--devices", ",".join(devices_by_rank(launch.plan))]
         return [python, "-m", "argosy", "lab", "run", launch.lab, *options, "--", python, *worker]
@@ -99,16 +59,26 @@ def command_line(launch: Launch, node_rank: int, *, python: str = sys.executable
 
 
 def commands(launch: Launch) -> tuple[tuple[Node, str], ...]:
-    """Every node with its command."""
+    """Every node with its command, once ``run.json`` is written."""
+    file = launch.spec.folder / RUN
     return tuple(
-        (node, shlex.join(command_line(launch, rank, python="python"))) for rank, node in enumerate(launch.nodes())
+        (node, shlex.join(command_line(launch, rank, file, python="python")))
+        for rank, node in enumerate(launch.nodes())
     )
 
 
 def dry_run(launch: Launch) -> str:
-    """The command of every node, under its name."""
-    told = [(comment(f"on {node.name}: {', '.join(node.devices)}"), command) for node, command in commands(launch)]
-    return "\n".join(line for lines in told for line in lines)
+    """A script: ``run.json``, and the command of every node under its name."""
+    lines = [comment("once, in the folder that all nodes see"), writing(launch.spec)]
+    for node, command in commands(launch):
+        lines += [comment(f"on {node.name}: {', '.join(node.devices)}"), command]
+    return "\n".join(lines)
+
+
+def writing(spec: RunSpec) -> str:
+    """The shell commands that write ``run.json``; no line of JSON can be the one that ends it."""
+    folder, file = (shlex.quote(str(path)) for path in (spec.folder, spec.folder / RUN))
+    return f"mkdir -p {folder}\ncat > {file} <<'END'\n{dumps_run_spec(spec)}END"
 
 
 def comment(text: str) -> str:
@@ -130,16 +100,17 @@ devices=($devices_text)
 python -m torch.distributed.run --nproc-per-node "${{devices[$SLURM_NODEID]}}" \\
   --nnodes {len(nodes)} --node-rank "$SLURM_NODEID" \\
   --master-addr "$address" --master-port {launch.port or DEFAULT_PORT} \\
-  -m argosy.runtime.worker {shlex.join(worker_arguments(launch))}
+  -m argosy.runtime.worker {shlex.quote(str(launch.spec.folder / RUN))}
 """
     return f"""#!/bin/bash
 #SBATCH --job-name=argosy-{re.sub(r"[^A-Za-z0-9._-]+", "-", launch.plan.model.name)}
 #SBATCH --nodes={len(nodes)}
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node={most}
-#SBATCH --output={shlex.quote(f"{launch.folder}/slurm-%j.out")}
+#SBATCH --output={shlex.quote(f"{launch.spec.folder}/slurm-%j.out")}
 {comment("The plan's nodes, in this order: " + ", ".join(node.name for node in nodes))}
 set -euo pipefail
+{writing(launch.spec)}
 devices=({counts})
 export devices_text="${{devices[*]}}"
 address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)

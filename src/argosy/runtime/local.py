@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from argosy.runtime.calls import function, mask_key, random_mask
+from argosy.runtime.calls import RANDOM, drawn, function
 from argosy.runtime.shards import positions
 from argosy.space.operations import table
 from argosy.space.rules import BY_ROWS, Row
@@ -81,8 +81,8 @@ class LocalCall:
         """What to call with ``arguments`` and the node's keywords."""
         if self.row.local == BY_ROWS:
             return self._lookup if self.node.op == "aten.embedding.default" else self._lookup_backward
-        if self.node.op == "argosy.bernoulli.default":
-            return self._mask
+        if self.node.op in RANDOM:
+            return self._drawn
         return function(self.node.op)
 
     @cached_property
@@ -106,9 +106,9 @@ class LocalCall:
             grad * own.unsqueeze(-1), wanted, count, -1, by_frequency
         )
 
-    def _mask(self, like: Tensor, keep: float, place: int) -> Tensor:
-        key = mask_key(self.clock.seed, self.clock.step, place)
-        return random_mask(self._places.to(like.device), keep, key=key, dtype=like.dtype)
+    def _drawn(self, like: Tensor, *others: Any) -> Tensor:
+        places = self._places.to(like.device)
+        return drawn(self.node.op, (like, *others), places, seed=self.clock.seed, step=self.clock.step)
 
     @cached_property
     def _places(self) -> Tensor:

@@ -13,3 +13,9 @@ class Moment:
     first_sample: int
     """Of the global batch."""
     samples: int
+    global_batch: int = 0
+    """Samples of all parts; 0 where these are all."""
+
+    @property
+    def total(self) -> int:
+        return self.global_batch or self.samples

@@ -27,7 +27,7 @@ from argosy.errors import InputError, RunError
 from argosy.plan.plan import Plan
 from argosy.runtime.boxes import boxes_of
 from argosy.runtime.exchange import Exchange
-from argosy.runtime.graphcut import GraphCut, aligned
+from argosy.runtime.graphcut import ADDED, GraphCut, aligned
 from argosy.runtime.graphstage import GraphStage, graph_weights, owner
 from argosy.runtime.holding import Kept, seats_in_group
 from argosy.runtime.measure import Exchanging, untold
@@ -42,8 +42,7 @@ from argosy.runtime.world import gather_texts
 from argosy.solve.stagecut import cut_graph
 from argosy.space.sharding import REPLICATED, Segments, State
 from argosy.workload.capture.forward import Forward, capture_forward
-from argosy.workload.capture.initial import FakeModel
-from argosy.workload.capture.trace import DETACH
+from argosy.workload.capture.initial import FakeModel, Recording
 
 Places = list[tuple[nn.Module, str]]
 
@@ -63,18 +62,20 @@ class GraphSource:
         seed: int,
         cut: Sequence[int] | None,
         layers: Sequence[nn.Module] = (),
+        recording: Recording | None = None,
     ) -> None:
         self.model, self.plan, self.device, self.roster, self.seed = model, plan, device, roster, seed
-        forward = plain = capture_forward(model, loss_fn, batch, device=device, name=plan.model.name)
+        given: dict[str, Any] = {"device": device, "recording": recording, "name": plan.model.name}
+        forward = plain = capture_forward(model, loss_fn, batch, **given)
         autocast = autocast_for(plan, model.parameters())
         if autocast is not None:
-            forward = capture_forward(model, loss_fn, batch, device=device, autocast=autocast, name=plan.model.name)
+            forward = capture_forward(model, loss_fn, batch, autocast=autocast, **given)
         if cut is None and layers:
             stages = by_layers(forward, model, layers, plan)
         else:
             stages = aligned(forward, cut if cut is not None else agreed_cut(plain, plan, device), plain)
         self.cut = GraphCut(forward, stages, len(plan.stages))
-        self.cut.check_divided([len(stage.replicas) for stage in plan.stages])
+        self.cut.check_divided([len(stage.replicas) for stage in plan.stages], plan.num_micro_batches)
         weights = graph_weights(model, self.cut)
         self.shared = self._shared({weight.name for weight in weights if len(weight.stages) > 1})
         """Per stage of tensor-parallel groups, how they share it."""
@@ -83,6 +84,7 @@ class GraphSource:
     def _shared(self, tied: set[str]) -> dict[int, Sharing]:
         values = self.cut.graph.values
         whole = frozenset(value for part in self.cut.parts for value in part.weights if values[value].name in tied)
+        whole |= {value for value, _ in self.cut.graph.updates}
         found = {}
         for index, stage in enumerate(self.plan.stages):
             if stage.replicas[0].width > 1:
@@ -95,6 +97,7 @@ class GraphSource:
                     device_group(cluster, names, self.plan.model.dtype),
                     tuple(share for _, share in members),
                     max(replica.samples for replica in stage.replicas),
+                    self.plan.global_batch,
                     whole,
                 )
         return found
@@ -173,29 +176,41 @@ def by_layers(forward: Forward, model: nn.Module, layers: Sequence[nn.Module], p
     return tuple(found)
 
 
-def divides(fake: FakeModel, plan: Plan) -> bool:
-    """Whether the replicas of a plan of operations can divide the samples of a program that was built without values:
-    no operation of a stage with several of them mixes samples."""
-    replicas = [len(stage.replicas) for stage in plan.stages]
-    if max(replicas) == 1 or plan.cut is None:
+def forward_of(fake: FakeModel) -> Forward:
+    """The forward of a program that was built without values."""
+    return capture_forward(fake.model, fake.loss, fake.batch, device=torch.device("cpu"), recording=fake.recording)
+
+
+def divides(forward: Forward, plan: Plan) -> bool:
+    """Whether the replicas and micro-batches of a plan of operations can divide the samples of a program."""
+    if plan.cut is None:
         return True
-    forward = capture_forward(fake.model, fake.loss, fake.batch, device=torch.device("cpu"))
+    replicas = [len(stage.replicas) for stage in plan.stages]
     try:
-        GraphCut(forward, aligned(forward, plan.cut), len(replicas)).check_divided(replicas)
+        GraphCut(forward, aligned(forward, plan.cut), len(replicas)).check_divided(replicas, plan.num_micro_batches)
     except InputError:
         return False
     return True
 
 
+def mixes_samples(forward: Forward) -> str | None:
+    """Why a program can only run on all samples of a batch at once; None if it can run on parts of them."""
+    try:
+        GraphCut(forward, [0] * len(forward.graph.nodes), 1).check_divided([1], 2)
+    except InputError as error:
+        return str(error)
+    return None
+
+
 def agreed_cut(forward: Forward, plan: Plan, device: torch.device) -> tuple[int, ...]:
     """Rank 0's cut in proportion to the plan's layers, on every rank: a solver with a time limit may find others."""
     if len(plan.stages) == 1:
-        return (0,) * sum(node.op != DETACH for node in forward.graph.nodes)
+        return (0,) * sum(node.op not in ADDED for node in forward.graph.nodes)
     text = ""
     if dist.get_rank() == 0:
         total = plan.stages[-1].end
         shares = [(stage.end - stage.first) / total for stage in plan.stages]
         stages = cut_graph(forward.graph, shares).stages
-        kept = [at for at, node in zip(stages, forward.graph.nodes, strict=True) if node.op != DETACH]
+        kept = [at for at, node in zip(stages, forward.graph.nodes, strict=True) if node.op not in ADDED]
         text = json.dumps(kept)
     return tuple(json.loads(gather_texts(text, device)[0]))

@@ -1,10 +1,8 @@
 """Which rows change hands when one plan follows another, from whom to whom. Needs no torch.
 
 A piece is a weight, a tensor of its optimizer's state or a buffer, with R rows (its first dim; 1 where it has none). A
-rank holds an interval of them, before and after:
-
-    (1)  it receives the rows that it holds after and not before
-    (2)  from ranks that held them before: of several, from its own node, then from whoever sends the fewest bytes yet
+rank holds an interval of them, before and after. It receives what it lacks as ``cost.moving`` prices it: of several
+ranks that held it, from one of its own node, then from the one that sends the fewest bytes yet.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from argosy.cost.moving import missing
+from argosy.cost.moving import deliveries
 
 Interval = tuple[int, int]
 """Begin and end of rows."""
@@ -51,30 +49,22 @@ class Move(NamedTuple):
 
 
 def moves_between(pieces: Iterable[Piece], roster: Sequence[str]) -> list[Move]:
-    """(1), (2), in the order of pieces; the same list on every rank."""
+    """What changes hands, in the order of pieces; the same list on every rank."""
     nodes = [device.rpartition(".")[0] for device in roster]
     sent: dict[int, int] = defaultdict(int)
     moves = []
+
+    def choose(holders: list[int], target: int) -> int:
+        assert holders, "every row is held by some rank"
+        return min(holders, key=lambda rank: (nodes[rank] != nodes[target], sent[rank], rank))
+
     for piece in pieces:
         for target, wanted in sorted(piece.after.items()):
-            for begin, end in missing(wanted, piece.before.get(target, (0, 0))):
-                for move in _deliver(piece, target, begin, end, nodes, sent):
-                    sent[move.source] += move.bytes
-                    moves.append(move)
+            for source, begin, end in deliveries(target, wanted, piece.before, choose):
+                assert source is not None
+                moves.append(Move(piece, source, target, begin, end))
+                sent[source] += moves[-1].bytes
     return moves
-
-
-def _deliver(
-    piece: Piece, target: int, begin: int, end: int, nodes: Sequence[str], sent: Mapping[int, int]
-) -> Iterator[Move]:
-    """(2)."""
-    while begin < end:
-        holders = [rank for rank, (first, last) in piece.before.items() if first <= begin < last]
-        assert holders, f"nobody holds row {begin} of {piece.name} {piece.what}"
-        source = min(holders, key=lambda rank: (nodes[rank] != nodes[target], sent[rank], rank))
-        last = min(end, piece.before[source][1])
-        yield Move(piece, source, target, begin, last)
-        begin = last
 
 
 def waves(pieces: Sequence[Piece], moves: Sequence[Move], most: int = WAVE) -> Iterator[tuple[list[Piece], list[Move]]]:

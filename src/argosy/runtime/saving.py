@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch import Tensor
 
-from argosy.runtime.checkpoint import Rows, facts, trainer_state, write
+from argosy.runtime.checkpoint import facts, write
 from argosy.runtime.failure import ElsewhereError, in_contact
+from argosy.runtime.state import Rows, trainer_state
 
 if TYPE_CHECKING:
     from argosy.runtime.trainer import Trainer

@@ -26,7 +26,7 @@ from argosy.runtime.local import Clock, LocalCall
 from argosy.runtime.world import device_of, join
 from argosy.solve.spmd import Program
 from argosy.space.sharding import REPLICATED, State
-from argosy.workload.capture.initial import FakeModel, replay
+from argosy.workload.capture.initial import FakeModel
 from argosy.workload.graph import Role
 
 
@@ -199,9 +199,8 @@ class Trainer:
 
     @classmethod
     def from_build(cls, program: Program, fake: FakeModel, *, seed: int = 0, **options: Any) -> Trainer:
-        """With the initial values that a plain ``build`` would make after ``torch.manual_seed(seed)``."""
-        wanted = [*fake.model.named_parameters(), *fake.model.named_buffers()]
-        return cls(program, replay(fake, wanted, seed=seed), seed=seed, **options)
+        """With the initial values of ``build_fake(build, seed=seed)``, those of a plain build after that seed."""
+        return cls(program, fake.values(), seed=seed, **options)
 
     def _shards(self, named: Iterable[tuple[str, Tensor]]) -> dict[int, Tensor]:
         values = self.program.graph.values

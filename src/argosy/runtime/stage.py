@@ -42,6 +42,12 @@ class StageProgram(Protocol):
 
     gate: LayerGate | None
 
+    def begin(self, batch: Any, moment: Moment) -> None:
+        """A step on a global batch begins; ``moment`` is that of all its samples."""
+
+    def finish(self) -> None:
+        """All micro-batches of a step have run."""
+
     @property
     def needs_batch(self) -> bool:
         """Whether it reads rows of the batch."""
@@ -92,6 +98,12 @@ class LayerStage:
         self.seed = seed
         self.gate: LayerGate | None = None
         self.deferral: Deferral | None = None
+
+    def begin(self, batch: Any, moment: Moment) -> None:
+        """Layers see nothing but their own samples."""
+
+    def finish(self) -> None:
+        """Layers change their buffers themselves."""
 
     @property
     def needs_batch(self) -> bool:

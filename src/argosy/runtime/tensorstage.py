@@ -19,18 +19,18 @@ from torch import Tensor, nn
 
 from argosy.cost.group import Collective, DeviceGroup
 from argosy.plan.plan import Recompute
-from argosy.runtime.calls import filled
+from argosy.runtime.calls import RANDOM, filled
 from argosy.runtime.differentiable import converted, taken
 from argosy.runtime.exchange import Exchange
 from argosy.runtime.graphcut import GraphCut
-from argosy.runtime.graphstage import MASK, GraphStage, apply
+from argosy.runtime.graphstage import GraphStage, apply
 from argosy.runtime.local import Clock, LocalCall
 from argosy.runtime.moment import Moment
 from argosy.solve.placement import Pricing
 from argosy.solve.spmd import Move, Program, program_at
 from argosy.space.rules import BY_ROWS, Choices, Kind
 from argosy.space.sharding import REPLICATED, State
-from argosy.workload.graph import Graph, Ref, Role
+from argosy.workload.graph import OWN_GRADIENT, Graph, Ref, Role
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ class Sharing:
     ratios: tuple[float, ...]
     samples: int
     """Of the micro-batch for which the places of weights are chosen."""
+    total: int
+    """Of the global batch."""
     whole: frozenset[int]
     """Weights that every member holds whole."""
     _programs: dict[int, Program] = field(default_factory=dict, compare=False)
@@ -68,7 +70,7 @@ class Sharing:
     def _graph(self, samples: int) -> Graph:
         """The stage's part of the forward, for so many samples; what it does not make itself is given."""
         forward, part = self.cut.forward, self.cut.parts[self.index]
-        nodes = forward.nodes(samples)
+        nodes = forward.nodes(samples, self.total)
         own = tuple(nodes[index] for index in part.operations)
         made = {value for node in own for value in node.outputs}
         values = tuple(
@@ -89,6 +91,7 @@ class Sharing:
             updates=part.updates,
             constants=self.cut.graph.constants,
             sent=part.sends,
+            own_gradients=self.cut.graph.own_gradients,
         )
 
 
@@ -145,9 +148,9 @@ class _Member:
         have: dict[tuple[int, State], Tensor] = {}
         for value, tensor in held.items():
             self._made(have, value, self.stage.sharing.stored.get(value, REPLICATED), tensor)
-        for call in self.calls:
+        for index, call in zip(self.stage.part.operations, self.calls, strict=True):
             made = self._call(call, have, moment)
-            parts = made if isinstance(made, (tuple, list)) else (made,)
+            parts = self.stage.scaled(index, made if isinstance(made, (tuple, list)) else (made,), moment)
             for made_value, state, part in zip(call.node.outputs, call.row.outputs, parts, strict=True):
                 if made_value is not None:
                     self._made(have, made_value, state, part)
@@ -170,8 +173,10 @@ class _Member:
         operands = iter([self._take(have, value, state) for value, state in zip(node.inputs, row.inputs, strict=True)])
         args = [filled(part, lambda _: next(operands), device) for part in call.arguments]
         keywords = {key: filled(part, lambda _: next(operands), device) for key, part in node.keywords}
-        if node.op == MASK:
-            return self._mask(call, args, moment)
+        if node.op in RANDOM:
+            return self._drawn(call, args, moment)
+        if node.op == OWN_GRADIENT:
+            return self.stage.own_gradient(node, args, moment)
         if row.local == BY_ROWS:
             return self._lookup(call, *args)
         return apply(node.op, args, keywords, self._weight(call, have))
@@ -187,12 +192,13 @@ class _Member:
         is_direct = after == call.row.inputs[call.node.inputs.index(last.value)]
         return have.get((weight, before)) if is_direct else None
 
-    def _mask(self, call: LocalCall, args: list[Any], moment: Moment) -> Tensor:
-        """As the whole mask, cut."""
+    def _drawn(self, call: LocalCall, args: list[Any], moment: Moment) -> Tensor:
+        """As the whole, cut."""
         like, *others = args
         shape = self.program.graph.values[call.node.inputs[0]].shape
         whole = torch.empty(shape, dtype=like.dtype, device=like.device)
-        return self.stage.mask([whole, *others], moment, lambda all_: self.exchange.take(all_, call.row.outputs[0]))
+        state = call.row.outputs[0]
+        return self.stage.drawn(call.node, [whole, *others], moment, lambda every: self.exchange.take(every, state))
 
     def _lookup(self, call: LocalCall, table: Tensor, ids: Tensor, padding: int = -1, *_: Any) -> Tensor:
         """Rows that this member holds, zeros for the others."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,8 +20,8 @@ from torch import nn
 from argosy.errors import InputError, Problem, RunError
 from argosy.plan.plan import Plan
 from argosy.runtime.batch import check_batch
-from argosy.runtime.boxes import Box, rows, rows_of
-from argosy.runtime.checkpoint import load, save, trainer_state
+from argosy.runtime.boxes import rows, rows_of
+from argosy.runtime.checkpoint import load, save
 from argosy.runtime.executor import Executor
 from argosy.runtime.failure import ElsewhereError, in_contact, in_contact_beside_others
 from argosy.runtime.gradients import Gradients
@@ -37,7 +37,6 @@ from argosy.runtime.holding import (
     share_buffers,
     whole,
 )
-from argosy.runtime.initialise import Recording
 from argosy.runtime.layers import find_layers, has_layers
 from argosy.runtime.measure import Recorder
 from argosy.runtime.measured import gather_timeline
@@ -50,10 +49,12 @@ from argosy.runtime.recipe import OptimizerFactory, Recipe, autocast_for
 from argosy.runtime.scaling import LossScale
 from argosy.runtime.sharding import WeightGate
 from argosy.runtime.stage import LossFunction, StageProgram
+from argosy.runtime.state import Held, trainer_state
 from argosy.runtime.transport import Transport
 from argosy.runtime.world import check_supported, device_of, join, open_groups
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.timeline import Timeline
+from argosy.workload.capture.initial import Recording
 
 
 def parallelize(
@@ -94,7 +95,9 @@ def parallelize(
         _check_layers(layers, plan)
         check_mixing(layers, plan)
     if not layers or any(stage.replicas[0].width > 1 for stage in plan.stages):
-        source = GraphSource(model, loss_fn, example_batch, plan, device, roster, seed=seed, cut=cut, layers=layers)
+        source = GraphSource(
+            model, loss_fn, example_batch, plan, device, roster, seed=seed, cut=cut, layers=layers, recording=recording
+        )
         source.check_agreed()
         layers = ()
     recipe = Recipe(
@@ -145,19 +148,6 @@ def parallelize(
     trainer.buffers = buffers_at(model, places)
     trainer.making = Making(recipe, keepings, groups) if source is None else None
     return trainer
-
-
-class Held(NamedTuple):
-    """A weight of this rank as its optimizer sees it."""
-
-    name: str
-    parameter: nn.Parameter
-    begin: int
-    """The first row that is held, of all or of what the rank has in its tensor-parallel group."""
-    shape: tuple[int, ...]
-    """Of the whole weight."""
-    boxes: tuple[Box, ...]
-    """Where it lies in the whole weight."""
 
 
 class Trainer:

@@ -1,8 +1,8 @@
-"""The batch engine for bare pipelines whose devices and links do not change: the inner loop of the search.
+"""Times of bare pipelines whose devices and links do not change, many at once: the inner loop of the search.
 
 Stages are the unit here, one device each (several stages share one under an interleaved schedule), a link of its own
-per direction between neighbours. The recurrence is that of ``batch`` with constant rates; only the program differs,
-which depends on the schedule, the stages and the micro-batches alone and is kept:
+per direction between neighbours. What is done in which order depends on the schedule, the stages and the micro-batches
+alone and is kept:
 
     (1)  start = max(end of the worker's previous action, arrival of its input)
     (2)  the link is free again at max(end, link free) + transfer;  arrival one latency later

@@ -1,4 +1,4 @@
-"""One iteration of a plan as a graph of tasks: the common input of both engines.
+"""One iteration of a plan as a graph of tasks: the input of the exact engine.
 
 A task computes on one device or moves bytes between devices. The static order of a pipeline schedule is in the edges:
 whatever a device does next waits for what it did before. Tasks are numbered so that a task only waits for smaller

@@ -1,8 +1,8 @@
 """What a plan is predicted to do: the first iteration in the exact engine, its time, bottleneck and memory.
 
-(1)  A plan is played whole, or folded along its symmetries, which is much cheaper for many devices (``sim.fold``).
+(1)  A plan is played whole or folded (``sim.simulate``).
 (2)  The bottleneck is the stage whose computation and collectives make up most of the critical path.
-(3)  Memory is the peak of each device if the plan is played whole, else its closed form (``cost.planned``).
+(3)  Memory is the peak of each device if the plan was played whole, else its closed form (``cost.planned``).
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.cost.planned import planned_memory
 from argosy.plan.plan import Plan, Predicted
-from argosy.sim.compile import compile_plan
-from argosy.sim.exact import simulate_exact
-from argosy.sim.fold import fold_plan
+from argosy.sim.simulate import first_end, play
 from argosy.timeline import Timeline
 from argosy.workload.chain import Chain
 
@@ -37,15 +35,17 @@ class Played:
 
 def play_once(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None, *, whole: bool) -> Played:
     """Play the first iteration of a plan that ``check_plan`` passes (1)."""
-    if whole:
-        graph = compile_plan(plan, chain, cluster, model)
-    else:
-        graph, cluster = fold_plan(plan, chain, cluster, model)
-    timeline = simulate_exact(graph, cluster)
-    if not timeline.iteration_ends:
-        return Played(seconds=math.inf, stalled=timeline.stalled or "")
-    memory = tuple(timeline.peak_memory().items()) if whole else ()
-    return Played(seconds=timeline.iteration_ends[0], bottleneck=critical_stage(timeline), memory=memory)
+    return played_of(plan, play(plan, chain, cluster, model, whole=whole))
+
+
+def played_of(plan: Plan, timeline: Timeline) -> Played:
+    """Return what a timeline says of the first iteration of its plan."""
+    seconds = first_end(timeline)
+    if math.isinf(seconds):
+        return Played(seconds=seconds, stalled=timeline.stalled or "")
+    is_whole = set(timeline.devices) <= set(plan.devices)
+    memory = tuple(timeline.peak_memory().items()) if is_whole else ()
+    return Played(seconds=seconds, bottleneck=critical_stage(timeline), memory=memory)
 
 
 def critical_stage(timeline: Timeline) -> int:

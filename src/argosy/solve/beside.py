@@ -20,7 +20,7 @@ _MOVED = 3
 """Moves from the winner that are played at once, and"""
 _ROUNDS = 4
 """times as many, and as often, if there are few devices."""
-_NEAR = 1.01
+_NEAR = 1.005
 """A move that the judge finds slower than this times the winner is not played."""
 
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from argosy.plan.plan import Recompute
 from argosy.schedule import ScheduleSpec
 from argosy.schedule.generate import group_size
-from argosy.solve.judge import Complete
+from argosy.solve.judge import Complete, Key, plan_key
 from argosy.solve.pipeline import Choice
 from argosy.solve.shape import Shape, held
 from argosy.space.enumerate import Scope
@@ -18,7 +18,6 @@ from argosy.space.option import Option, Vector
 from argosy.space.price import Prices
 from argosy.units import counted
 
-Key = tuple[object, ...]
 _EFFORT = {Recompute.NONE: 0, Recompute.SELECTIVE: 1, Recompute.FULL: 2}
 
 
@@ -43,7 +42,7 @@ class Candidate:
         self.effort = sum(choice.option.zero + _EFFORT[choice.option.recompute] for choice in self.plan)
 
     @cached_property
-    def key(self) -> object:
+    def key(self) -> Key:
         """What it is, however it was found."""
         return self.schedule, plan_key(self.shape, self.plan)
 
@@ -72,11 +71,6 @@ class Candidate:
     def __repr__(self) -> str:
         stages = " | ".join(describe_choice(choice) for choice in self.plan)
         return f"{self.shape!r}, {self.schedule!r}: {stages}"
-
-
-def plan_key(shape: Shape, plan: Complete) -> Key:
-    """What a complete plan is, but for its schedule."""
-    return (shape, *((c.option.parts, c.option.recompute, c.option.zero, c.first, c.end) for c in plan))
 
 
 def describe_choice(choice: Choice) -> str:

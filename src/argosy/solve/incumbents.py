@@ -8,13 +8,15 @@ from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from argosy.solve.candidate import Candidate, Key, neighbours, plan_key, shifted
-from argosy.solve.judge import Complete, Judge
+from argosy.solve.candidate import Candidate, neighbours, shifted
+from argosy.solve.judge import Complete, Judge, Key, plan_key
 from argosy.solve.shape import Shape
 from argosy.solve.verdict import Trial
 from argosy.space.option import Option, Vector
 
 _MOST = 32
+_SAME = 1e-6
+"""Times that differ by less than this share are the same."""
 _NEAR = 1.05
 """Neighbours that the judge finds slower than this times the best plan are forgotten."""
 
@@ -40,11 +42,13 @@ class Incumbents:
 
     def confirm(self, most: float = math.inf) -> None:
         """Play the best plan, until the best one is one that was played. Of more than ``most`` that turn out slower
-        than judged, the others are forgotten."""
+        than judged, the others are forgotten, and so are those that are as fast as the first."""
         plays = 0
         while self.found and not self.found[0].is_played:
             candidate = self.found.pop(0)
-            if plays < most or not any(other.is_played for other in self.found):
+            played = next((other for other in self.found if other.is_played), None)
+            is_tie = played is not None and most < math.inf and candidate.seconds >= played.seconds * (1 - _SAME)
+            if played is None or (plays < most and not is_tie):
                 self.add(candidate)
             plays += 1
 

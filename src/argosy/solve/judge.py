@@ -50,6 +50,7 @@ from argosy.space.place import Places, can_place
 from argosy.space.price import Prices
 
 Complete = tuple[Choice, ...]
+Key = tuple[object, ...]
 Parts = tuple[Part, ...]
 _ALIKE = 0.97
 """Times what sharing links costs a plan under one schedule: the least that it costs under another."""
@@ -59,6 +60,11 @@ _NEAR = 1.05
 """Times the best: plans whose time should be known well."""
 _MOST_STEPS = 100_000
 """Stages times micro-batches of all plans that a judge that guesses plays; the others keep a guess."""
+
+
+def plan_key(shape: Shape, plan: Complete) -> Key:
+    """What a complete plan is, but for its schedule."""
+    return (shape, *((c.option.parts, c.option.recompute, c.option.zero, c.first, c.end) for c in plan))
 
 
 class Judge:
@@ -88,7 +94,8 @@ class Judge:
         self.guessed: set[tuple[Shape, Complete]] = set()
         """Plans that share links and were not played."""
         self.judged = 0
-        self.played = 0
+        self.played: dict[Key, float] = {}
+        """Seconds of plans that were folded and played, by schedule and plan."""
         self.steps_left = _MOST_STEPS if guesses else math.inf
         """Stages times micro-batches that may still be played."""
 
@@ -177,9 +184,8 @@ class Judge:
             schedule, least, _ = times[at]
             if cost * least >= best:
                 continue
-            self.played += 1
             self.steps_left -= len(plan) * count
-            seconds = folded.seconds(schedule)
+            seconds = self.played[schedule, plan_key(shape, plan)] = folded.seconds(schedule)
             cost = max(1.0, _ALIKE * seconds / least) if self.guesses else 1.0
             if number >= 0:
                 self.costs[keys[at]] = min(self.costs.get(keys[at], math.inf), max(1.0, seconds / least))

@@ -64,14 +64,12 @@ _MISLED = 1.02
 """Level 1 searches again if the exact engine finds its best plan slower than judged by more than this factor."""
 _TASKS = 1_500
 """Tasks of the finalists that the exact engine plays on level 1."""
-_PLAYS = 2
-"""Plans that the exact engine plays on level 1 of a large cluster until one is as fast as judged."""
+_PLAYS, _LIKELY = 2, 1.005
+"""Level 1 of a large cluster plays so many plans until one is as fast as judged, and finalists that are this near."""
 _PARTS = 2
 """Parts of a cluster that level 1 searches by themselves."""
-_REFINED = 32
-"""Up to so many devices level 1 searches finer units, while"""
-_FEW_STATES = 160
-"""the vectors of units that can be left are no more than this."""
+_REFINED, _FEW_STATES = 32, 160
+"""Up to so many devices, and so many vectors of units that can be left, level 1 searches finer units."""
 _QUICK_ROUNDS = 28
 """Rounds of ``_STEPS`` steps that level 1 spends on a proof for few devices."""
 
@@ -109,8 +107,9 @@ class PoolSearch:
         self.prices = Prices(chain, self.pools, model)
         self.counters = Counters()
         scope = played_scope(settings, self.pools)
-        trial = Trial(self.prices, cluster, at_time_zero(cluster), scope, settings.executor)
-        self.incumbents = Incumbents(Judge(self.prices, cluster, guesses=True), trial)
+        judge = Judge(self.prices, cluster, guesses=True)
+        trial = Trial(self.prices, cluster, at_time_zero(cluster), scope, settings.executor, judge.played)
+        self.incumbents = Incumbents(judge, trial)
         self.winners: list[Candidate] = []
         """Of level 1, and of parts of the cluster: whatever else is found is played against them."""
         self.interrupted = False
@@ -369,7 +368,8 @@ class PoolSearch:
         found = self.incumbents.found
         tasks = 4 * len(found[0].plan) * found[0].shape.num_micro_batches
         most = max(1, _TASKS // tasks) if self.level == 1 else max(4, 20 * _TASKS // tasks)
-        return diverse(found, min(most, 8))
+        likely = [one for one in found if not self._is_quick or one.seconds <= _LIKELY * found[0].seconds]
+        return diverse(likely, min(most, 8))
 
     def _decide(self) -> Verdict:
         return self.incumbents.trial.decide([*self._finalists(), *self.winners])

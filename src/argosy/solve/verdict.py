@@ -4,7 +4,7 @@ reasons."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +18,7 @@ from argosy.sim.prediction import Played, play_once, prediction
 from argosy.sim.simulate import iteration_seconds
 from argosy.solve.candidate import Candidate, lightened
 from argosy.solve.devices import on_devices
+from argosy.solve.judge import Key
 from argosy.solve.reasons import why_left_out, why_slower
 from argosy.space.enumerate import Scope
 from argosy.space.price import Prices
@@ -28,6 +29,10 @@ _SMALL = 512
 """Devices times micro-batches of a plan that is played whole; a larger one is folded along its symmetries."""
 _TINY = 128
 """The same of a plan that is played whole also to rank it, if folding loses something."""
+_LOST = 1.002
+"""Folding makes no plan slower by more than this factor, and none of equal replicas slower at all."""
+_SAME = 1e-9
+"""Times that differ by less than this share are the same."""
 _MOST_RUNNER_UPS = 3
 _Result = TypeVar("_Result")
 
@@ -51,18 +56,26 @@ class Trial:
     """The exact engine as the last judge; it plays nothing twice."""
 
     def __init__(
-        self, prices: Prices, cluster: Cluster, calm: Cluster, scope: Scope, executor: Executor | None = None
+        self,
+        prices: Prices,
+        cluster: Cluster,
+        calm: Cluster,
+        scope: Scope,
+        executor: Executor | None = None,
+        judged: Mapping[Key, float] | None = None,
     ) -> None:
+        """``judged``: times of plans that somebody else folds and plays (``Judge.played``)."""
         self.prices = prices
         self.cluster = cluster
         self.calm = calm
         self.scope = scope
         self.executor = executor
         """Plays side by side, to the same result."""
-        self.plans: dict[object, Plan] = {}
-        self.times: dict[object, float] = {}
+        self.judged = {} if judged is None else judged
+        self.plans: dict[Key, Plan] = {}
+        self.times: dict[Key, float] = {}
         """Of plans folded along their symmetries."""
-        self.iterations: dict[object, Played] = {}
+        self.iterations: dict[Key, Played] = {}
         """Of small plans as a whole."""
 
     def decide(self, candidates: Sequence[Candidate]) -> Verdict:
@@ -72,8 +85,8 @@ class Trial:
         lighter = lightened(candidates[0], self.scope)
         if lighter != candidates[0].plan:
             entries.append(replace(candidates[0], plan=lighter, is_played=False))
-        times = self.exact_seconds(entries)
-        order = sorted(range(len(entries)), key=lambda index: (times[index], entries[index].effort, index))
+        times = self._deciding_seconds(entries)
+        order = sorted(range(len(entries)), key=lambda at: (float(f"{times[at]:.9g}"), entries[at].effort, at))
         first, best = order[0], self._placed(entries[order[0]])
         predicted = Predicted(
             iteration_seconds=times[first],
@@ -95,8 +108,21 @@ class Trial:
         play = partial(iteration_seconds, chain=self.prices.chain, cluster=self.calm, model=self.prices.model)
         for whole in (False, True):
             some = {key: one for key, one in fresh.items() if _is_tiny(one) is whole}
+            if not whole:
+                self.times |= {key: self.judged[key] for key in some if key in self.judged}
+                some = {key: one for key, one in some.items() if key not in self.judged}
             self.times.update(zip(some, self._map(partial(play, whole=whole), some.values()), strict=True))
         return [self.times[one.key] for one in candidates]
+
+    def _deciding_seconds(self, candidates: Sequence[Candidate]) -> list[float]:
+        """Folded times, and ``exact_seconds`` of all that may be the fastest by them."""
+        times, best = self.seconds(candidates), math.inf
+        for index in sorted(range(len(candidates)), key=times.__getitem__):
+            candidate = candidates[index]
+            if times[index] < best * (1 - _SAME if candidate.folds_exactly else _LOST):
+                (times[index],) = self.exact_seconds([candidate])
+                best = min(best, times[index])
+        return times
 
     def exact_seconds(self, candidates: Sequence[Candidate]) -> list[float]:
         """The same for small plans as a whole."""

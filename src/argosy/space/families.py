@@ -234,6 +234,23 @@ def group_norm_backward(call: Call) -> Pattern:
     return Pattern(inputs=(x, x, ("n", ""), ("n", ""), *plain), outputs=(x, ("",), ("",)))
 
 
+def nll_loss(call: Call) -> Pattern:
+    """Sums over samples and positions, or one loss for each; weights of classes are whole."""
+    target = letters(len(call.inputs[1]))
+    x = (target[0], "", *target[1:]) if target else ("",)
+    weight = (("",),) * (len(call.inputs) - 2)
+    summed = call.argument(3) != 0
+    return Pattern(inputs=(x, target, *weight), outputs=(() if summed else target, ()))
+
+
+def nll_loss_backward(call: Call) -> Pattern:
+    target = letters(len(call.inputs[2]))
+    x = (target[0], "", *target[1:]) if target else ("",)
+    weight = (("",),) * (len(call.inputs) - 4)
+    grad = target if call.inputs[0] else ()
+    return Pattern(inputs=(grad, x, target, *weight, ()), outputs=(x,))
+
+
 def permute(call: Call) -> Pattern:
     labels = letters(call.rank)
     order = list(range(call.rank))
@@ -365,7 +382,7 @@ FAMILIES: dict[str, Callable[[Call], Pattern]] = {
     for function in (
         addmm, along, attention, cat, convolution, convolution_backward, embedding, embedding_backward, expand, factory,
         flip, folded, gather, group_norm, group_norm_backward, index, index_put, layer_norm, layer_norm_backward,
-        leading, pad, permute, pointwise, repeat, scatter, select, select_backward, select_scatter, slice,
-        slice_backward, slice_scatter, split, squeeze, stack, sum, unsqueeze, whole,
+        leading, nll_loss, nll_loss_backward, pad, permute, pointwise, repeat, scatter, select, select_backward,
+        select_scatter, slice, slice_backward, slice_scatter, split, squeeze, stack, sum, unsqueeze, whole,
     )
 }  # fmt: skip

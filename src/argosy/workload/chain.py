@@ -74,6 +74,10 @@ class Layer:
     """Largest number of devices that tensor parallelism can split this layer over (its key-value heads)."""
     max_context: int = 1
     """Largest number of parts that the sequence can be cut into; 1 where that is not known to be possible."""
+    launches: float | None = None
+    """Kernels that its forward starts, over those of a transformer's block; None: one block's, if it has any FLOP."""
+    operations: tuple[int, int] | None = None
+    """Of a captured program: the first of its forward operations, and one past the last."""
     tied_to: int | None = None
     """Index of the layer whose weights this one shares."""
     tied_parameters: int = 0
@@ -89,8 +93,8 @@ class Layer:
 
     @property
     def cost_key(self) -> tuple[object, ...]:
-        """Everything but its name and whose weights it shares: equal for layers that cost the same."""
-        return tuple(value for name, value in vars(self).items() if name not in ("name", "tied_to"))
+        """Everything but its name, its place and whose weights it shares: equal for layers that cost the same."""
+        return tuple(value for name, value in vars(self).items() if name not in ("name", "operations", "tied_to"))
 
     def __repr__(self) -> str:
         parameters, flop = self.parameters / 1e6, self.forward_flop / 1e9
@@ -132,6 +136,11 @@ class Chain:
         scatters gradients and gathers weights."""
         summed = (self.reduce_dtype or self.gradient_dtype or self.dtype).bytes
         return (summed + self.dtype.bytes) / 2 if zero else float(summed)
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether its layers are segments of a program (``space.segments``)."""
+        return bool(self.layers) and self.layers[0].operations is not None
 
     @cached_property
     def parameters(self) -> int:

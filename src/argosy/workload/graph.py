@@ -26,6 +26,17 @@ ITEM_BYTES = {
     "int8": 1,
     "uint8": 1,
     "bool": 1,
+    "complex128": 16,
+    "complex64": 8,
+    "complex32": 4,
+    "uint64": 8,
+    "uint32": 4,
+    "uint16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
 }
 
 
@@ -88,6 +99,11 @@ class Value:
     def is_floating(self) -> bool:
         return "float" in self.dtype
 
+    @cached_property
+    def has_gradients(self) -> bool:
+        """Whether a tensor of this dtype can be differentiated."""
+        return self.is_floating or "complex" in self.dtype
+
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
@@ -112,6 +128,22 @@ class Node:
         return tuple(references((self.arguments, tuple(value for _, value in self.keywords))))
 
 
+OWN_GRADIENT = "argosy.own_gradient.default"
+"""An operation that returns its first list of values, whose gradients are found by an ``OwnGradient``. Its arguments
+are (values, the inputs that get gradients, what the backward reads, the number of the ``OwnGradient``)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnGradient:
+    """A backward that the program wrote itself, as a ``torch.autograd.Function``."""
+
+    nodes: tuple[Node, ...]
+    given: tuple[int, ...]
+    """Values that stand for the gradients of the results."""
+    gradients: tuple[int, ...]
+    """Of the inputs."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Graph:
     """A forward, a loss and a backward, or one stage's part of them; the optimizer is not in it."""
@@ -130,6 +162,8 @@ class Graph:
     """(value, its elements as nested tuples)."""
     sent: tuple[int, ...] = ()
     """Values that other stages read."""
+    own_gradients: tuple[OwnGradient, ...] = ()
+    """Of a forward alone, whose other operations torch differentiates."""
 
     def with_role(self, role: Role) -> tuple[int, ...]:
         return tuple(index for index, value in enumerate(self.values) if value.role is role)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import MISSING, fields
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -23,8 +22,8 @@ from pydantic import Field
 
 from argosy.document import Document, Schema, is_there, parse_json, read_json, validate
 from argosy.errors import InputError, Problem, bad_input, closest
-from argosy.workload.chain import Layer
-from argosy.workload.fields import Amount, Count, DtypeField, Name, Natural
+from argosy.workload.fields import Amount, Count, DtypeField, Name
+from argosy.workload.layers_file import LayerSchema, layer_problems, without_defaults
 from argosy.workload.profile import Profile, ProfileRow
 
 VERSION = 1
@@ -40,30 +39,6 @@ class _Row(Schema):
     peak_bytes: Amount | None = None
 
 
-class _Layer(Schema):
-    name: Name
-    kind: Name
-    parameters: Natural
-    activation_bytes: Amount
-    output_bytes: Amount
-    forward_flop: Amount = 0.0
-    backward_flop: Amount = 0.0
-    selective_bytes: Amount = 0.0
-    selective_flop: Amount = 0.0
-    working_bytes: Amount = 0.0
-    reduced_bytes: Amount = 0.0
-    active_parameters: Natural | None = None
-    expert_parameters: Natural = 0
-    num_experts: Natural = 0
-    routed_bytes: Amount = 0.0
-    key_value_bytes: Amount = 0.0
-    attention_flop: Amount = 0.0
-    max_tensor_width: Count = 1
-    max_context: Count = 1
-    tied_to: Natural | None = None
-    tied_parameters: Natural = 0
-
-
 class ProfileSchema(Schema):
     version: Literal[1]
     device: Name
@@ -71,7 +46,7 @@ class ProfileSchema(Schema):
     sequence_length: Count = 1
     measured: str = ""
     rows: list[_Row]
-    layers: list[_Layer] = Field(default_factory=list)
+    layers: list[LayerSchema] = Field(default_factory=list)
 
 
 def read_profile(path: Path | str) -> Profile:
@@ -102,7 +77,7 @@ def parse_profile(text: str, *, file: str) -> Profile:
 def profile_of(document: Document) -> Profile:
     """The profile in a document, or every problem in it."""
     content = validate(document, ProfileSchema)
-    problems = [*_layer_problems(document, content), *_row_problems(document, content)]
+    problems = [*layer_problems(document, content.layers), *_row_problems(document, content)]
     if problems:
         raise InputError(sorted(problems, key=lambda problem: problem.line or 0))
     return Profile(
@@ -111,7 +86,7 @@ def profile_of(document: Document) -> Profile:
         sequence_length=content.sequence_length,
         measured=content.measured,
         rows=tuple(ProfileRow(**row.model_dump()) for row in content.rows),
-        layers=tuple(Layer(**layer.model_dump()) for layer in content.layers),
+        layers=tuple(layer.value() for layer in content.layers),
     )
 
 
@@ -122,12 +97,12 @@ def profile_to_dict(profile: Profile) -> dict[str, Any]:
         "device": profile.device,
         "model": profile.model,
         "sequence_length": profile.sequence_length,
-        "rows": [_without_defaults(row) for row in profile.rows],
+        "rows": [without_defaults(row) for row in profile.rows],
     }
     if profile.measured:
         content["measured"] = profile.measured
     if profile.layers:
-        content["layers"] = [_without_defaults(layer) for layer in profile.layers]
+        content["layers"] = [without_defaults(layer) for layer in profile.layers]
     return content
 
 
@@ -138,22 +113,6 @@ def dump_profile(profile: Profile) -> str:
 
 def write_profile(profile: Profile, path: Path | str) -> None:
     Path(path).write_text(dump_profile(profile), encoding="utf-8")
-
-
-def _without_defaults(value: ProfileRow | Layer) -> dict[str, Any]:
-    pairs = [(field, getattr(value, field.name)) for field in fields(value)]
-    return {field.name: content for field, content in pairs if field.default is MISSING or content != field.default}
-
-
-def _layer_problems(document: Document, content: ProfileSchema) -> Iterator[Problem]:
-    seen: set[str] = set()
-    for index, layer in enumerate(content.layers):
-        if layer.name in seen:
-            yield document.problem(("layers", index, "name"), "a name that no other layer has", layer.name)
-        seen.add(layer.name)
-        if layer.tied_to is not None and layer.tied_to >= len(content.layers):
-            expected = f"the index of a layer, below {len(content.layers)}"
-            yield document.problem(("layers", index, "tied_to"), expected, layer.tied_to)
 
 
 def _row_problems(document: Document, content: ProfileSchema) -> Iterator[Problem]:

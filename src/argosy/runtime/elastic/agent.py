@@ -1,4 +1,4 @@
-"""One agent per host: ``python -m argosy.runtime.elastic.agent JOB``, with the job as JSON.
+"""One agent per host: ``python -m argosy.runtime.elastic.agent RUN.json NODE ADDRESS``.
 
 It starts the workers of its devices, holds copies of training state for its own workers and for those of the host
 before it, and does as the leader says. Where nobody leads, the first host (in the cluster's order) that can be reached
@@ -18,19 +18,20 @@ from typing import Any
 
 from argosy.cluster.file import cluster_from_content
 from argosy.cost.remembered import cost_model_of
-from argosy.errors import ArgosyError
+from argosy.errors import ArgosyError, InputError, Problem
 from argosy.plan.file import load_plan
-from argosy.plan.plan import Plan
+from argosy.plan.plan import ModelRef, Plan
+from argosy.runtime.agreement import differences, given_facts
 from argosy.runtime.elastic.claims import Claims, Host, Outcome
 from argosy.runtime.elastic.copies import Header, Store
-from argosy.runtime.elastic.job import Events, Job
+from argosy.runtime.elastic.events import Events
 from argosy.runtime.elastic.leader import DeposedError, Leader
 from argosy.runtime.elastic.replan import Replanner
 from argosy.runtime.elastic.wire import Line, LostError, Message
 from argosy.runtime.elastic.workers import Workers
 from argosy.runtime.orphan import end_with_parent
+from argosy.runtime.run_spec import RunSpec, dumps_run_spec, read_run_spec
 from argosy.workload.chain import Chain
-from argosy.workload.load import load_model
 
 LEFT = Outcome(message="this host has left the job, as it was told to", exit_code=0)
 
@@ -38,13 +39,14 @@ LEFT = Outcome(message="this host has left the job, as it was told to", exit_cod
 class Agent:
     """A host's part of an elastic job."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        plan = load_plan(job.plan)
-        self.replanner = replanner_of(job, plan)
-        node = next(node for node in self.replanner.cluster.nodes if node.name == job.node)
-        self.devices = node.devices
-        self.claims = Claims(job.folder)
+    def __init__(self, spec: RunSpec, node: str, address: str) -> None:
+        """``node`` is the host's name in the plan's cluster, ``address`` where other hosts reach it."""
+        self.spec, self.node, self.address = spec, node, address
+        plan = load_plan(spec.plan)
+        self.facts = given_facts(spec, plan, elastic=True)
+        self.replanner = replanner_of(spec, plan)
+        self.devices = next(known.devices for known in self.replanner.cluster.nodes if known.name == node)
+        self.claims = Claims(spec.folder)
         self.token = self.claims.token()
         self.store = Store()
         self.workers = Workers(self._report)
@@ -58,7 +60,7 @@ class Agent:
     async def run(self) -> Outcome:
         """Until the job is over, or this host has left it."""
         server = await self.listen()
-        self.here = Host(name=self.job.node, address=self.job.address, port=server.sockets[0].getsockname()[1])
+        self.here = Host(name=self.node, address=self.address, port=server.sockets[0].getsockname()[1])
         self.claims.register(self.here)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._leave)
         await self.workers.prepare()
@@ -75,15 +77,15 @@ class Agent:
             if self.claims.outcome():
                 self.claims.clear()  # an agent that came late may have written what the last leader had removed
             else:
-                self.claims.unregister(self.job.node)
+                self.claims.unregister(self.node)
 
     async def listen(self) -> asyncio.Server:
-        return await asyncio.start_server(self._serve, self.job.address, 0)
+        return await asyncio.start_server(self._serve, self.address, 0)
 
     def _leave(self) -> None:
         """The notice that this host will be taken away."""
         self.is_leaving = True
-        asyncio.get_running_loop().call_later(self.job.grace, self.left.set)
+        asyncio.get_running_loop().call_later(self.spec.grace, self.left.set)
         if self.upward is not None:
             self.upward.send({"kind": "leaving"})
         else:
@@ -103,7 +105,7 @@ class Agent:
                     outcome = await self._lead()
             if outcome is not None:
                 return outcome
-            await asyncio.sleep(self.job.interval)
+            await asyncio.sleep(self.spec.interval)
 
     async def _find_leader(self) -> Line | None:
         """A connection to whoever leads: the last who claimed, or where that is long ago any host that can be reached:
@@ -113,17 +115,17 @@ class Agent:
         if self._is_vacant():
             candidates += await self._reaches([hosts[name] for name in self.replanner.order if name in hosts])
         for name in candidates:
-            line = await self._join(hosts[name]) if name in hosts and name != self.job.node else None
+            line = await self._join(hosts[name]) if name in hosts and name != self.node else None
             if line is not None:
                 return line
         return None
 
     def _is_vacant(self) -> bool:
         """Whether nobody leads as far as the run's folder tells."""
-        return self.claims.newest() is None or self.claims.silence() > self.job.lost_after
+        return self.claims.newest() is None or self.claims.silence() > self.spec.lost_after
 
     def _earlier(self) -> list[str]:
-        return self.replanner.order[: self.replanner.order.index(self.job.node)]
+        return self.replanner.order[: self.replanner.order.index(self.node)]
 
     async def _is_first(self) -> bool:
         """Whether it is for this host to lead: nobody does, and no earlier host can be reached."""
@@ -132,13 +134,16 @@ class Agent:
 
     async def _join(self, host: Host) -> Line | None:
         """None where that host cannot be reached or does not lead."""
-        hello = {"kind": "join", "host": vars(self.here), "devices": self.devices, "leaving": self.is_leaving}
+        about = {"devices": self.devices, "leaving": self.is_leaving, "facts": self.facts}
+        hello = {"kind": "join", "host": vars(self.here), **about}
         try:
-            patience = self.job.lost_after / 2
+            patience = self.spec.lost_after / 2
             line = await Line.open(host.address, host.port, self.token, hello, patience=patience)
             answer = await line.receive(patience=patience)
         except LostError:
             return None
+        if answer["kind"] == "refused":
+            raise InputError([Problem(**problem) for problem in answer["problems"]])
         if answer["kind"] == "no":
             line.close()
             return None
@@ -151,7 +156,7 @@ class Agent:
 
     async def _ping(self, host: Host) -> bool:
         try:
-            patience = self.job.lost_after / 3
+            patience = self.spec.lost_after / 3
             line = await Line.open(host.address, host.port, self.token, {"kind": "ping"}, patience=patience)
             await line.receive(patience=patience)
         except LostError:
@@ -161,7 +166,7 @@ class Agent:
 
     async def _lead(self) -> Outcome | None:
         """Lead, and follow ourselves; None where somebody else is to lead."""
-        self.leader = Leader(self.job, self.claims, self.replanner)
+        self.leader = Leader(self.spec, self.node, self.claims, self.replanner)
         leading = asyncio.create_task(self.leader.lead())
         line = await self._join(self.here)
         following = asyncio.create_task(self._follow(line)) if line else leading
@@ -169,7 +174,7 @@ class Agent:
             await asyncio.wait({leading, following}, return_when=asyncio.FIRST_COMPLETED)
             return await leading if leading.done() else None
         except DeposedError as error:
-            Events(self.job.folder, self.job.node).write("deposed", why=str(error))
+            Events(self.spec.folder, self.node).write("deposed", why=str(error))
             return None
         finally:
             for task in (leading, following):
@@ -182,10 +187,10 @@ class Agent:
     async def _follow(self, line: Line) -> Outcome | None:
         """Do as the leader says until the job is over; None where the leader is lost."""
         self.upward = line
-        beating = asyncio.create_task(line.beat(self.job.interval))
+        beating = asyncio.create_task(line.beat(self.spec.interval))
         try:
             while True:
-                outcome = await self._obey(line, await line.receive(patience=self.job.lost_after))
+                outcome = await self._obey(line, await line.receive(patience=self.spec.lost_after))
                 if outcome is not None:
                     return outcome
         except LostError:
@@ -221,9 +226,9 @@ class Agent:
         base = message["base"]
         self.store.keep_only(None if base["moment"] is None else tuple(base["moment"]))
         names = [name for name, _, _ in message["ring"]]
-        following = message["ring"][(names.index(self.job.node) + 1) % len(names)]
+        following = message["ring"][(names.index(self.node) + 1) % len(names)]
         common = {
-            "job": self.job.dumps(),
+            "run": dumps_run_spec(self.spec),
             "plan": message["plan"],
             "generation": self.generation,
             "last": message["last"],
@@ -244,7 +249,7 @@ class Agent:
                 "MASTER_ADDR": message["master"][0],
                 "MASTER_PORT": str(message["master"][1]),
             }
-            log = str(self.job.folder / f"worker-{device}.log")
+            log = str(self.spec.folder / f"worker-{device}.log")
             await self.workers.start(device, {**common, "rank": rank, "environment": environment, "log": log})
 
     def _free_port(self) -> int:
@@ -261,13 +266,19 @@ class Agent:
         """Whoever connects: a host that joins, a worker with a copy, a worker that wants one."""
         line = Line(reader, writer)
         try:
-            if not await line.opens_with(self.token, patience=self.job.lost_after):
+            if not await line.opens_with(self.token, patience=self.spec.lost_after):
                 return
-            hello = await line.receive(patience=self.job.lost_after)
+            hello = await line.receive(patience=self.spec.lost_after)
             match hello["kind"]:
                 case "join" if self.leader is not None:
-                    line.send({"kind": "welcome"})
-                    await self.leader.admit(line, hello)
+                    name = hello["host"]["name"]
+                    problems = differences([self.facts, hello["facts"]], [self.node, name])
+                    if problems:
+                        self.leader.events.write("refused", host=name, why="; ".join(map(str, problems)))
+                        line.send({"kind": "refused", "problems": [vars(problem) for problem in problems]})
+                    else:
+                        line.send({"kind": "welcome"})
+                        await self.leader.admit(line, hello)
                 case "join":
                     line.send({"kind": "no"})
                 case "ping":
@@ -289,9 +300,9 @@ class Agent:
             line.close()
 
 
-def replanner_of(job: Job, plan: Plan) -> Replanner:
+def replanner_of(spec: RunSpec, plan: Plan) -> Replanner:
     """Make the planner of later generations, with the cost model of the first plan."""
-    costs, chain = cost_model_of(plan, job.profile), _chain(job, plan.model)
+    costs, chain = cost_model_of(plan, spec.profiles), _chain(spec, plan.model)
     return Replanner(
         first=plan,
         cluster=costs.cluster(cluster_from_content(plan.cluster.content)),
@@ -300,13 +311,12 @@ def replanner_of(job: Job, plan: Plan) -> Replanner:
     )
 
 
-def _chain(job: Job, model: Any) -> Chain | None:
-    """The model's costs, where they can be found."""
-    name = job.model or model.name
+def _chain(spec: RunSpec, model: ModelRef) -> Chain | None:
+    """The model's costs, if they can be found."""
     try:
-        return load_model(name, sequence_length=model.sequence_length, dtype=model.dtype, optimizer=model.optimizer)
+        return spec.chain(model)
     except ArgosyError:
-        if job.model is not None:
+        if spec.model is not None:
             raise
         return None
 
@@ -314,9 +324,10 @@ def _chain(job: Job, model: Any) -> Chain | None:
 def main(values: list[str]) -> int:
     end_with_parent()
     try:
-        job = Job.loads(values[0])
-        job.folder.mkdir(parents=True, exist_ok=True)
-        outcome = asyncio.run(_run(job))
+        file, node, address = values
+        spec = read_run_spec(file)
+        spec.folder.mkdir(parents=True, exist_ok=True)
+        outcome = asyncio.run(_run(spec, node, address))
     except ArgosyError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
@@ -325,8 +336,8 @@ def main(values: list[str]) -> int:
     return outcome.exit_code
 
 
-async def _run(job: Job) -> Outcome:
-    return Claims(job.folder).outcome() or await Agent(job).run()
+async def _run(spec: RunSpec, node: str, address: str) -> Outcome:
+    return Claims(spec.folder).outcome() or await Agent(spec, node, address).run()
 
 
 if __name__ == "__main__":

@@ -24,17 +24,17 @@ def end_with_agent() -> None:
     threading.Thread(target=follow, name="agent", daemon=True).start()
 
 
-def begin(spec: dict[str, Any], pipe: Connection) -> None:
+def begin(task: dict[str, Any], pipe: Connection) -> None:
     """Become the worker: its environment, its log, its end with its agent; then train."""
     end_with_agent()
-    os.environ.update(spec["environment"])
-    log = Path(spec["log"])
+    os.environ.update(task["environment"])
+    log = Path(task["log"])
     with log.open("ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     from argosy.runtime.elastic.training import work
 
     with contextlib.suppress(OSError):  # the agent has gone, and we go with it
-        pipe.send(work(spec, pipe))
+        pipe.send(work(task, pipe))
     sys.stdout.flush()
     os._exit(0)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from argosy.errors import InputError, Problem
 from argosy.runtime.elastic.claims import Claims
-from argosy.runtime.elastic.job import Job
 from argosy.runtime.folder import CHECKPOINTS, checkpoints, forget_after, steps_saved
+from argosy.runtime.run_spec import RunSpec
 
 
-def check_folder(job: Job) -> None:
+def check_folder(spec: RunSpec) -> None:
     """Raise an ``InputError`` where an earlier run's checkpoints would be taken for this one's."""
-    claims = Claims(job.folder)
+    claims = Claims(spec.folder)
     outcome = claims.outcome()
-    if job.resume:
+    if spec.resume:
         claims.begin_again()
         if claims.newest() is None:  # here, before anybody reads what is added
-            forget_after(job.folder, steps_saved(job.folder))
+            forget_after(spec.folder, steps_saved(spec.folder))
     elif outcome is not None:
         found, expected = f"a run that is over: {outcome.message}", "another folder, or --resume to train more steps"
         raise InputError([Problem(path="--out", found=found, expected=expected)])
-    elif claims.newest() is None and checkpoints(job.folder / CHECKPOINTS):
+    elif claims.newest() is None and checkpoints(spec.folder / CHECKPOINTS):
         expected = "another folder, or --resume to go on from them"
         raise InputError([Problem(path="--out", found="checkpoints of an earlier run", expected=expected)])

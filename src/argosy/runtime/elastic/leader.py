@@ -22,13 +22,14 @@ from argosy.plan.file import dumps_plan
 from argosy.plan.plan import Plan
 from argosy.runtime.elastic.claims import Claim, Claims, Host, Outcome
 from argosy.runtime.elastic.copies import Header, Source
-from argosy.runtime.elastic.job import Events, Job
+from argosy.runtime.elastic.events import Events
 from argosy.runtime.elastic.origin import newest_base, steps_told
 from argosy.runtime.elastic.replan import Replanner
 from argosy.runtime.elastic.watch import Generation, Watch
 from argosy.runtime.elastic.wire import Line, LostError, Message
 from argosy.runtime.folder import forget_after
 from argosy.runtime.ranks import devices_by_rank
+from argosy.runtime.run_spec import RunSpec
 
 _MOST_BARREN = 5
 """Generations in a row that end before their first step."""
@@ -56,9 +57,10 @@ class Member:
 class Leader:
     """Leads until the job is over."""
 
-    def __init__(self, job: Job, claims: Claims, replanner: Replanner) -> None:
-        self.job, self.claims, self.replanner = job, claims, replanner
-        self.events = Events(job.folder, job.node)
+    def __init__(self, spec: RunSpec, node: str, claims: Claims, replanner: Replanner) -> None:
+        """``node`` is the host that leads."""
+        self.spec, self.node, self.claims, self.replanner = spec, node, claims, replanner
+        self.events = Events(spec.folder, node)
         self.members: dict[str, Member] = {}
         self.inbox: asyncio.Queue[tuple[str, Message]] = asyncio.Queue()
         claim = claims.newest()
@@ -83,10 +85,10 @@ class Leader:
             self.inbox.put_nowait((host.name, {"kind": "lost", "why": "its agent was started again"}))
         self.members[host.name] = member
         self.inbox.put_nowait((host.name, {"kind": "joined"}))
-        beating = asyncio.create_task(line.beat(self.job.interval))
+        beating = asyncio.create_task(line.beat(self.spec.interval))
         try:
             while True:
-                message = await line.receive(patience=self.job.lost_after)
+                message = await line.receive(patience=self.spec.lost_after)
                 if "answer" in message:
                     member.answers.put_nowait(message)
                 elif message["kind"] != "beat":
@@ -122,15 +124,15 @@ class Leader:
         while True:
             newest = self.claims.newest()
             if self.claims.outcome() or (newest and newest.generation > self.number):
-                self.inbox.put_nowait((self.job.node, {"kind": "deposed"}))
+                self.inbox.put_nowait((self.node, {"kind": "deposed"}))
                 return
             self.claims.beat()
-            await asyncio.sleep(self.job.interval)
+            await asyncio.sleep(self.spec.interval)
 
     async def _gather(self) -> None:
         """Wait for the hosts of the plan, or of the generation before; a part of less than half gives others time."""
         expected = set(self.replanner.hosts) if self.is_first else self.previous
-        patience = self.job.gather if self.is_first else self.job.lost_after
+        patience = self.spec.gather if self.is_first else self.spec.lost_after
         begin = time.monotonic()
         while not expected <= self.members.keys():
             waited = time.monotonic() - begin
@@ -145,7 +147,7 @@ class Leader:
     async def _form(self) -> Generation | Outcome:
         """(1) to (5)."""
         began, told = time.monotonic(), False
-        while time.monotonic() - began < self.job.wait:
+        while time.monotonic() - began < self.spec.wait:
             await self._stop()
             members = await self._connected()
             if not self.is_settled and not self._is_enough():
@@ -157,10 +159,10 @@ class Leader:
                 self.events.write("waiting", hosts=members, why="no plan fits on these hosts")
                 told = True
             if plan is None:
-                await asyncio.sleep(self.job.interval)
+                await asyncio.sleep(self.spec.interval)
             elif set(members) <= self.members.keys():
                 return self._start(plan, members)
-        message = f"no plan fits on the hosts that are there, and nobody came for {self.job.wait:g} s"
+        message = f"no plan fits on the hosts that are there, and nobody came for {self.spec.wait:g} s"
         return Outcome(message=message, exit_code=InfeasibleError.exit_code)
 
     async def _stop(self) -> None:
@@ -180,7 +182,7 @@ class Leader:
             member.line.send({"kind": "dismissed"})
             self.previous.discard(member.host.name)
             del self.members[member.host.name]
-        if self.job.node not in self.members:
+        if self.node not in self.members:
             self.claims.release()
             raise DeposedError("this host leaves")
         names = await self.connected()
@@ -200,7 +202,7 @@ class Leader:
                 name: sum(other not in reached[name] or name not in reached[other] for other in names if other != name)
                 for name in names
             }
-            worst = max((name for name in names if name != self.job.node), key=missing.__getitem__, default=None)
+            worst = max((name for name in names if name != self.node), key=missing.__getitem__, default=None)
             if worst is None or not missing[worst]:
                 return names
             names.remove(worst)
@@ -221,15 +223,15 @@ class Leader:
             for name in members
             for header in self.members[name].headers
         ]
-        base = newest_base(self.job.folder, held)
+        base = newest_base(self.spec.folder, held)
         if self.last is None:
-            self.last = base.step + self.job.steps
+            self.last = base.step + self.spec.steps
         self.number += 1
-        claim = Claim(generation=self.number, leader=self.job.node, members=tuple(members), last=self.last)
+        claim = Claim(generation=self.number, leader=self.node, members=tuple(members), last=self.last)
         if not self.claims.claim(claim):
             raise DeposedError(f"generation {self.number} was claimed by another")
         if self.number == 1:  # an earlier run in this folder may have left its own
-            forget_after(self.job.folder, base.step)
+            forget_after(self.spec.folder, base.step)
         ranks = devices_by_rank(plan)
         by_rank = [self.replanner.host_of(device) for device in ranks]
         start = {
@@ -244,7 +246,7 @@ class Leader:
             "last": self.last,
         }
         self.tell_all(start, members)
-        done = steps_told(self.job.folder)
+        done = steps_told(self.spec.folder)
         self.events.write(
             "generation",
             generation=self.number,
@@ -278,7 +280,7 @@ class Leader:
 
     async def _answer(self, member: Member, serial: int) -> Message | None:
         try:
-            async with asyncio.timeout(self.job.lost_after):
+            async with asyncio.timeout(self.spec.lost_after):
                 while True:
                     answer = await member.answers.get()
                     if answer["answer"] == serial:

@@ -65,18 +65,16 @@ def regrouped(plan: Plan, devices: Collection[str]) -> Plan | None:
         plan = _one_stage_per_worker(plan)
     stages: list[Stage] = []
     orphaned = 0
-    unplaced: tuple[tuple[int, int], ...] = ()
     for stage in plan.stages:
         here = tuple(replica for replica in stage.replicas if set(replica.devices) <= set(devices))
         if here:
-            first, ops = stage.first - orphaned, tuple(sorted((*unplaced, *stage.ops)))
-            stages.append(replace(stage, first=first, ops=ops, replicas=_shared(here, plan.micro_batch_size)))
-            orphaned, unplaced = 0, ()
+            shared = _shared(here, plan.micro_batch_size)
+            stages.append(replace(stage, first=stage.first - orphaned, replicas=shared))
+            orphaned = 0
         elif stages:
-            stages[-1] = replace(stages[-1], end=stage.end, ops=tuple(sorted((*stages[-1].ops, *stage.ops))))
+            stages[-1] = replace(stages[-1], end=stage.end)
         else:
             orphaned += stage.end - stage.first
-            unplaced += stage.ops
     if not stages:
         return None
     same = len(stages) == len(plan.stages)
@@ -85,13 +83,11 @@ def regrouped(plan: Plan, devices: Collection[str]) -> Plan | None:
 
 
 def _one_stage_per_worker(plan: Plan) -> Plan:
-    """The chunks of an interleaved pipeline as one stage each, layers cut evenly, operations by as many chunks."""
+    """The chunks of an interleaved pipeline as one stage each, layers cut evenly."""
     chunks, layers = plan.schedule.chunks, plan.stages[-1].end
     count = len(plan.stages) // chunks
     ends = [layers * at // count for at in range(count + 1)]
-    groups = [plan.stages[at * chunks : (at + 1) * chunks] for at in range(count)]
-    ops = [tuple(sorted(op for stage in group for op in stage.ops)) for group in groups]
-    stages = tuple(replace(plan.stages[at], first=ends[at], end=ends[at + 1], ops=ops[at]) for at in range(count))
+    stages = tuple(replace(plan.stages[at], first=ends[at], end=ends[at + 1]) for at in range(count))
     return replace(plan, stages=stages, schedule=ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from argosy.runtime.checkpoint import give_state, trainer_state
 from argosy.runtime.elastic.copies import Header, Moment, Piece, Source
 from argosy.runtime.elastic.wire import asking, hear
 from argosy.runtime.failure import in_contact
-from argosy.runtime.trainer import Held, Trainer
+from argosy.runtime.state import Stored, take_state, trainer_state
+from argosy.runtime.trainer import Trainer
 from argosy.runtime.world import gather_texts
 
 
@@ -186,28 +186,10 @@ def restore(trainer: Trainer, sources: Sequence[Source], *, near: Place, token: 
     for source in sorted(sources, key=lambda source: (source.address, source.port) != near):
         for piece in source.header.pieces:
             places.setdefault(piece.entry, []).append((source, piece))
-    wanted = [(f"model.{name}", buffer, 0) for name, buffer in trainer.buffers.items()]
-    states: list[tuple[Held, str, Tensor]] = []
-    for held in trainer.held():
-        wanted.append((f"model.{held.name}", held.parameter.data, held.begin))
-        for what, piece in _state_pieces(places, held.name):
-            same = piece.whole == held.shape
-            shape, device = (held.parameter.shape, trainer.device) if same else (piece.whole, "cpu")
-            value = torch.empty(shape, dtype=getattr(torch, piece.dtype), device=device)
-            states.append((held, what, value))
-            wanted.append((f"optimizer.{held.name}.{what}", value, held.begin if same else 0))
-    Reading(places, token=token, patience=patience).fill(wanted)
-    for held, what, value in states:
-        give_state(trainer, held, what, value)
-    trainer.gradients.after_update()
+    stored = {entry: Stored(held[0][1].whole, getattr(torch, held[0][1].dtype)) for entry, held in places.items()}
+    take_state(trainer, stored, Reading(places, token=token, patience=patience).fill)
     told = sources[0].header
     trainer.steps, trainer.scale.value, trainer.scale.calm = told.step, told.scale, told.calm
-
-
-def _state_pieces(places: dict[str, list[tuple[Source, Piece]]], name: str) -> list[tuple[str, Piece]]:
-    prefix = f"optimizer.{name}."
-    found = [(entry.removeprefix(prefix), held[0][1]) for entry, held in places.items() if entry.startswith(prefix)]
-    return [(what, piece) for what, piece in found if "." not in what]
 
 
 class Reading:
@@ -216,12 +198,13 @@ class Reading:
     def __init__(self, places: dict[str, list[tuple[Source, Piece]]], *, token: str, patience: float) -> None:
         self.places, self.token, self.patience = places, token, patience
 
-    def fill(self, wanted: Iterable[tuple[str, Tensor, int]]) -> None:
-        """``wanted``: entries, the tensors that take their rows, and the first row that each takes."""
+    def fill(self, wanted: Mapping[str, Tensor]) -> None:
+        """``wanted``: by entry, the tensor that takes its rows."""
         requests: dict[int, list[tuple[Piece, Tensor]]] = {}
         sources: dict[int, Source] = {}
-        for entry, tensor, first in wanted:
-            rows = tensor.unsqueeze(0) if tensor.dim() == 0 else tensor
+        for entry, tensor in wanted.items():
+            plain, first = tensor.as_subclass(Tensor), getattr(tensor, "first", 0)
+            rows = plain.unsqueeze(0) if plain.dim() == 0 else plain
             at, end = first, first + rows.shape[0]
             while at < end and rows.numel():
                 source, piece = self._holder(entry, at)

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import datetime
 import time
-from argparse import Namespace
+from dataclasses import replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -22,27 +21,25 @@ from argosy.adapt.controller import Reach
 from argosy.errors import ArgosyError, RunError
 from argosy.plan.file import loads_plan
 from argosy.runtime.adapting import Adapter
+from argosy.runtime.agreement import given_facts
 from argosy.runtime.elastic.copies import Header, Source
-from argosy.runtime.elastic.job import Job
 from argosy.runtime.elastic.snapshot import Copier, Place, restore
 from argosy.runtime.emulated import join_device, say_ready
 from argosy.runtime.failure import ElsewhereError, told
 from argosy.runtime.folder import CHECKPOINTS, DECISIONS, PROGRESS, TIMELINE, append
 from argosy.runtime.hardware import check_hardware
 from argosy.runtime.program import load_program
+from argosy.runtime.run_spec import RunSpec, loads_run_spec
 from argosy.runtime.saving import Saver
 from argosy.runtime.trainer import Trainer
-from argosy.runtime.worker import adapter_of, prepare, write_timeline
+from argosy.runtime.worker import RECORDED, adapter_of, compare, prepare, write_timeline
 from argosy.runtime.world import check_supported, join
 
-_RECORDED = 50
-"""Steps of a generation whose spans are kept."""
 
-
-def work(spec: dict[str, Any], pipe: Connection) -> dict[str, Any]:
+def work(task: dict[str, Any], pipe: Connection) -> dict[str, Any]:
     """Train; what the agent is told at the end."""
     try:
-        step, paused = _Worker(spec, pipe).train()
+        step, paused = _Worker(task, pipe).train()
     except ElsewhereError as error:
         return {"kind": "ending", "how": "elsewhere", "message": str(error)}
     except ArgosyError as error:
@@ -55,71 +52,73 @@ def work(spec: dict[str, Any], pipe: Connection) -> dict[str, Any]:
 
 
 class _Worker:
-    def __init__(self, spec: dict[str, Any], pipe: Connection) -> None:
-        self.spec, self.pipe = spec, pipe
-        self.job = Job.loads(spec["job"])
+    def __init__(self, task: dict[str, Any], pipe: Connection) -> None:
+        self.task, self.pipe = task, pipe
+        self.spec = loads_run_spec(task["run"])
         self.pausing = self.saving = False
         """Whether this rank was told to pause, and to save before it does."""
         self.seconds = 0.0
         """Of the last step."""
-        plan, rank = loads_plan(spec["plan"]), spec["rank"]
+        plan, rank = loads_plan(task["plan"]), task["rank"]
         join_device()
         check_supported(plan)
-        if not self.job.any_device:
+        if not self.spec.any_device:
             check_hardware(plan, rank)
-        program = load_program(self.job.program)
+        program = load_program(self.spec.program)
         try:
-            join(plan, patience=datetime.timedelta(seconds=self.job.patience))
-            self.trainer, self.data = prepare(program, plan, self._options())
+            join(plan, patience=datetime.timedelta(seconds=self.spec.patience))
+            compare(given_facts(self.spec, plan, elastic=True), plan)
+            self.trainer, self.data = prepare(program, plan, self._own_spec())
             self._take_up()
             self.saver = Saver()
         except (RuntimeError, OSError) as error:  # contact lost while everything is made ready
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ElsewhereError(f"the generation did not come about: {reason}") from error
         self.copier = self._copier()
-        self.adapter = self._adapter() if self.job.adapt != Reach.OFF else None
+        self.adapter = self._adapter() if self.spec.adapt != Reach.OFF else None
         pipe.send({"kind": "ready"})
         say_ready()
 
-    def _options(self) -> Namespace:
-        init = None if self.job.init is None or self.spec["base"]["kind"] != "start" else Path(self.job.init)
-        return Namespace(seed=self.job.seed, clip=self.job.clip, init=init, resume=False, out=self.job.folder)
+    def _own_spec(self) -> RunSpec:
+        """The run's options, of which those about its beginning count only in a generation that begins there."""
+        init = self.spec.init if self.task["base"]["kind"] == "start" else None
+        return replace(self.spec, init=init, resume=False)
 
     def _take_up(self) -> None:
         """From copies in memory, from a checkpoint, or from the beginning."""
-        base = self.spec["base"]
+        base = self.task["base"]
         if base["kind"] == "checkpoint":
             self.trainer.load(base["path"])
         elif base["kind"] == "copies":
             sources = [Source(address=a, port=p, header=Header.of(header)) for a, p, header in base["sources"]]
-            near = Place(*self.spec["near"])
-            restore(self.trainer, sources, near=near, token=self.spec["token"], patience=self.job.patience)
+            near = Place(*self.task["near"])
+            restore(self.trainer, sources, near=near, token=self.task["token"], patience=self.spec.patience)
 
     def _copier(self) -> Copier:
-        far = self.spec["far"]
-        base = self.spec["base"]
+        far = self.task["far"]
+        base = self.task["base"]
         return Copier(
             self.trainer,
-            generation=self.spec["generation"],
-            hosts=self.spec["hosts"],
-            near=Place(*self.spec["near"]),
+            generation=self.task["generation"],
+            hosts=self.task["hosts"],
+            near=Place(*self.task["near"]),
             far=None if far is None else Place(*far),
-            token=self.spec["token"],
-            patience=self.job.lost_after,
+            token=self.task["token"],
+            patience=self.spec.lost_after,
             base=tuple(base["moment"]) if base["kind"] == "copies" else (0, 0),
         )
 
     def _adapter(self) -> Adapter:
         def tell(event: dict[str, Any]) -> None:
-            append(self.job.folder / DECISIONS, {**event, "generation": self.spec["generation"]})
+            append(self.spec.folder / DECISIONS, {**event, "generation": self.task["generation"]})
 
-        return adapter_of(self.trainer, self.job, tell)
+        return adapter_of(self.trainer, self.spec, tell)
 
     def train(self) -> tuple[int, bool]:
         """Steps done, and whether it was asked to pause before the end."""
-        trainer, last = self.trainer, self.spec["last"]
+        trainer, last = self.trainer, self.task["last"]
         begun = copied = trainer.steps
-        if self.job.copy_every and begun:  # what was restored may have been the last of its kind
+        if self.spec.copy_every and begun:  # what was restored may have been the last of its kind
             self.copier.begin()
         while trainer.steps < last:
             self._step()
@@ -130,21 +129,18 @@ class _Worker:
                 self.copier.begin()
                 self.copier.wait()
                 if saving:
-                    self.saver.begin(trainer, self.job.folder / CHECKPOINTS)
+                    self.saver.begin(trainer, self.spec.folder / CHECKPOINTS)
                 self.saver.wait()
                 return trainer.steps, True
             if self.adapter is not None:
                 self.adapter.after_step(self.seconds, last - trainer.steps)
-            if self.job.copy_every and trainer.steps - copied >= self.job.copy_every and not busy:
+            if self.spec.copy_every and trainer.steps - copied >= self.spec.copy_every and not busy:
                 self.copier.begin()
                 copied = trainer.steps
-            if trainer.steps == last or (self.job.save_every and trainer.steps % self.job.save_every == 0):
-                self.saver.begin(trainer, self.job.folder / CHECKPOINTS)
-            if trainer.steps == min(last, begun + _RECORDED):
-                write_timeline(trainer, self.job.folder / TIMELINE)
-                trainer.recorder.enabled = self.adapter is not None
-                if self.adapter is not None:
-                    self.adapter.keeps_marks = False
+            if trainer.steps == last or (self.spec.save_every and trainer.steps % self.spec.save_every == 0):
+                self.saver.begin(trainer, self.spec.folder / CHECKPOINTS)
+            if trainer.steps == min(last, begun + RECORDED):
+                write_timeline(trainer, self.adapter, self.spec.folder / TIMELINE)
         self._close()
         self.saver.wait()
         self.copier.wait()
@@ -169,5 +165,5 @@ class _Worker:
         self.pipe.send({"kind": "step", "step": trainer.steps})
 
     def _tell(self, trainer: Trainer, loss: float) -> None:
-        line = {"step": trainer.steps - 1, "loss": loss, "seconds": self.seconds, "generation": self.spec["generation"]}
-        append(self.job.folder / PROGRESS, line)
+        line = {"step": trainer.steps - 1, "loss": loss, "seconds": self.seconds, "generation": self.task["generation"]}
+        append(self.spec.folder / PROGRESS, line)

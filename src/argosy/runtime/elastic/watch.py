@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _AFTERMATH = 1.0
 """Seconds in which others may say that it was their own fault, after one has failed."""
 _ASIDE = 5
-"""Silences (``Job.lost_after``) after which hosts that are there but not used are considered again."""
+"""Silences (``RunSpec.lost_after``) after which hosts that are there but not used are considered again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Watch:
     """Hears what happens, and decides when the generation ends and why."""
 
     def __init__(self, leader: Leader, generation: Generation) -> None:
-        self.leader, self.generation, self.job = leader, generation, leader.job
+        self.leader, self.generation, self.spec = leader, generation, leader.spec
         self.running = set(generation.plan.devices)
         self.hosts = {leader.replanner.host_of(device) for device in generation.plan.devices}
         self.has_stepped = False
@@ -47,7 +47,7 @@ class Watch:
     @property
     def _longest(self) -> float:
         """Seconds without a sign of progress, above what a worker itself waits for another."""
-        return self.job.patience + 2 * self.job.lost_after
+        return self.spec.patience + 2 * self.spec.lost_after
 
     async def run(self) -> Outcome | None:
         self.planning.add(asyncio.create_task(self._look_aside()))
@@ -79,7 +79,7 @@ class Watch:
             case "lost" if name in self.generation.members:
                 self._pause(f"{name}, which held copies, was lost")
             case "leaving":  # others may be told at the same time
-                asyncio.get_running_loop().call_later(self.job.interval, self._pause, f"{name} leaves")
+                asyncio.get_running_loop().call_later(self.spec.interval, self._pause, f"{name} leaves")
             case "joined" if name not in self.generation.members:
                 self._consider()
             case "planned":
@@ -128,11 +128,11 @@ class Watch:
             plan = await asyncio.to_thread(leader.replanner.plan, leader.devices(reached))
             if plan is not None and not set(plan.devices) <= set(now.devices) and _is_faster(plan, now):
                 came = {leader.replanner.host_of(device) for device in plan.devices} - self.hosts
-                leader.inbox.put_nowait((leader.job.node, {"kind": "planned", "hosts": sorted(came)}))
+                leader.inbox.put_nowait((leader.node, {"kind": "planned", "hosts": sorted(came)}))
 
     async def _look_aside(self) -> None:
         while True:
-            await asyncio.sleep(_ASIDE * self.job.lost_after)
+            await asyncio.sleep(_ASIDE * self.spec.lost_after)
             if self.leader.members.keys() - set(self.generation.members):
                 await self._plan_wider()
 

@@ -49,18 +49,18 @@ class Workers:
         process.start()
         process.join()
 
-    async def start(self, device: str, spec: Mapping[str, Any]) -> None:
+    async def start(self, device: str, task: Mapping[str, Any]) -> None:
         """A worker for a device."""
-        await asyncio.to_thread(self._start, device, spec)
+        await asyncio.to_thread(self._start, device, task)
         worker = self.running[device]
         loop = asyncio.get_running_loop()
         loop.add_reader(worker.pipe.fileno(), self._hear, device, worker)
 
-    def _start(self, device: str, spec: Mapping[str, Any]) -> None:
+    def _start(self, device: str, task: Mapping[str, Any]) -> None:
         from argosy.runtime.elastic.begin import begin
 
         ours, theirs = self.context.Pipe()
-        process = self.context.Process(target=begin, args=(dict(spec), theirs), name=device)
+        process = self.context.Process(target=begin, args=(dict(task), theirs), name=device)
         process.start()
         theirs.close()
         self.running[device] = Worker(process, ours)

@@ -72,6 +72,13 @@ def _user_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
     return [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith((*LIBRARIES, "<"))]
 
 
+def running_line() -> str:
+    """``file:line`` of the innermost user frame of the stack as it is now, or nothing."""
+    frames = [f for f in traceback.extract_stack() if not f.filename.startswith((*LIBRARIES, "<"))]
+    own = [frame for frame in frames if not frame.filename.startswith(INSTALLED)] or frames
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+
+
 def stack_line(stack: str | None) -> str:
     """``file:line`` of the innermost user frame of a recorded stack, or nothing."""
     found = ""

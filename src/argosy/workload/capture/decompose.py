@@ -4,13 +4,15 @@ An average over a tensor that is cut into unequal parts is not the average of av
 division by the whole count:
 
     (1)  mean(x)                 = sum(x) / count
-    (2)  nll_loss(mean)          = nll_loss(sum) / weight that was counted
+    (2)  nll_loss(mean)          = nll_loss(sum) / weight that was counted, which depends on the targets alone
     (3)  batch_norm in training  = sums of x and of (x - mean)^2 over samples and positions, then pointwise
     (4)  its backward            = two sums over samples and positions, then pointwise
+    (7)  other losses            = the loss of every element, then (1) or a sum
 
 so that a normalisation over the batch is synchronised by nothing more than the sums becoming global. Random masks
-(5) become ``argosy.bernoulli``, a function of (seed, place in the program, position of the element) alone: every plan,
-on every number of ranks, draws the same mask, and a rank draws only its shard.
+(5) become ``argosy.bernoulli`` and other random numbers (6) functions of ``argosy.uniform``, both functions of (seed,
+place in the program, position of the element) alone: every plan, on every number of ranks, draws the same numbers, and
+a rank draws only its shard.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import torch
 from torch import Tensor
 
 aten = torch.ops.aten
-MEAN, SUM = 1, 2
+NONE, MEAN, SUM = 0, 1, 2
 """Values of ATen's ``reduction`` argument."""
 
 _mask_count: ContextVar[Iterator[int]] = ContextVar("mask_count")
@@ -39,6 +41,17 @@ def bernoulli(like: Tensor, keep: float, place: int) -> Tensor:
 
 @bernoulli.register_fake
 def _(like: Tensor, keep: float, place: int) -> Tensor:
+    return torch.empty_like(like)
+
+
+@torch.library.custom_op("argosy::uniform", mutates_args=())
+def uniform(like: Tensor, place: int) -> Tensor:
+    """Random numbers between 0 and 1, both excluded; replaced by the runtime, which knows seed and shard."""
+    raise NotImplementedError("argosy::uniform is drawn by the runtime")
+
+
+@uniform.register_fake
+def _(like: Tensor, place: int) -> Tensor:
     return torch.empty_like(like)
 
 
@@ -60,10 +73,19 @@ def _nll_forward(op: Callable[..., Any]) -> Callable[..., Any]:
         """(2)."""
         if reduction != MEAN:
             return NotImplemented
-        total, counted = op(x, target, weight, SUM, ignore)
+        total, _ = op(x, target, weight, SUM, ignore)
+        counted = _counted(x, target, weight, ignore)
         return total / counted, counted
 
     return forward
+
+
+def _counted(x: Tensor, target: Tensor, weight: Tensor | None, ignore: int) -> Tensor:
+    """The number of targets that count, or the sum of their weights."""
+    counts = (target != ignore).to(x.dtype)
+    if weight is not None:
+        counts = counts * weight[target.clamp(0, weight.shape[0] - 1)]
+    return counts.sum()
 
 
 def _nll_backward(op: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,6 +108,32 @@ def mse_loss(x: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
 def mse_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
     scale = 2.0 / x.numel() if reduction == MEAN else 2.0
     return (x - target) * grad * scale
+
+
+def _elementwise(op: Any, place: int) -> Callable[..., Any]:
+    def loss(*given: Any) -> Any:
+        """(7)."""
+        defaults = [argument.default_value for argument in op._schema.arguments]
+        arguments = (*given, *defaults[len(given) :])
+        reduction = arguments[place]
+        if reduction == NONE:
+            return NotImplemented
+        each = op(*arguments[:place], NONE, *arguments[place + 1 :])
+        return mean(each) if reduction == MEAN else each.sum()
+
+    return loss
+
+
+def _elementwise_backward(op: Callable[..., Any], place: int) -> Callable[..., Any]:
+    def backward(grad: Tensor, x: Tensor, *arguments: Any) -> Any:
+        """(7)."""
+        reduction = arguments[place]
+        if reduction == NONE:
+            return NotImplemented
+        each = (grad / x.numel() if reduction == MEAN else grad).expand_as(x)
+        return op(each, x, *arguments[:place], NONE, *arguments[place + 1 :])
+
+    return backward
 
 
 def _over_samples(x: Tensor) -> list[int]:
@@ -152,7 +200,7 @@ def _next_place() -> int:
     return next(_mask_count.get())
 
 
-def bernoulli_p(like: Tensor, keep: float = 0.5, *, generator: object = None) -> Tensor:
+def bernoulli_p(like: Tensor, keep: float = 0.5, *, generator: None = None) -> Tensor:
     """(5)."""
     return torch.ops.argosy.bernoulli(like, keep, _next_place())  # type: ignore[no-any-return]
 
@@ -167,6 +215,112 @@ def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Ten
     return x * mask / (1 - p), mask.to(torch.bool)
 
 
+def _uniform(like: Tensor) -> Tensor:
+    return torch.ops.argosy.uniform(like, _next_place())  # type: ignore[no-any-return]
+
+
+def _normal(like: Tensor) -> Tensor:
+    """The inverse of the normal distribution at uniform numbers."""
+    return torch.erfinv(_uniform(like) * 2 - 1) * math.sqrt(2)
+
+
+def _made(size: list[int], options: dict[str, Any]) -> Tensor:
+    """A tensor that stands for a shape."""
+    return torch.empty(size, **{key: options[key] for key in ("dtype", "device") if options.get(key) is not None})
+
+
+def rand(size: list[int], **options: Any) -> Tensor:
+    """(6)."""
+    return _uniform(_made(size, options))
+
+
+def randn(size: list[int], **options: Any) -> Tensor:
+    """(6)."""
+    return _normal(_made(size, options))
+
+
+def rand_like(like: Tensor, **options: Any) -> Tensor:
+    """(6)."""
+    return _uniform(like if options.get("dtype") is None else like.to(options["dtype"]))
+
+
+def randn_like(like: Tensor, **options: Any) -> Tensor:
+    """(6)."""
+    return _normal(like if options.get("dtype") is None else like.to(options["dtype"]))
+
+
+def _whole_numbers(like: Tensor, low: int, high: int, dtype: torch.dtype | None) -> Tensor:
+    drawn = _uniform(like) * (high - low) + low
+    return drawn.floor().to(torch.int64 if dtype is None else dtype)
+
+
+def randint_low(low: int, high: int, size: list[int], *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+    """(6)."""
+    return _whole_numbers(_made(size, {**options, "dtype": torch.float64}), low, high, dtype)
+
+
+def randint(high: int, size: list[int], **options: Any) -> Tensor:
+    """(6)."""
+    return randint_low(0, high, size, **options)
+
+
+def randint_like_low(like: Tensor, low: int, high: int, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    """(6)."""
+    return _whole_numbers(like.to(torch.float64), low, high, like.dtype if dtype is None else dtype)
+
+
+def randint_like(like: Tensor, high: int, **options: Any) -> Tensor:
+    """(6)."""
+    return randint_like_low(like, 0, high, **options)
+
+
+def randperm(count: int, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+    """(6)."""
+    order: Tensor = _uniform(_made([count], {**options, "dtype": torch.float64})).argsort()
+    return order.to(torch.int64 if dtype is None else dtype)
+
+
+def normal_functional(like: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: None = None) -> Tensor:
+    """(6)."""
+    return _normal(like) * std + mean
+
+
+def normal_tensors(mean: Any, std: Any = 1.0, *, generator: None = None) -> Tensor:
+    """(6)."""
+    like = mean + std
+    drawn: Tensor = _normal(like) * std + mean
+    return drawn
+
+
+def uniform_between(like: Tensor, low: float = 0.0, high: float = 1.0, *, generator: None = None) -> Tensor:
+    """(6)."""
+    return _uniform(like) * (high - low) + low
+
+
+def exponential(like: Tensor, rate: float = 1.0, *, generator: None = None) -> Tensor:
+    """(6)."""
+    return -torch.log(_uniform(like)) / rate
+
+
+def bernoulli_of(chance: Tensor, *, generator: None = None) -> Tensor:
+    """(6)."""
+    return (_uniform(chance) < chance).to(chance.dtype)
+
+
+def bernoulli_tensor(like: Tensor, chance: Tensor, *, generator: None = None) -> Tensor:
+    """(6)."""
+    return (_uniform(like if like.is_floating_point() else like.to(chance.dtype)) < chance).to(like.dtype)
+
+
+def multinomial(chances: Tensor, count: int, replacement: bool = False, *, generator: None = None) -> Tensor:
+    """(6): the smallest of exponential numbers with these rates."""
+    if replacement and count > 1:
+        chances = chances.unsqueeze(-2).expand(*chances.shape[:-1], count, chances.shape[-1])
+        return (chances / exponential(chances)).argmax(-1)
+    chosen: Tensor = (chances / exponential(chances)).topk(count, -1).indices
+    return chosen
+
+
 TABLE: dict[Any, Callable[..., Any]] = {
     aten.mean.default: mean,
     aten.mean.dim: mean_dim,
@@ -176,10 +330,37 @@ TABLE: dict[Any, Callable[..., Any]] = {
     aten.nll_loss2d_backward.default: _nll_backward(aten.nll_loss2d_backward.default),
     aten.mse_loss.default: mse_loss,
     aten.mse_loss_backward.default: mse_loss_backward,
+    aten.smooth_l1_loss.default: _elementwise(aten.smooth_l1_loss.default, 2),
+    aten.smooth_l1_loss_backward.default: _elementwise_backward(aten.smooth_l1_loss_backward.default, 1),
+    aten.huber_loss.default: _elementwise(aten.huber_loss.default, 2),
+    aten.huber_loss_backward.default: _elementwise_backward(aten.huber_loss_backward.default, 1),
+    aten.binary_cross_entropy.default: _elementwise(aten.binary_cross_entropy.default, 3),
+    aten.binary_cross_entropy_backward.default: _elementwise_backward(aten.binary_cross_entropy_backward.default, 2),
+    aten.binary_cross_entropy_with_logits.default: _elementwise(aten.binary_cross_entropy_with_logits.default, 4),
+    aten.soft_margin_loss.default: _elementwise(aten.soft_margin_loss.default, 2),
+    aten.soft_margin_loss_backward.default: _elementwise_backward(aten.soft_margin_loss_backward.default, 1),
     aten._native_batch_norm_legit_functional.default: batch_norm,
     aten.native_batch_norm_backward.default: batch_norm_backward,
     aten.bernoulli.p: bernoulli_p,
     aten.native_dropout.default: native_dropout,
+    aten.rand.default: rand,
+    aten.randn.default: randn,
+    aten.rand_like.default: rand_like,
+    aten.randn_like.default: randn_like,
+    aten.randint.default: randint,
+    aten.randint.low: randint_low,
+    aten.randint_like.default: randint_like,
+    aten.randint_like.low_dtype: randint_like_low,
+    aten.randperm.default: randperm,
+    aten.normal_functional.default: normal_functional,
+    aten.normal.Tensor_Tensor: normal_tensors,
+    aten.normal.Tensor_float: normal_tensors,
+    aten.normal.float_Tensor: normal_tensors,
+    aten.uniform.default: uniform_between,
+    aten.exponential.default: exponential,
+    aten.bernoulli.default: bernoulli_of,
+    aten.bernoulli.Tensor: bernoulli_tensor,
+    aten.multinomial.default: multinomial,
 }
 
 

@@ -11,30 +11,19 @@ from two of the captures; the third must agree. What the user detached stays det
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_map
 
 from argosy.errors import InputError, Problem
-from argosy.workload.capture.blame import blamed
 from argosy.workload.capture.initial import FakeModel, Recording
-from argosy.workload.capture.trace import (
-    ALONE,
-    RUNS,
-    GraphWriter,
-    ModuleStack,
-    StepRoot,
-    trace_step,
-    tracing_flags,
-)
-from argosy.workload.graph import Argument, Graph, Node, Role
+from argosy.workload.capture.trace import trace
+from argosy.workload.graph import Argument, Graph, Node
 
 COUNTS = (2, 3, 5)
 """Numbers of samples that are traced. None is 1, which would make sizes look alike that are not."""
@@ -48,15 +37,24 @@ class Forward:
     """At ``COUNTS[0]`` samples."""
     others: tuple[Graph, ...]
     """At the other counts."""
-    _resized: dict[int, tuple[Node, ...]] = field(default_factory=dict, compare=False)
+    _resized: dict[tuple[int, int, int], tuple[Node, ...]] = field(default_factory=dict, compare=False)
 
-    def nodes(self, samples: int) -> tuple[Node, ...]:
-        """The operations for so many samples."""
-        if samples not in self._resized:
+    def nodes(self, samples: int, total: int | None = None) -> tuple[Node, ...]:
+        """The operations for so many samples of a batch of ``total``: sizes by the former, factors by the latter."""
+        return self._sized(-1, samples, total or samples)
+
+    def own_gradient(self, number: int, samples: int, total: int) -> tuple[Node, ...]:
+        """The operations of an ``OwnGradient``."""
+        return self._sized(number, samples, total)
+
+    def _sized(self, number: int, samples: int, total: int) -> tuple[Node, ...]:
+        key = (number, samples, total)
+        if key not in self._resized:
             graphs = (self.graph, *self.others)
-            rows = zip(*(graph.nodes for graph in graphs), strict=True)
-            self._resized[samples] = tuple(_resized_node(row, samples) for row in rows)
-        return self._resized[samples]
+            every = (graph.nodes if number < 0 else graph.own_gradients[number].nodes for graph in graphs)
+            rows = zip(*every, strict=True)
+            self._resized[key] = tuple(_resized_node(row, samples, total) for row in rows)
+        return self._resized[key]
 
     def shape(self, value: int, samples: int) -> tuple[int, ...]:
         shapes = zip(*(graph.values[value].shape for graph in (self.graph, *self.others)), strict=True)
@@ -75,10 +73,17 @@ def capture_forward(
     *,
     device: torch.device,
     autocast: torch.dtype | None = None,
+    recording: Recording | None = None,
     name: str = "program",
 ) -> Forward:
     """The forward of ``loss(model, batch)``, whatever device the model is on."""
-    first, *others = (_traced(model, loss, batch, count, device, autocast, name) for count in COUNTS)
+    fake = FakeModel(model=model, loss=loss, batch=batch, recording=recording or Recording())
+
+    def traced(count: int) -> Graph:
+        written = trace(fake, name=name, forward_only=True, samples=count, device=device, autocast=autocast)
+        return _alive(written.graph())
+
+    first, *others = map(traced, COUNTS)
     for other in others:
         if [node.op for node in other.nodes] != [node.op for node in first.nodes]:
             found = f"{len(first.nodes)} operations with {COUNTS[0]} samples, other ones with more"
@@ -86,58 +91,6 @@ def capture_forward(
     forward = Forward(first, tuple(others))
     forward.nodes(1)
     return forward
-
-
-def _traced(
-    model: nn.Module,
-    loss: Callable[..., Tensor],
-    batch: Any,
-    samples: int,
-    device: torch.device,
-    autocast: torch.dtype | None,
-    name: str,
-) -> Graph:
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-
-    def sized(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        return torch.empty((samples, *leaf.shape[1:]), dtype=leaf.dtype, device=device)
-
-    def fake(pairs: Any) -> list[tuple[str, Tensor]]:
-        return [(name, torch.empty(t.shape, dtype=t.dtype, device=device)) for name, t in pairs]
-
-    with mode:
-        batch = tree_map(sized, batch)
-        weights, buffers = fake(model.named_parameters()), fake(model.named_buffers())
-    trained = {name: weight.requires_grad for name, weight in model.named_parameters()}
-    leaves, spec = tree_flatten(batch)
-    tensors = [(keystr(path), leaf) for path, leaf in tree_flatten_with_path(batch)[0] if isinstance(leaf, Tensor)]
-    whole = FakeModel(model=model, loss=loss, batch=batch, mode=mode, recording=Recording())
-    root = StepRoot(whole, leaves, spec)
-
-    def step(given: list[Tensor], state: list[Tensor], rows: list[Tensor]) -> Any:
-        own = [w.detach().requires_grad_(trained[n]) for w, (n, _) in zip(given, weights, strict=True)]
-        held = [value.clone() for value in state]
-        names = [name for name, _ in (*weights, *buffers)]
-        named = {f"model.{n}": value for n, value in zip(names, [*own, *held], strict=True)}
-        with _precision(device, autocast):
-            result = torch.func.functional_call(root, named, tuple(rows))
-        return result, [None] * len(own), held
-
-    modules = ModuleStack(model)
-    with tracing_flags(), modules, blamed(name, expected=RUNS, suggestion=ALONE):
-        fx = trace_step(whole, step, [t for _, t in weights], [t for _, t in buffers], [t for _, t in tensors])
-    roles = [(n, Role.PARAMETER) for n, _ in weights] + [(n, Role.BUFFER) for n, _ in buffers]
-    roles += [(n, Role.INPUT) for n, _ in tensors]
-    graph = GraphWriter(name, fx, roles, len(weights), len(buffers), modules.of, detaches=True).graph()
-    return _alive(graph)
-
-
-def _precision(device: torch.device, autocast: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:
-    if autocast is None:
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, autocast, cache_enabled=False)
 
 
 def _alive(graph: Graph) -> Graph:
@@ -151,28 +104,42 @@ def _alive(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(reversed(kept)))
 
 
-def _resized_node(row: Sequence[Node], samples: int) -> Node:
+def _resized_node(row: Sequence[Node], samples: int, total: int) -> Node:
     where = f"{row[0].name} ({row[0].op}{', ' + row[0].source if row[0].source else ''})"
-    arguments = _fitted([node.arguments for node in row], samples, where)
-    keywords = tuple(
-        (key, _fitted([dict(node.keywords)[key] for node in row], samples, where)) for key, _ in row[0].keywords
-    )
-    assert isinstance(arguments, tuple)
-    return replace(row[0], arguments=arguments, keywords=keywords)
+    numbers = _numbers(row[0].op)
+    arguments = [
+        _fitted(parts, total if place in numbers else samples, total, where)
+        for place, parts in enumerate(zip(*(node.arguments for node in row), strict=True))
+    ]
+    keywords = [
+        (key, _fitted(parts, total if key in numbers else samples, total, where))
+        for (key, _), *parts in zip(row[0].keywords, *((v for _, v in node.keywords) for node in row), strict=True)
+    ]
+    return replace(row[0], arguments=tuple(arguments), keywords=tuple(keywords))
 
 
-def _fitted(parts: Sequence[Argument], samples: int, where: str) -> Argument:
+@cache
+def _numbers(op: str) -> frozenset[int | str]:
+    """The arguments of an operation, by place and name, that are numbers to compute with and no sizes."""
+    namespace, name, overload = op.split(".")
+    schema = getattr(getattr(getattr(torch.ops, namespace), name), overload)._schema
+    kinds = [str(argument.type).removeprefix("Optional[") for argument in schema.arguments]
+    places = [place for place, kind in enumerate(kinds) if kind.startswith(("Tensor", "number"))]
+    return frozenset([*places, *(schema.arguments[place].name for place in places)])
+
+
+def _fitted(parts: Sequence[Argument], samples: int, total: int, where: str) -> Argument:
     """(1), (2) on one argument as it is in the three captures."""
     first = parts[0]
     if isinstance(first, tuple):
         columns = zip(*parts, strict=True)
-        return tuple(_fitted(column, samples, where) for column in columns)
+        return tuple(_fitted(column, samples, total, where) for column in columns)
     if all(part == first for part in parts):
         return first
     if all(type(part) is int for part in parts):
         return _size(parts, samples, where)  # type: ignore[arg-type]
     if all(type(part) is float for part in parts):
-        return _factor(parts, samples, where)  # type: ignore[arg-type]
+        return _factor(parts, total, where)  # type: ignore[arg-type]
     raise _unknown(parts, where)
 
 

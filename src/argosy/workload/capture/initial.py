@@ -1,246 +1,400 @@
 """A model built without its weights, and the weights made later, one at a time.
 
-``build_fake`` runs a user's ``build`` on fake tensors and writes down every operation that it did. ``replay`` does them
-again for real, in the same order and from the same random state, and hands out each tensor as soon as nothing later
-changes it, so that
+``Recording`` lets a program build its model as usual, but keeps large tensors on the meta device: shapes without
+memory. It writes down every operation that made or changed their values. Random ones also run once on a scratch tensor
+of their shape, so that the generator goes through the same states as in an ordinary build, and its state before each is
+kept. ``materialise`` then replays, for the tensors asked for, what led to their values:
 
-- what it yields equals what a plain ``build`` would have made, bit for bit, whatever is kept of it;
-- never more than a few tensors exist at once, because a tensor that is written over as a whole starts a new life:
-  what it held before is not kept, only its draw from the random state is repeated.
+    (1)  the operations that wrote the storage of a tensor, and those that wrote what they read, backwards to the first
+    (2)  in their order, each random one from its own state of its generator
+
+which gives the very bits of the ordinary build, on every rank, whatever it keeps of the model. What a program reads
+while it builds is materialised for it:
+
+    (3)  tensors of up to ``SMALL`` elements exist at once
+    (4)  numbers, lists and arrays that are taken out of a recorded tensor, and operations that write recorded values
+         into a tensor that exists or cannot run without values, get it replayed first
+
+``build_fake`` runs a user's ``build`` in this way. Without a seed it draws no random numbers for large tensors.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Any
-from unittest.mock import patch
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map_only
+from torch.utils._pytree import tree_iter, tree_map
 
-from argosy.errors import bad_input
+from argosy.errors import InputError, Problem
 from argosy.workload.capture.blame import blamed
 
 BUILDS = "build() to return a model, a loss function and a batch"
-OVERWRITES = {"normal_", "uniform_", "zero_", "fill_", "trunc_normal_", "random_", "bernoulli_", "exponential_"}
-"""In-place operations after which nothing of the old contents is left."""
+SMALL = 2**16
+"""Elements up to which a tensor exists at once."""
+_META, _CPU = torch.device("meta"), torch.device("cpu")
+_READING_INITIALISERS = ("_no_grad_trunc_normal_", "orthogonal_", "sparse_", "dirac_")
+"""Initialisers of ``nn.init`` that read values, which do nothing on the meta device."""
+_READERS = {
+    getattr(Tensor, name)
+    for name in ("tolist", "numpy", "item", "__array__", "__bool__", "__int__", "__float__", "__index__")
+} | {Tensor.__complex__, Tensor.__reduce_ex__, Tensor.__contains__, torch.equal, torch.allclose}
+"""What takes values out of tensors without an operation that could be recorded."""
 
 
 @dataclass(frozen=True)
-class Slot:
-    """A tensor of the recording, by the order in which it first appeared."""
+class Place:
+    """A tensor as a window on a storage."""
 
-    index: int
+    storage: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass(eq=False)
+class Borrowed:
+    """A tensor that exists, as an argument of a recorded operation; copied before the program changes it."""
+
+    tensor: Tensor
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One recorded operation."""
+class _Step:
+    """One operation that wrote something."""
 
-    run: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    outputs: Any
-    name: str
-
-
-@dataclass
-class Recording:
-    """Everything that a build did to tensors."""
-
-    entries: list[Entry] = field(default_factory=list)
-    slots: dict[int, int] = field(default_factory=dict)
-    """``id`` of a fake tensor to its slot."""
-    alive: list[Tensor] = field(default_factory=list)
-    """Keeps recorded tensors alive, so that no ``id`` is used twice."""
-
-    def slot(self, tensor: Tensor) -> Slot:
-        if id(tensor) not in self.slots:
-            self.slots[id(tensor)] = len(self.alive)
-            self.alive.append(tensor)
-        return Slot(self.slots[id(tensor)])
-
-    def add(self, run: Callable[..., Any], args: Any, kwargs: Any, outputs: Any, name: str) -> None:
-        def note(part: Any) -> Any:
-            return tree_map_only(FakeTensor, self.slot, part)
-
-        self.entries.append(Entry(run, note(args), note(kwargs), note(outputs), name))
+    function: Any
+    arguments: Any
+    keywords: Any
+    reads: frozenset[int]
+    writes: tuple[int, ...]
+    made: tuple[Place | None, ...]
+    """Its results, where they are new."""
+    random_state: Tensor | None
 
 
-class _Recorder(TorchDispatchMode):
-    def __init__(self, recording: Recording) -> None:
+class Recording(TorchDispatchMode):
+    """While entered, large tensors are made on the meta device and what made them is written down."""
+
+    def __init__(self, *, draws: bool = True) -> None:
+        """Without ``draws``, random operations on large tensors do not advance their generators: for planning."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self.draws = draws
+        self.steps: list[_Step] = []
+        self.kept: dict[int, Tensor] = {}
+        """One tensor per recorded storage on the meta device: their addresses must not be used again."""
+        self.alive: list[Tensor] = []
+        """Tensors that the program itself put on the meta device and that something recorded was made like."""
+        self.borrowed: dict[int, list[Borrowed]] = {}
+        """By storage."""
+        self._reads = _Reads(self)
+
+    def __enter__(self) -> Self:
+        self._originals = {name: getattr(nn.init, name) for name in _READING_INITIALISERS if hasattr(nn.init, name)}
+        for name, original in self._originals.items():
+            setattr(nn.init, name, functools.partial(self._initialise, original))
+        self._reads.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._reads.__exit__(*error)  # type: ignore[no-untyped-call]
+        for name, original in self._originals.items():
+            setattr(nn.init, name, original)
+
+    def _initialise(self, original: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Write an initialiser down as one random operation."""
+        if not tensor.is_meta or storage_of(tensor) not in self.kept:
+            result: Tensor = original(tensor, *args, **kwargs)
+            return result
+        with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
+            state = self._advance(original, (tensor, *args), kwargs)
+        place = place_of(tensor)
+        where = frozenset({place.storage})
+        self.steps.append(_Step(original, (place, *args), kwargs, where, (place.storage,), (), state))
+        return tensor
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if kwargs.get("device") not in (None, _META):
+            kwargs = _on_cpu(kwargs)  # whatever device the program names, values are made on the CPU
+        tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, Tensor)]
+        recorded = [tensor for tensor in tensors if tensor.is_meta]
+        changed = [tensor for tensor in _changed(function, args, kwargs) if isinstance(tensor, Tensor)]
+        if tensors and not recorded:
+            return self._run(function, args, kwargs, changed)
+        foreign = bool(recorded) and all(storage_of(tensor) not in self.kept for tensor in recorded)
+        if foreign and kwargs.get("device", _META) == _META:
+            return function(*args, **kwargs)  # on the meta device because the program wants it so
+        if not tensors and not self._is_large(function, args, kwargs):
+            return function(*args, **kwargs)
+        if function is torch.ops.aten._local_scalar_dense.default or any(not tensor.is_meta for tensor in changed):
+            return self._run(function, *self._with_values(args, kwargs), changed)
+        return self._record(function, args, kwargs, bool(tensors))
+
+    def _is_large(self, function: Any, args: Any, kwargs: Any) -> bool:
+        """(3), of what is made from numbers alone. A program that asks for the meta device gets it."""
+        if kwargs.get("device") == _META:
+            return True
+        try:
+            result = function(*args, **{**_without_generator(kwargs), "device": _META})
+        except (TypeError, RuntimeError, NotImplementedError):
+            return False
+        return isinstance(result, Tensor) and result.numel() > SMALL
+
+    def _run(self, function: Any, args: Any, kwargs: Any, changed: Sequence[Tensor]) -> Any:
+        """Run an operation on tensors that exist; recorded operations keep what they were given."""
+        for tensor in changed:
+            for held in self.borrowed.pop(storage_of(tensor), ()):
+                held.tensor = held.tensor.clone()
+        return function(*args, **kwargs)
+
+    def _with_values(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """(4)."""
+
+        def value(leaf: Any) -> Any:
+            return self.materialise([leaf])[0] if isinstance(leaf, Tensor) else leaf
+
+        given: tuple[Any, Any] = tree_map(value, (args, kwargs))
+        return given
+
+    def _record(self, function: Any, args: Any, kwargs: Any, has_tensors: bool) -> Any:
+        meta_args, meta_kwargs = tree_map(_to_meta, (args, _without_generator(kwargs)))
+        asked = kwargs.get("device")
+        if "device" in kwargs or not has_tensors:
+            meta_kwargs["device"] = _META
+        try:
+            result = function(*meta_args, **meta_kwargs)
+        except (NotImplementedError, RuntimeError):
+            return self._run(function, *self._with_values(args, kwargs), ())
+        if not has_tensors and asked == _META:
+            return result
+        is_random = torch.Tag.nondeterministic_seeded in function.tags
+        state = self._advance(function, args, kwargs) if is_random else None
+        self._write_down(function, args, kwargs, result, state)
+        return result
+
+    def _write_down(self, function: Any, args: Any, kwargs: Any, result: Any, state: Tensor | None) -> None:
+        reads = frozenset(storage_of(leaf) for leaf in tree_iter((args, kwargs)) if is_recorded(leaf))
+        results = [leaf for leaf in tree_iter(result) if isinstance(leaf, Tensor)]
+        made = tuple(place_of(leaf) if storage_of(leaf) not in reads else None for leaf in results)
+        changed = [storage_of(leaf) for leaf in _changed(function, args, kwargs) if is_recorded(leaf)]
+        writes = (*(place.storage for place in made if place is not None), *changed)
+        for leaf in results:
+            self.kept.setdefault(storage_of(leaf), leaf.detach())
+        if writes:
+            arguments, keywords = tree_map(self._remember, (args, kwargs))
+            self.steps.append(_Step(function, arguments, keywords, reads, writes, made, state))
+
+    def _remember(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if leaf.is_meta:
+            self.alive.append(leaf.detach())
+            return place_of(leaf)
+        held = Borrowed(leaf.detach())
+        self.borrowed.setdefault(storage_of(leaf), []).append(held)
+        return held
+
+    def _advance(self, function: Any, args: Any, kwargs: Any) -> Tensor:
+        """Run a random operation on scratch tensors of the same shapes; its generator's state before."""
+        generator = kwargs.get("generator")
+        state = torch.get_rng_state() if generator is None else generator.get_state()
+        if not self.draws:
+            return state
+
+        def scratch(leaf: Any) -> Any:
+            return torch.empty_like(leaf, device="cpu") if isinstance(leaf, Tensor) and leaf.is_meta else leaf
+
+        real_args, real_kwargs = tree_map(scratch, (args, _on_cpu(kwargs)))
+        function(*real_args, **real_kwargs)
+        return state
+
+    def materialise(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Real tensors, on the CPU, with the values that the recorded program gave; real ones as they are."""
+        wanted = list(tensors)
+        real: dict[int, Tensor] = {}
+        with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+            for step in self.needed({storage_of(tensor) for tensor in wanted if tensor.is_meta}):
+                _replay(step, real)
+            return [self._found(tensor, real) for tensor in wanted]
+
+    def _found(self, tensor: Tensor, real: dict[int, Tensor]) -> Tensor:
+        if not tensor.is_meta:
+            return tensor
+        if storage_of(tensor) not in real:
+            found = f"a tensor of shape {tuple(tensor.shape)} on the meta device that never got values"
+            expected = "values for every weight and every tensor of the batch"
+            raise InputError([Problem(path="build()", found=found, expected=expected)])
+        return _window(real[storage_of(tensor)], place_of(tensor))
+
+    def needed(self, storages: set[int]) -> Sequence[_Step]:
+        """(1): what led to the values in these storages."""
+        needed = []
+        for step in reversed(self.steps):
+            if not storages.isdisjoint(step.writes):
+                needed.append(step)
+                storages |= step.reads
+        return needed[::-1]
+
+
+class _Reads(TorchFunctionMode):
+    """(4): what takes values out of recorded tensors gets them."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
         self.recording = recording
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        name = func._schema.name.removeprefix("aten::")
-        self.recording.add(func, args, kwargs, out, name)
-        return out
+        if function in _READERS and any(is_recorded(leaf) for leaf in tree_iter((args, kwargs))):
+            args, kwargs = self.recording._with_values(args, kwargs)
+        elif function is Tensor.__setitem__ and is_recorded(args[0]) and isinstance(args[2], (bool, int, float)):
+            args = (args[0], args[1], torch.tensor(args[2], dtype=args[0].dtype))  # torch's own would have no value
+        return function(*args, **kwargs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FakeModel:
-    """What ``build`` returned, without contents, and how to make the contents."""
+    """What ``build`` returned, its large tensors without contents, and how to make the contents."""
 
     model: nn.Module
     loss: Callable[[nn.Module, Any], Tensor]
     batch: Any
-    mode: FakeTensorMode
     recording: Recording
 
-
-@contextmanager
-def _recorded_truncation(recording: Recording) -> Iterator[None]:
-    """torch draws truncated normals until all fit, which needs contents; here it is written down as one operation."""
-    real = torch.nn.init._no_grad_trunc_normal_
-
-    def truncated(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if not isinstance(tensor, FakeTensor):
-            return real(tensor, *args, **kwargs)
-        recording.add(real, (tensor, *args), kwargs, tensor, "trunc_normal_")
-        return tensor
-
-    with patch.object(torch.nn.init, "_no_grad_trunc_normal_", truncated):
-        yield
+    def values(self) -> Iterator[tuple[str, Tensor]]:
+        """Each parameter and buffer by name, with its initial contents, one at a time."""
+        for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
+            yield name, self.recording.materialise([tensor])[0].detach()
 
 
-@contextmanager
-def _replaced_on_conversion() -> Iterator[None]:
-    """``model.double()`` and its like put new parameters in place of the old; torch's way swaps contents, and cannot
-    on fake tensors. A parameter that two modules share stays shared."""
-    converted: dict[int, tuple[Any, dict[int, tuple[Tensor, nn.Parameter]]]] = {}
+def build_fake(build: Callable[[], tuple[nn.Module, Any, Any]], *, seed: int | None = None) -> FakeModel:
+    """Run a user's ``build`` under a ``Recording``, from a seed where its initial values are wanted."""
+    recording = Recording(draws=seed is not None)
+    with torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.manual_seed(seed)
+        model, loss, batch = run_build(build, recording)
+    return FakeModel(model=model, loss=loss, batch=batch, recording=recording)
 
-    def apply(module: nn.Module, convert: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        for child in module.children() if recurse else ():
-            child._apply(convert)
-        _, done = converted.setdefault(id(convert), (convert, {}))
-        for key, old in module._parameters.items():
-            if old is not None:
-                if id(old) not in done:
-                    with torch.no_grad():
-                        done[id(old)] = (old, nn.Parameter(convert(old), requires_grad=old.requires_grad))
-                module._parameters[key] = done[id(old)][1]
-        for key, buffer in module._buffers.items():
-            module._buffers[key] = None if buffer is None else convert(buffer)
-        return module
 
-    with patch.object(nn.Module, "_apply", apply):
-        yield
+def run_build(build: Callable[[], Any], recording: Recording) -> tuple[nn.Module, Any, Any]:
+    """What ``build`` returns; an ``InputError`` for what it raises and for anything else than it should return."""
+    with blamed("build", expected=BUILDS), recording:
+        built = build()
+    match built:
+        case (nn.Module() as model, loss, batch) if callable(loss):
+            _check_memory(model)
+            return model, loss, batch
+        case (*parts,):
+            found = ", ".join(map(_kind, parts))
+        case _:
+            found = _kind(built)
+    raise InputError([Problem(path="build", found=found, expected=BUILDS)])
+
+
+def _check_memory(model: nn.Module) -> None:
+    """Parameters of their own may not share memory: an optimizer would change each of them twice."""
+    names: dict[int, str] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.numel() and (first := names.setdefault(storage_of(parameter), name)) != name:
+            found = f"two parameters in the same memory, {first} and {name}"
+            suggestion = "tie weights by assigning the parameter itself, not its data"
+            raise InputError([Problem(path="build()", found=found, expected="one", suggestion=suggestion)])
 
 
 def _kind(part: object) -> str:
     return "Tensor" if isinstance(part, Tensor) else type(part).__name__
 
 
-def build_fake(build: Callable[[], tuple[nn.Module, Any, Any]]) -> FakeModel:
-    """Run a user's ``build`` on fake tensors: no memory, whatever the size of the model."""
-    recording = Recording()
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    recorded = (mode, _recorded_truncation(recording), _replaced_on_conversion(), _Recorder(recording))
-    with ExitStack() as stack, blamed("build", expected=BUILDS):
-        for part in recorded:
-            stack.enter_context(part)
-        built = build()
-    match built:
-        case (nn.Module() as model, loss, batch) if callable(loss):
-            pass
-        case (*parts,):
-            raise bad_input(BUILDS, ", ".join(map(_kind, parts)), where="build")
-        case _:
-            raise bad_input(BUILDS, _kind(built), where="build")
-    return FakeModel(model=model, loss=loss, batch=batch, mode=mode, recording=recording)
+def _replay(step: _Step, real: dict[int, Tensor]) -> None:
+    """(2)."""
+
+    def value(leaf: Any) -> Any:
+        if isinstance(leaf, Borrowed):
+            return leaf.tensor
+        if isinstance(leaf, Place):
+            without = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device=_META)
+            return _window(real[leaf.storage], leaf) if leaf.storage in real else without
+        return leaf
+
+    args, kwargs = tree_map(value, (step.arguments, _on_cpu(step.keywords)))
+    with _from_state(step.random_state, kwargs):
+        result = step.function(*args, **kwargs)
+    for place, leaf in zip(step.made, (x for x in tree_iter(result) if isinstance(x, Tensor)), strict=False):
+        if place is not None:
+            real[place.storage] = _laid_out(leaf, place)
 
 
-def replay(
-    fake: FakeModel, wanted: Sequence[tuple[str, Tensor]], *, seed: int, device: str = "cpu"
-) -> Iterator[tuple[str, Tensor]]:
-    """Each wanted tensor of a fake model, by name, as soon as it has its initial contents."""
-    names: dict[int, list[str]] = {}
-    for name, tensor in wanted:
-        names.setdefault(fake.recording.slot(tensor).index, []).append(name)
-    player = _Player(fake.recording)
-    done: dict[int, list[int]] = {}
-    for slot in names:
-        done.setdefault(player.last.get(player.home[slot], -1), []).append(slot)
-    generator_state = torch.random.get_rng_state()
-    torch.manual_seed(seed)
+@contextlib.contextmanager
+def _from_state(state: Tensor | None, kwargs: dict[str, Any]) -> Iterator[None]:
+    """A random operation's own state of its generator, which is a copy."""
+    if state is None:
+        yield
+        return
+    if kwargs.get("generator") is not None:
+        kwargs["generator"] = torch.Generator().set_state(state)
+    before = torch.get_rng_state()
+    torch.set_rng_state(state)
     try:
-        for position, entry in enumerate(fake.recording.entries):
-            with torch.no_grad(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                player.play(entry)
-            for slot in done.get(position, ()):
-                yield from ((name, player.real(slot).detach().to(device)) for name in names[slot])
-            player.forget(position, entry)
+        yield
     finally:
-        torch.random.set_rng_state(generator_state)
+        torch.set_rng_state(before)
 
 
-class _Player:
-    """The tensors that are alive while a recording is played."""
-
-    def __init__(self, recording: Recording) -> None:
-        self.recording = recording
-        self.home = _first_with_storage(recording)
-        self.last: dict[int, int] = {}
-        """Per storage, the last entry that touches it."""
-        self.unread: set[tuple[int, int]] = set()
-        """(entry, storage): what the storage holds after the entry is written over before anything reads it."""
-        for position, entry in enumerate(recording.entries):
-            target = entry.args[0] if entry.args else None
-            if entry.name in OVERWRITES and isinstance(target, Slot) and self._is_whole(target.index):
-                home = self.home[target.index]
-                self.unread.add((self.last.get(home, -1), home))
-            self.last.update({self.home[slot]: position for slot in _slots(entry)})
-        self.live: dict[int, Tensor] = {}
-
-    def _is_whole(self, slot: int) -> bool:
-        like = self.recording.alive[slot]
-        return like.numel() * like.element_size() == like.untyped_storage().nbytes()
-
-    def real(self, slot: int) -> Tensor:
-        """The tensor of a slot; one whose contents are written over later comes back with any contents."""
-        if slot not in self.live:
-            like, home = self.recording.alive[slot], self.home[slot]
-            if home not in self.live:
-                origin = self.recording.alive[home]
-                self.live[home] = torch.empty_strided(origin.shape, origin.stride(), dtype=origin.dtype)
-            if slot != home:
-                self.live[slot] = self.live[home].as_strided(like.shape, like.stride(), int(like.storage_offset()))
-        return self.live[slot]
-
-    def play(self, entry: Entry) -> None:
-        args, kwargs = tree_map_only(Slot, lambda slot: self.real(slot.index), (entry.args, entry.kwargs))
-        made = list(tree_iter(entry.run(*args, **kwargs)))
-        for slot, tensor in zip(tree_iter(entry.outputs), made, strict=True):
-            if isinstance(slot, Slot):
-                self.live[slot.index] = tensor
-
-    def forget(self, position: int, entry: Entry) -> None:
-        """Drop what is never read again, and what is written over before it is read."""
-        touched = {self.home[slot] for slot in _slots(entry)}
-        gone = {home for home in touched if self.last[home] == position or (position, home) in self.unread}
-        if gone:
-            self.live = {slot: tensor for slot, tensor in self.live.items() if self.home[slot] not in gone}
+def _laid_out(leaf: Tensor, place: Place) -> Tensor:
+    """Some operations lay out their result otherwise than they do on the meta device."""
+    if tuple(leaf.stride()) == place.stride and leaf.storage_offset() == place.offset:
+        return leaf
+    return torch.empty_strided(place.shape, place.stride, dtype=leaf.dtype).copy_(leaf)
 
 
-def _slots(entry: Entry) -> Iterator[int]:
-    for part in tree_iter((entry.args, entry.kwargs, entry.outputs)):
-        if isinstance(part, Slot):
-            yield part.index
+def _on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {key: _CPU if key == "device" else value for key, value in kwargs.items()}
 
 
-def _first_with_storage(recording: Recording) -> dict[int, int]:
-    """Per slot, the first slot with the same storage."""
-    first: dict[int, int] = {}
-    return {
-        index: first.setdefault(tensor.untyped_storage()._cdata, index) for index, tensor in enumerate(recording.alive)
-    }
+def _without_generator(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in kwargs.items() if key != "generator"}
+
+
+def _to_meta(leaf: Any) -> Any:
+    return leaf.to("meta") if isinstance(leaf, Tensor) and not leaf.is_meta else leaf
+
+
+def is_recorded(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_meta
+
+
+def _changed(function: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments that an operation writes to."""
+    changed = []
+    for index, argument in enumerate(function._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            changed.append(args[index] if index < len(args) else kwargs.get(argument.name))
+    return changed
+
+
+def storage_of(tensor: Tensor) -> int:
+    address: int = tensor.untyped_storage()._cdata
+    return address
+
+
+def place_of(tensor: Tensor) -> Place:
+    shape, stride, offset = tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset())
+    return Place(storage_of(tensor), tensor.dtype, shape, stride, offset)
+
+
+def _window(real: Tensor, place: Place) -> Tensor:
+    """The same window on a real storage."""
+    if real.dtype != place.dtype:
+        real = real.view(place.dtype)
+    return real.as_strided(place.shape, place.stride, place.offset)

@@ -1,14 +1,15 @@
-"""One training step of a torch module, traced into a ``Graph``.
+"""The training step of a torch program as a ``Graph``.
 
 The forward, the loss and ``torch.autograd.grad`` run once on fake tensors under ``make_fx``, functionalised, with the
 few decompositions of ``decompose``. What comes out is cleaned (copies and detachments are nothing in a functional
-graph) and written as plain data. Fake and functional tensors are private torch interfaces: this folder follows torch.
+graph) and written as plain data. A forward alone, for ``forward``, is traced in the same way; ``flow`` adds what its
+differentiation needs. Fake and functional tensors are private torch interfaces: this folder follows torch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,44 +19,24 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_map_only, tree_unflatten
 
 from argosy.errors import bad_input
-from argosy.workload.capture.blame import blamed, stack_line
+from argosy.workload.capture.blame import blamed
 from argosy.workload.capture.decompose import TABLE, numbered_masks
+from argosy.workload.capture.flow import Decided, Flow, own_gradients
 from argosy.workload.capture.initial import FakeModel, build_fake
-from argosy.workload.graph import Argument, Graph, Node, Phase, Ref, Role, Symbol, Value
+from argosy.workload.capture.write import Given, GraphWriter
+from argosy.workload.graph import OWN_GRADIENT, Graph, Role
 
 Build = Callable[[], tuple[nn.Module, Callable[[nn.Module, Any], Tensor], Any]]
 
-NOTHING = {
-    "aten.detach.default",
-    "aten.alias.default",
-    "aten.clone.default",
-    "aten.lift_fresh_copy.default",
-    "aten.contiguous.default",
-}
-"""Operations that are the identity in a graph without writes."""
-DETACH = "aten.detach.default"
 RUNS = "a model and a loss that run on the batch, forward and backward"
 ALONE = "if `loss(model, batch).backward()` works by itself, this operation cannot be traced"
-
-FILLED = {
-    "aten.zeros.default": 0,
-    "aten.zeros_like.default": 0,
-    "aten.new_zeros.default": 0,
-    "aten.ones.default": 1,
-    "aten.ones_like.default": 1,
-    "aten.new_ones.default": 1,
-    "aten.empty.memory_format": 0,
-    "aten.empty_like.default": 0,
-    "aten.full_like.default": None,
-    "aten.full.default": None,
-}
-"""Operations that make a tensor of one number: which, or None where an argument says it."""
 
 
 def capture(build: Build, *, name: str = "program") -> Graph:
@@ -64,18 +45,8 @@ def capture(build: Build, *, name: str = "program") -> Graph:
 
 
 def capture_fake(fake: FakeModel, *, name: str = "program") -> Graph:
-    """The training step of a model that was already built on fake tensors; each module in the mode it was left in."""
-    parameters, buffers = list(fake.model.named_parameters()), list(fake.model.named_buffers())
-    paths, _ = tree_flatten_with_path(fake.batch)
-    leaves, spec = tree_flatten(fake.batch)
-    tensors = [(keystr(path), leaf) for path, leaf in paths if isinstance(leaf, Tensor)]
-    step = _step_function(fake, parameters, buffers, leaves, spec)
-    modules = ModuleStack(fake.model)
-    with tracing_flags(), modules, blamed(name, expected=RUNS, suggestion=ALONE):
-        traced = trace_step(fake, step, [t for _, t in parameters], [t for _, t in buffers], [t for _, t in tensors])
-    names = [(n, Role.PARAMETER) for n, _ in parameters] + [(n, Role.BUFFER) for n, _ in buffers]
-    names += [(n, Role.INPUT) for n, _ in tensors]
-    return GraphWriter(name, traced, names, len(parameters), len(buffers), modules.of).graph()
+    """The training step of a model that was already built without values; each module in the mode it was left in."""
+    return trace(fake, name=name).graph()
 
 
 def num_samples(fake: FakeModel) -> int:
@@ -91,32 +62,65 @@ def with_samples(fake: FakeModel, count: int) -> FakeModel:
     def part(tensor: Tensor) -> Tensor:
         return tensor[:count] if tensor.dim() and tensor.shape[0] == whole else tensor
 
-    with fake.mode:
-        return replace(fake, batch=tree_map_only(Tensor, part, fake.batch))
+    return replace(fake, batch=tree_map_only(Tensor, part, fake.batch))
 
 
-def _step_function(
+def trace(
     fake: FakeModel,
-    parameters: Sequence[tuple[str, Tensor]],
-    buffers: Sequence[tuple[str, Tensor]],
-    leaves: Sequence[Any],
-    spec: Any,
-) -> Callable[..., Any]:
-    """Forward, loss and gradients as a function of tensors alone."""
-    root = StepRoot(fake, leaves, spec)
+    *,
+    name: str,
+    forward_only: bool = False,
+    samples: int | None = None,
+    device: torch.device | None = None,
+    autocast: torch.dtype | None = None,
+) -> GraphWriter:
+    """The step of a model as it was written; with ``samples``, every tensor of the batch has so many rows."""
+    device = torch.device("cpu") if device is None else device
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
 
-    def step(weights: list[Tensor], state: list[Tensor], batch: list[Tensor]) -> Any:
-        trained = [w.detach().requires_grad_(p.requires_grad) for w, (_, p) in zip(weights, parameters, strict=True)]
-        held = [b.clone() for b in state]
-        named = {f"model.{n}": t for (n, _), t in zip([*parameters, *buffers], [*trained, *held], strict=True)}
-        loss = functional_call(root, named, tuple(batch))
+    def like(tensor: Tensor, rows: int | None = None) -> Tensor:
+        shape = tensor.shape if rows is None else (rows, *tensor.shape[1:])
+        return torch.empty(shape, dtype=tensor.dtype, device=device)
+
+    parameters, buffers = list(fake.model.named_parameters()), list(fake.model.named_buffers())
+    with mode:
+        weights = [like(tensor) for _, tensor in parameters]
+        state = [like(tensor) for _, tensor in buffers]
+        batch = tree_map_only(Tensor, lambda leaf: like(leaf, samples), fake.batch)
+    leaves, spec = tree_flatten(batch)
+    tensors = [(keystr(path), leaf) for path, leaf in tree_flatten_with_path(batch)[0] if isinstance(leaf, Tensor)]
+    root = StepRoot(fake, leaves, spec)
+    flow = Flow(fake.recording)
+
+    def step(given: list[Tensor], held: list[Tensor], rows: list[Tensor]) -> Any:
+        trained = [w.detach().requires_grad_(p.requires_grad) for w, (_, p) in zip(given, parameters, strict=True)]
+        kept = [value.clone() for value in held]
+        named = {f"model.{n}": t for (n, _), t in zip([*parameters, *buffers], [*trained, *kept], strict=True)}
+        with flow, Decided(), own_gradients(marked=forward_only), _precision(device, autocast):
+            loss = functional_call(root, named, tuple(rows))
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise bad_input("a scalar tensor from the loss function", type(loss).__name__, where="loss")
-        wanted = [t for t in trained if t.requires_grad]
-        grads = iter(torch.autograd.grad(loss, wanted, allow_unused=True))
-        return loss.detach(), [next(grads) if t.requires_grad else None for t in trained], held
+        gradients: list[Tensor | None] = [None] * len(trained)
+        if not forward_only:
+            wanted = [t for t in trained if t.requires_grad]
+            found = iter(torch.autograd.grad(loss, wanted, allow_unused=True) if wanted else ())
+            gradients = [next(found) if t.requires_grad else None for t in trained]
+        return loss.detach(), gradients, trained, kept
 
-    return step
+    modules = ModuleStack(fake.model)
+    with tracing_flags(), modules, blamed(name, expected=RUNS, suggestion=ALONE):
+        made = trace_step(mode, step, weights, state, [tensor for _, tensor in tensors])
+    names = [(n, Role.PARAMETER) for n, _ in parameters] + [(n, Role.BUFFER) for n, _ in buffers]
+    names += [(n, Role.INPUT) for n, _ in tensors]
+    trains = tuple(parameter.requires_grad for _, parameter in parameters)
+    given = Given(names=tuple(names), trains=trains, num_buffers=len(buffers))
+    return GraphWriter(name, made, given, modules.of, flow.stopped if forward_only else None)
+
+
+def _precision(device: torch.device, autocast: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:
+    if autocast is None:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, autocast, cache_enabled=False)
 
 
 class StepRoot(nn.Module):
@@ -132,13 +136,13 @@ class StepRoot(nn.Module):
         return self.loss(self.model, tree_unflatten(leaves, self.spec))
 
 
-def trace_step(fake: FakeModel, step: Callable[..., Any], *inputs: list[Tensor]) -> fx.GraphModule:
+def trace_step(mode: FakeTensorMode, step: Callable[..., Any], *inputs: list[Tensor]) -> fx.GraphModule:
     function = dispatch_functionalize(step, FunctionalTensorMode())
     make = make_fx(function, TABLE, "fake", _allow_non_fake_inputs=True, record_stack_traces=True)
-    with fake.mode, numbered_masks(), warnings.catch_warnings():
+    with mode, numbered_masks(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         traced = make(*inputs)
-    traced.graph.eliminate_dead_code()
+    traced.graph.eliminate_dead_code(lambda node: str(node.target) == OWN_GRADIENT or node.is_impure())
     return traced
 
 
@@ -146,7 +150,11 @@ def trace_step(fake: FakeModel, step: Callable[..., Any], *inputs: list[Tensor])
 def tracing_flags() -> Iterator[None]:
     """Libraries ask these before they look into a tensor; what torch logs of an error is in the error."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
-    with patch.object(torch.compiler, "_is_compiling_flag", True), patch.object(log, "disabled", True):
+    with (
+        patch.object(torch.compiler, "_is_compiling_flag", True),
+        patch.object(torch.distributions.Distribution, "_validate_args", False),
+        patch.object(log, "disabled", True),
+    ):
         yield
 
 
@@ -183,165 +191,3 @@ class ModuleStack:
             self.paths.pop()
         else:
             self.paths.append(path)
-
-
-class GraphWriter:
-    """An fx graph as plain data."""
-
-    def __init__(
-        self,
-        name: str,
-        traced: fx.GraphModule,
-        names: Sequence[tuple[str, Role]],
-        num_parameters: int,
-        num_buffers: int,
-        modules: dict[str, str],
-        *,
-        detaches: bool = False,
-    ) -> None:
-        self.name, self.traced, self.modules = name, traced, modules
-        self.detaches = detaches
-        """Whether detachments of results are written down: they are nothing only where the backward is there too."""
-        self.num_parameters, self.num_buffers = num_parameters, num_buffers
-        self.names = iter(names)
-        self.values: list[Value] = []
-        self.nodes: list[Node] = []
-        self.constants: list[tuple[int, Argument]] = []
-        self.index: dict[fx.Node, int] = {}
-        self.parts: dict[tuple[fx.Node, int], int] = {}
-
-    def graph(self) -> Graph:
-        for node in self.traced.graph.nodes:
-            self._add(node)
-        (output,) = (node for node in self.traced.graph.nodes if node.op == "output")
-        loss, *rest = output.args[0]
-        grads, buffers = rest[: self.num_parameters], rest[self.num_parameters :]
-        gradients = [(i, self.index[g]) for i, g in enumerate(grads) if g is not None]
-        updates = [(self.num_parameters + i, self.index[b]) for i, b in enumerate(buffers)]
-        return finish(
-            Graph(
-                name=self.name,
-                values=tuple(self.values),
-                nodes=tuple(self.nodes),
-                loss=self.index[loss],
-                gradients=tuple(gradients),
-                updates=tuple((before, after) for before, after in updates if before != after),
-                constants=tuple(self.constants),
-            )
-        )
-
-    def _add(self, node: fx.Node) -> None:
-        if node.op == "placeholder":
-            name, role = next(self.names)
-            self.index[node] = self._value(name, role, node.meta["val"])
-        elif node.op == "get_attr":
-            tensor = getattr(self.traced, str(node.target))
-            self.index[node] = self._value(str(node.target), Role.CONSTANT, tensor)
-            self.constants.append((self.index[node], _nested(tensor.tolist())))
-        elif node.op == "call_function":
-            self._add_call(node)
-
-    def _add_call(self, node: fx.Node) -> None:
-        target = str(node.target)
-        if node.target is operator.getitem:
-            source, part = node.args
-            self.index[node] = self.parts[source, part]  # type: ignore[index]
-        elif target in FILLED:
-            self._add_filled(node, FILLED[target])
-        elif target in NOTHING and not (self.detaches and target == DETACH and _is_result(node.args[0])):
-            self.index[node] = self.index[node.args[0]]  # type: ignore[index]
-        else:
-            self._add_operation(node, target)
-
-    def _add_filled(self, node: fx.Node, fill: int | None) -> None:
-        """A new tensor of one number needs no other tensor, only a shape."""
-        made = node.meta["val"]
-        number = node.args[1] if fill is None else fill
-        self.index[node] = self._value(node.name, Role.RESULT, made)
-        keywords = (("dtype", Symbol(str(made.dtype))), ("device", Symbol("device")))
-        arguments = (tuple(int(size) for size in made.shape), self._argument(number))
-        self.nodes.append(
-            Node(
-                name=node.name,
-                op="aten.full.default",
-                arguments=arguments,
-                keywords=keywords,
-                outputs=(self.index[node],),
-                module=self.modules.get(node.name, ""),
-                source=stack_line(node.meta.get("stack_trace")),
-            )
-        )
-
-    def _add_operation(self, node: fx.Node, target: str) -> None:
-        made = node.meta["val"]
-        arguments = tuple(self._argument(part) for part in node.args)
-        keywords = tuple((key, self._argument(part)) for key, part in node.kwargs.items())
-        if isinstance(made, (tuple, list)):
-            outputs = []
-            read = {user.args[1] for user in node.users if user.target is operator.getitem}
-            for part, tensor in enumerate(made):
-                if part in read and tensor is not None:
-                    self.parts[node, part] = self._value(f"{node.name}.{part}", Role.RESULT, tensor)
-                outputs.append(self.parts.get((node, part)))
-        else:
-            self.index[node] = self._value(node.name, Role.RESULT, made)
-            outputs = [self.index[node]]
-        source, module = stack_line(node.meta.get("stack_trace")), self.modules.get(node.name, "")
-        self.nodes.append(
-            Node(
-                name=node.name,
-                op=target,
-                arguments=arguments,
-                keywords=keywords,
-                outputs=tuple(outputs),
-                module=module,
-                source=source,
-            )
-        )
-
-    def _value(self, name: str, role: Role, tensor: Tensor) -> int:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        self.values.append(Value(name=name, role=role, shape=tuple(int(s) for s in tensor.shape), dtype=dtype))
-        return len(self.values) - 1
-
-    def _argument(self, part: Any) -> Argument:
-        if isinstance(part, fx.Node):
-            return Ref(self.index[part])
-        if isinstance(part, (list, tuple)):
-            return tuple(self._argument(inner) for inner in part)
-        if isinstance(part, torch.device):
-            return Symbol("device")
-        if isinstance(part, (torch.dtype, torch.layout, torch.memory_format)):
-            return Symbol(str(part))
-        assert part is None or isinstance(part, (bool, int, float, str)), f"unknown argument {part!r}"
-        return part
-
-
-def _is_result(part: Any) -> bool:
-    return isinstance(part, fx.Node) and part.op == "call_function"
-
-
-def _nested(part: Any) -> Argument:
-    return tuple(_nested(inner) for inner in part) if isinstance(part, list) else part
-
-
-def finish(graph: Graph) -> Graph:
-    """Phases, and modules of backward operations: those of the forward operation whose results they read."""
-    producer = graph.producer
-    forward: set[int] = set()
-    assert graph.loss is not None
-    todo = [graph.loss, *(after for _, after in graph.updates)]
-    while todo:
-        maker = producer.get(todo.pop())
-        if maker is not None and maker not in forward:
-            forward.add(maker)
-            todo += graph.nodes[maker].inputs
-    module_of: dict[int, str] = {}
-    done = []
-    for index, node in enumerate(graph.nodes):
-        if index not in forward:
-            near = [module_of[v] for v in reversed(node.inputs) if module_of.get(v)]
-            node = replace(node, phase=Phase.BACKWARD, module=near[0] if near else "")
-        module_of.update({value: node.module for value in node.outputs if value is not None})
-        done.append(node)
-    return replace(graph, nodes=tuple(done))

@@ -1,7 +1,7 @@
 """A bare pipeline as a task graph: one device per stage, durations and bytes given directly.
 
-This is the level at which schedules and engines are compared and golden values are stated: no search comes here, which
-has ``constant`` for its inner loop, and ``compile`` makes the graph of a whole plan.
+This is the level at which schedules and engines are compared and golden values are stated; ``argosy.sim.compile`` makes
+the graph of a whole plan.
 """
 
 from __future__ import annotations

@@ -1,0 +1,18 @@
+"""The chain of the model that a plan names."""
+
+from __future__ import annotations
+
+from argosy.document import Document, parse_json
+from argosy.plan.plan import ModelRef
+from argosy.workload.chain import Chain
+from argosy.workload.layers_file import captured_chain
+from argosy.workload.load import load_model
+
+
+def planned_chain(model: ModelRef, named: str | None = None) -> Chain:
+    """The layers of a captured program from its plan; else the model of that name, or as ``named``."""
+    if model.content and named is None:
+        document = Document("plan", parse_json(model.content, file="plan").data, {})
+        return captured_chain(document, name=model.name, dtype=model.dtype, optimizer=model.optimizer)
+    size = {"sequence_length": model.sequence_length, "dtype": model.dtype, "optimizer": model.optimizer}
+    return load_model(named or model.name, **size)  # type: ignore[arg-type]

@@ -1,0 +1,155 @@
+"""What a rank holds: weights, buffers and optimizer state, each by its name and by its place in the whole tensor.
+
+    model.NAME            a weight or a buffer
+    optimizer.NAME.WHAT   a tensor of a weight's state; ``WHAT:int`` and the like for a number
+
+Checkpoints and copies in other hosts' memory are lists of these (``trainer_state``), and a trainer takes its part of
+them back under any plan (``take_state``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from argosy.runtime.boxes import Box
+
+if TYPE_CHECKING:
+    from argosy.runtime.trainer import Trainer
+
+_NUMBERS = (bool, int, float)
+"""What an optimizer may keep beside tensors; listed as one, with its kind after its name: ``step:int``."""
+
+
+class Held(NamedTuple):
+    """A weight of this rank as its optimizer sees it."""
+
+    name: str
+    parameter: nn.Parameter
+    begin: int
+    """The first row that is held, of all or of what the rank has in its tensor-parallel group."""
+    shape: tuple[int, ...]
+    """Of the whole weight."""
+    boxes: tuple[Box, ...]
+    """Where it lies in the whole weight."""
+
+
+class Rows(torch.Tensor):
+    """Some rows of a weight, or boxes of it, as torch.distributed.checkpoint wants to know them."""
+
+    boxes: tuple[Box, ...]
+    whole: torch.Size
+
+    @property
+    def first(self) -> int:
+        """The first row."""
+        return self.boxes[0].whole[0] if self.boxes and self.whole else 0
+
+    def on_host(self) -> Rows:
+        """A copy that training does not change any more."""
+        return Rows.of(self.as_subclass(torch.Tensor).to("cpu", copy=True), self.boxes, tuple(self.whole))
+
+    @staticmethod
+    def of(tensor: Tensor, boxes: tuple[Box, ...], whole: tuple[int, ...]) -> Rows:
+        rows: Rows = torch.Tensor._make_subclass(Rows, tensor.detach())
+        rows.boxes, rows.whole = boxes, torch.Size(whole)
+        return rows
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def size(self, dim: int | None = None) -> Any:
+        """Of the whole weight: what is compared with the checkpoint."""
+        return self.whole if dim is None else self.whole[dim]
+
+    def _filled(self) -> list[Box]:
+        return [box for box in self.boxes if all(box.sizes)]
+
+    def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
+        properties = TensorProperties.create_from_tensor(self.as_subclass(torch.Tensor))
+        items = []
+        for box in self._filled():
+            data = TensorWriteData(chunk=_chunk(box), properties=properties, size=self.whole)
+            index = MetadataIndex(name, torch.Size(box.whole))
+            items.append(WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=data))
+        return items
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [_chunk(box) for box in self._filled()]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        box = next(box for box in self.boxes if index.offset is None or torch.Size(box.whole) == index.offset)
+        return box.of(self.as_subclass(torch.Tensor))
+
+
+def _chunk(box: Box) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(offsets=torch.Size(box.whole), sizes=torch.Size(box.sizes))
+
+
+class Stored(NamedTuple):
+    """A whole tensor as it is stored somewhere."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def trainer_state(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
+    """What this rank holds: ``model.NAME`` and ``optimizer.NAME.WHAT``."""
+    for name, buffer in trainer.buffers.items():
+        yield f"model.{name}", buffer
+    for held in trainer.held():
+        yield f"model.{held.name}", Rows.of(held.parameter, held.boxes, held.shape)
+        for what, value in _optimizer_state(trainer, held).items():
+            yield f"optimizer.{held.name}.{what}", _like(held, value)
+
+
+def _optimizer_state(trainer: Trainer, held: Held) -> Mapping[str, Tensor]:
+    if trainer.optimizer is None:
+        return {}
+    state = trainer.optimizer.state.get(held.parameter, {})
+    tensors = {what: value for what, value in state.items() if isinstance(value, Tensor)}
+    numbers = {what: value for what, value in state.items() if type(value) in _NUMBERS}
+    return tensors | {f"{what}:{type(value).__name__}": torch.tensor(value) for what, value in numbers.items()}
+
+
+def _give_state(trainer: Trainer, held: Held, what: str, value: Tensor) -> None:
+    """Give an optimizer a tensor of state, or the number that it was made of."""
+    assert trainer.optimizer is not None
+    name, _, kind = what.partition(":")
+    number = next((number for number in _NUMBERS if number.__name__ == kind), None)
+    trainer.optimizer.state[held.parameter][name] = value if number is None else number(value.item())
+
+
+def _like(held: Held, value: Tensor) -> Tensor:
+    """State of the weight's own shape is divided as the weight is; anything else, such as a count, is not."""
+    return Rows.of(value, held.boxes, held.shape) if value.shape == held.parameter.shape else value
+
+
+def take_state(trainer: Trainer, stored: Mapping[str, Stored], fill: Callable[[Mapping[str, Tensor]], None]) -> None:
+    """Give a trainer its part of what is ``stored``, by entry; ``fill`` reads into the tensors that it is given."""
+    wanted: dict[str, Tensor] = {f"model.{name}": buffer for name, buffer in trainer.buffers.items()}
+    states: list[tuple[Held, str, Tensor]] = []
+    for held in trainer.held():
+        wanted[f"model.{held.name}"] = Rows.of(held.parameter.data, held.boxes, held.shape)
+        for what, entry in _state_entries(stored, held.name).items():
+            same = entry.shape == held.shape
+            shape, device = (held.parameter.shape, trainer.device) if same else (entry.shape, torch.device("cpu"))
+            value = torch.empty(shape, dtype=entry.dtype, device=device)
+            states.append((held, what, value))
+            wanted[f"optimizer.{held.name}.{what}"] = Rows.of(value, held.boxes, held.shape) if same else value
+    fill(wanted)
+    if trainer.optimizer is not None:
+        trainer.optimizer.state.clear()  # what it has gathered since belongs to other weights
+    for held, what, value in states:
+        _give_state(trainer, held, what, value)
+    trainer.gradients.after_update()
+
+
+def _state_entries(stored: Mapping[str, Stored], name: str) -> dict[str, Stored]:
+    prefix = f"optimizer.{name}."
+    found = {key.removeprefix(prefix): entry for key, entry in stored.items() if key.startswith(prefix)}
+    return {what: entry for what, entry in found.items() if "." not in what}

@@ -1,0 +1,253 @@
+"""What a trace alone does not show of a step: where gradients stop, and backwards that the program wrote itself.
+
+A forward is written down as operations that torch differentiates again where it runs. For that to give the gradients
+of the program,
+
+    (1)  an operation that read a tensor without passing gradients on to it (under ``no_grad``, after ``detach``) must
+         not pass them on then. ``Flow`` looks at every operation as the program calls it and notes such pairs.
+    (2)  the backward of a ``torch.autograd.Function`` is traced where it is applied, on gradients that stand for those
+         of the results, and ends in a mark that ``GraphWriter`` turns into an ``OwnGradient``.
+    (3)  checkpointing changes no value: a checkpointed function is called as it is. The plan decides what is computed
+         again.
+
+A branch on a tensor that is made of numbers alone is taken, because the tensor is the same in every step.
+
+What cannot be written down is refused here: a generator of its own, a tensor changed that is neither a parameter nor a
+buffer, a branch that a random number decides (one that it cannot change, such as layer drop with a rate of 0, is
+taken).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+import torch.utils.checkpoint
+from torch import Tensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd.function import BackwardCFunction, Function
+from torch.fx import Node
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch.fx.node import map_arg
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_iter, tree_map
+
+from argosy.errors import InputError, Problem
+from argosy.workload.capture.blame import running_line
+from argosy.workload.capture.initial import Recording
+
+_CPU = torch.device("cpu")
+MOST_CONSTANT = 2**20
+"""Elements of a tensor that is neither parameter, buffer nor part of the batch."""
+
+
+@torch.library.custom_op("argosy::own_gradient", mutates_args=())
+def own_gradient(results: list[Tensor], inputs: list[Tensor], given: list[Tensor], gradients: list[Tensor]) -> Tensor:
+    """(2): the mark after a backward."""
+    return torch.empty(0)
+
+
+@own_gradient.register_fake
+def _(results: list[Tensor], inputs: list[Tensor], given: list[Tensor], gradients: list[Tensor]) -> Tensor:
+    return torch.empty(0)
+
+
+class Flow(TorchDispatchMode):
+    """(1), for the operations while it is entered."""
+
+    def __init__(self, recording: Recording | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.recording = recording
+        self.stopped: set[tuple[str, str]] = set()
+        """(Operation, what it reads without passing gradients on), by their names in the trace."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self._check(function, args, kwargs)
+        args, kwargs = tree_map(self._valued, (args, kwargs))
+        mode = get_proxy_mode()
+        if mode is None:
+            return function(*args, **kwargs)
+        if function is torch.ops.aten._local_scalar_dense.default:
+            known = _known(args[0], mode.tracer)
+            return function(*args, **kwargs) if known is None else known.item()
+        graph, read = mode.tracer.graph, []
+        for leaf in tree_iter((args, kwargs)):
+            if isinstance(leaf, FunctionalTensor) and (node := node_of(leaf)) is not None:
+                read.append((node, leaf.requires_grad and torch.is_grad_enabled()))
+        last = graph._root._prev
+        result = function(*args, **kwargs)
+        without = {node for node, passes in read if not passes} - {node for node, passes in read if passes}
+        made = graph._root._prev
+        while made is not last and made is not graph._root:
+            inputs = made.all_input_nodes
+            stopped = without.intersection(inputs) if torch.is_grad_enabled() else inputs
+            self.stopped.update((made.name, node.name) for node in stopped)
+            made = made._prev
+        return result
+
+    def _valued(self, leaf: Any) -> Any:
+        """A tensor that the program holds besides its model, with its values."""
+        if self.recording is None or not isinstance(leaf, Tensor) or isinstance(leaf, FunctionalTensor):
+            return leaf
+        if not leaf.is_meta or type(leaf) is not Tensor:
+            return leaf
+        if leaf.numel() > MOST_CONSTANT:
+            expected = f"at most {MOST_CONSTANT:,} in a tensor that is no parameter or buffer"
+            raise _refused(f"{leaf.numel():,} elements", expected, "register it as a buffer of the model")
+        return self.recording.materialise([leaf])[0]
+
+    def _check(self, function: Any, args: Any, kwargs: Any) -> None:
+        if kwargs.get("generator") is not None:
+            expected = "random numbers of torch's own generator, which every plan draws alike"
+            raise _refused(f"generator= in {function}", expected, "leave generator= out")
+        for index, argument in enumerate(function._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                target = args[index] if index < len(args) else kwargs.get(argument.name)
+                if type(target) is Tensor:
+                    found = f"{function} on a tensor that is neither a parameter nor a buffer"
+                    expected = "no changes that outlast the step"
+                    raise _refused(found, expected, "register it as a buffer of the model")
+
+
+def _refused(found: str, expected: str, suggestion: str) -> InputError:
+    """An error at the line of the user's program that is running."""
+    return InputError([Problem(path=running_line() or "loss", found=found, expected=expected, suggestion=suggestion)])
+
+
+def node_of(tensor: FunctionalTensor) -> Node | None:
+    """The operation or placeholder of the trace whose result a tensor is now."""
+    mode = get_proxy_mode()
+    if mode is None:
+        return None
+    torch._sync(tensor)  # type: ignore[attr-defined, no-untyped-call]
+    inner = torch._from_functional_tensor(tensor.elem)
+    slot = get_proxy_slot(inner, mode.tracer, None)
+    return None if slot is None else slot.proxy.node
+
+
+def _known(tensor: Tensor, tracer: Any) -> Tensor | None:
+    """The value of a tensor that is made of numbers alone, such as a causal mask; None for any other."""
+    node = node_of(tensor) if isinstance(tensor, FunctionalTensor) else None
+    if node is None:
+        return None
+    found: dict[Node, Any] = {}
+    with _disable_current_modes(), torch.no_grad():
+        return found[node] if _compute(node, found, tracer) else None
+
+
+def _compute(node: Node, found: dict[Node, Any], tracer: Any) -> bool:
+    """Run what a node of the trace needs and then itself, unless it depends on weights or the batch, or is random."""
+    if node in found:
+        return True
+    if node.op == "get_attr":
+        found[node] = getattr(tracer.root, str(node.target))
+        return True
+    tags = getattr(node.target, "tags", ())
+    if node.op != "call_function" or torch.Tag.nondeterministic_seeded in tags or "argosy" in str(node.target):
+        return False
+    if not all(_compute(part, found, tracer) for part in node.all_input_nodes):
+        return False
+    args = map_arg(node.args, found.__getitem__)
+    kwargs = {key: _CPU if key == "device" else part for key, part in map_arg(node.kwargs, found.__getitem__).items()}
+    found[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+    return True
+
+
+@contextmanager
+def own_gradients(*, marked: bool) -> Iterator[None]:
+    """(2) and (3); without ``marked``, of a trace that holds the backward itself, (3) alone."""
+    plain = Function.apply.__func__  # type: ignore[attr-defined]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls is torch.utils.checkpoint.CheckpointFunction:
+            run, _, *rest = args
+            return run(*rest)
+        made = plain(cls, *args, **kwargs)
+        if marked and torch.is_grad_enabled():
+            _mark(cls, args, made)
+        return made
+
+    def unchecked(*_: Any, **__: Any) -> Iterator[None]:
+        yield
+
+    with (
+        patch.object(Function, "apply", classmethod(apply)),
+        patch.object(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", unchecked),
+    ):
+        yield
+
+
+def _mark(cls: Any, args: tuple[Any, ...], made: Any) -> None:
+    """(2)."""
+    every = list(made) if isinstance(made, (tuple, list)) else [made]
+    results = [leaf for leaf in every if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if not results or not isinstance(results[0], FunctionalTensor):
+        return
+    node = results[0].grad_fn
+    if not isinstance(node, BackwardCFunction) or any(not isinstance(leaf, Tensor) for leaf in every):
+        found = f"the torch.autograd.Function {cls.__name__}"
+        raise _refused(found, "a backward that can be traced", "write it with operations of torch")
+    with torch.no_grad():
+        given = [torch.empty_like(leaf) for leaf in every]
+        found = node.apply(*given)
+        found = found if isinstance(found, tuple) else (found,)
+        pairs = [(a, g) for a, g in zip(args, found, strict=False) if isinstance(a, Tensor) and a.requires_grad]
+        kept = [(a, g) for a, g in pairs if g is not None]
+        torch.ops.argosy.own_gradient(every, [a for a, _ in kept], given, [g.clone() for _, g in kept])
+
+
+def _looked_up(ids: Tensor, weight: Tensor, *others: Any, **options: Any) -> Tensor:
+    """Bags of equal lengths as rows that are combined: as offsets they would depend on the order of samples."""
+    names = ("offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse", "per_sample_weights")
+    given = dict(zip(names, others, strict=False)) | options
+    if given.get("max_norm") is not None or given.get("padding_idx") is not None:
+        return F.embedding_bag(ids, weight, *others, **options)
+    rows = F.embedding(ids, weight, scale_grad_by_freq=bool(given.get("scale_grad_by_freq")))
+    if given.get("per_sample_weights") is not None:
+        rows = rows * given["per_sample_weights"].unsqueeze(-1)
+    match given.get("mode", "mean"):
+        case "sum":
+            return rows.sum(1)
+        case "mean":
+            return rows.mean(1)
+    return rows.max(1).values
+
+
+class Decided(TorchFunctionMode):
+    """Branches on a random number between 0 and 1: those whose outcome no number changes are taken, others refused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: dict[int, Tensor] = {}
+        """By ``id``, single numbers that are drawn between 0 and 1, and what they were compared with."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is F.embedding_bag and args[0].dim() == 2:
+            return _looked_up(*args, **(kwargs or {}))
+        of_drawn = bool(args) and id(args[0]) in self.drawn
+        if of_drawn and function in _BRANCHES:
+            expected = "the same operations in every step"
+            suggestion = "set the rate at which layers are left out to 0"
+            raise _refused("a branch that a random number decides", expected, suggestion)
+        if of_drawn and function in _COMPARISONS and isinstance(args[1], (int, float)) and not 0 < args[1] < 1:
+            return _COMPARISONS[function] == (args[1] >= 1)
+        result = function(*args, **(kwargs or {}))
+        uniform = function in (torch.rand, Tensor.uniform_) and not (function is Tensor.uniform_ and len(args) > 1)
+        compared = of_drawn and function in _COMPARISONS
+        if (uniform or compared) and isinstance(result, Tensor) and result.numel() == 1:
+            self.drawn[id(result)] = result
+        return result
+
+
+_BRANCHES = {Tensor.__bool__, Tensor.item, Tensor.__float__}
+_COMPARISONS: dict[Callable[..., Any], bool] = {
+    **dict.fromkeys((Tensor.__lt__, Tensor.__le__, Tensor.lt, Tensor.le, torch.lt, torch.le), True),
+    **dict.fromkeys((Tensor.__gt__, Tensor.__ge__, Tensor.gt, Tensor.ge, torch.gt, torch.ge), False),
+}
+"""Whether each asks for the smaller."""

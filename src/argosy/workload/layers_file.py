@@ -1,0 +1,121 @@
+"""Layers in files: of a model that was measured, and of a captured program in its plan.
+
+    {name, kind, parameters, activation_bytes, output_bytes, forward_flop?, backward_flop?, operations?, ...}
+
+Amounts are per sample. What equals its default is not written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, fields
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+from argosy.document import Document, Schema, validate
+from argosy.dtype import Dtype
+from argosy.errors import InputError, Mismatch, Problem
+from argosy.workload.chain import Chain, Layer
+from argosy.workload.fields import Amount, Count, Name, Natural
+
+_MOST_OPERATIONS = 1_000_000
+"""More is a slip, and each is looked at."""
+
+
+def _range(value: object) -> object:
+    if not isinstance(value, list) or len(value) != 2:
+        raise Mismatch(value, "the first operation and one past the last, such as [0, 40]")
+    if any(isinstance(number, int) and number > _MOST_OPERATIONS for number in value):
+        raise Mismatch(value, f"operations up to {_MOST_OPERATIONS}")
+    return value
+
+
+class LayerSchema(Schema):
+    """Every field of ``Layer``."""
+
+    name: Name
+    kind: Name
+    parameters: Natural
+    activation_bytes: Amount
+    output_bytes: Amount
+    forward_flop: Amount = 0.0
+    backward_flop: Amount = 0.0
+    selective_bytes: Amount = 0.0
+    selective_flop: Amount = 0.0
+    working_bytes: Amount = 0.0
+    reduced_bytes: Amount = 0.0
+    active_parameters: Natural | None = None
+    expert_parameters: Natural = 0
+    num_experts: Natural = 0
+    routed_bytes: Amount = 0.0
+    key_value_bytes: Amount = 0.0
+    attention_flop: Amount = 0.0
+    launches: Amount | None = None
+    operations: Annotated[list[Natural], BeforeValidator(_range)] | None = None
+    max_tensor_width: Count = 1
+    max_context: Count = 1
+    tied_to: Natural | None = None
+    tied_parameters: Natural = 0
+
+    def value(self) -> Layer:
+        content = self.model_dump()
+        if self.operations is not None:
+            content["operations"] = tuple(self.operations)
+        return Layer(**content)
+
+
+class _LayersSchema(Schema):
+    layers: list[LayerSchema]
+
+
+def layers_to_dict(layers: Sequence[Layer]) -> dict[str, Any]:
+    """What ``layers_of`` reads back to equal layers."""
+    return {"layers": [without_defaults(layer) for layer in layers]}
+
+
+def layers_of(document: Document) -> tuple[Layer, ...]:
+    """The layers of a captured program in a document, or every problem in it."""
+    content = validate(document, _LayersSchema)
+    problems = [*layer_problems(document, content.layers), *_operation_problems(document, content.layers)]
+    if problems:
+        raise InputError(problems)
+    return tuple(layer.value() for layer in content.layers)
+
+
+def captured_chain(document: Document, *, name: str, dtype: Dtype, optimizer: str) -> Chain:
+    """The chain of a captured program from the layers in its plan."""
+    layers = layers_of(document)
+    return Chain(name=name, layers=layers, sequence_length=1, dtype=dtype, optimizer=optimizer, source="captured")
+
+
+def without_defaults(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass that differ from their defaults."""
+    pairs = [(field, getattr(value, field.name)) for field in fields(value)]
+    return {field.name: content for field, content in pairs if field.default is MISSING or content != field.default}
+
+
+def layer_problems(document: Document, layers: Sequence[LayerSchema]) -> Iterator[Problem]:
+    """Names that are not unique, and ties to no layer."""
+    seen: set[str] = set()
+    for index, layer in enumerate(layers):
+        if layer.name in seen:
+            yield document.problem(("layers", index, "name"), "a name that no other layer has", layer.name)
+        seen.add(layer.name)
+        if layer.tied_to is not None and layer.tied_to >= len(layers):
+            expected = f"the index of a layer, below {len(layers)}"
+            yield document.problem(("layers", index, "tied_to"), expected, layer.tied_to)
+
+
+def _operation_problems(document: Document, layers: Sequence[LayerSchema]) -> Iterator[Problem]:
+    """Ranges that do not follow one another from operation 0 on."""
+    if not layers:
+        yield document.problem(("layers",), "at least one layer", "[]")
+    begin = 0
+    for index, layer in enumerate(layers):
+        first, end = layer.operations or (-1, -1)
+        if first != begin or end <= first:
+            found = "none" if layer.operations is None else str(layer.operations)
+            yield document.problem(("layers", index, "operations"), f"at least one operation from {begin} on", found)
+            return
+        begin = end

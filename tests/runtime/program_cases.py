@@ -1,0 +1,163 @@
+"""Training a program of the lists in one process and, by several plans, on three unequal ones."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import library_programs
+import model_programs  # noqa: F401 (registers its programs)
+import odd_programs  # noqa: F401 (registers its programs)
+import torch
+import torch.distributed as dist
+from own_programs import BATCH, PROGRAMS
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from argosy.cluster.file import cluster_from_content
+from argosy.dtype import Dtype
+from argosy.errors import InputError, bad_input
+from argosy.graph_plan import as_plan
+from argosy.graph_planner import find_graph_plan
+from argosy.plan.file import dumps_plan, loads_plan
+from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
+from argosy.runtime.operations import divides, forward_of, mixes_samples
+from argosy.runtime.trainer import parallelize
+from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.solve.stagecut import cut_graph
+from argosy.workload.capture.initial import Recording, build_fake, run_build
+from argosy.workload.capture.trace import capture, capture_fake, with_samples
+from argosy.workload.graph import Graph, Phase
+
+STEPS, SEED = 3, 3
+CLUSTER = json.dumps(
+    {
+        "name": "local",
+        "nodes": [
+            {
+                "name": "n",
+                "devices": [{"kind": "V100-32GB", "count": 3}],
+                "intra": [{"medium": "nvlink", "bandwidth": "150 GB/s", "latency": "3 us"}],
+                "nic": {"bandwidth": "25 Gbit/s", "latency": "20 us"},
+            }
+        ],
+    }
+)
+UNEQUAL = json.dumps(
+    {
+        "name": "unequal",
+        "nodes": [
+            {"name": "n", "devices": [{"kind": kind, "count": 1} for kind in ("V100-32GB", "T4", "P100")]}
+            | {
+                "intra": [{"medium": "pcie", "bandwidth": "12 GB/s", "latency": "5 us"}],
+                "nic": {"bandwidth": "25 Gbit/s", "latency": "20 us"},
+            }
+        ],
+    }
+)
+WAYS = ("replicas", "stages", "group")
+
+
+def optimizer(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def prepared(name: str) -> None:
+    if name == "gpt2_from_pretrained":
+        library_programs.pretrained()
+
+
+def alone(name: str) -> list[float]:
+    """The losses of the training loop that everybody writes."""
+    torch.set_default_dtype(torch.float64)
+    prepared(name)
+    torch.manual_seed(SEED)
+    model, loss_fn, batch = PROGRAMS[name]()
+    updates, losses = optimizer([p for p in model.parameters() if p.requires_grad]), []
+    for _ in range(STEPS):
+        given = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
+        loss = loss_fn(model, given)
+        loss.backward()
+        updates.step()
+        updates.zero_grad()
+        losses.append(float(loss.detach()))
+    torch.set_default_dtype(torch.float32)
+    return losses
+
+
+def plan_of(name: str, way: str) -> Plan:
+    one, two, three = "n0.0", "n0.1", "n0.2"
+    count, ratios = 1, ()
+    if way == "replicas":
+        count, stages = 1, [[((one,), 3), ((two,), 2), ((three,), 1)]]
+    elif way == "stages":
+        count, stages = 2, [[((one,), 2), ((two,), 1)], [((three,), 3)]]
+    elif way == "alone":
+        stages = [[((one,), BATCH)]]
+    else:
+        stages, ratios = [[((one, two, three), BATCH)]], (0.5, 0.3, 0.2)
+    return Plan(
+        model=ModelRef(name=name, sequence_length=1, dtype=Dtype.FP32),
+        cluster=ClusterRef(name="local", hash="", content=CLUSTER),
+        global_batch=BATCH,
+        micro_batch_size=BATCH // count,
+        num_micro_batches=count,
+        schedule=ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),
+        stages=tuple(
+            Stage(
+                first=index,
+                end=index + 1,
+                replicas=tuple(Replica(devices=names, samples=n, ratios=ratios) for names, n in replicas),
+            )
+            for index, replicas in enumerate(stages)
+        ),
+    )
+
+
+def cut_of(name: str, way: str) -> tuple[int, ...]:
+    """As a planner would cut the captured step."""
+    graph = capture(PROGRAMS[name])
+    count = sum(node.phase is Phase.FORWARD for node in graph.nodes)
+    return cut_graph(graph, (0.4, 0.6)).stages if way == "stages" else (0,) * count
+
+
+def plan_for(name: str, way: str) -> str:
+    """What the planner finds for a program on three unequal devices, as a plan file."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        fake = build_fake(PROGRAMS[name])
+        graph, cluster = capture_fake(fake, name=name), cluster_from_content(UNEQUAL)
+        forward = forward_of(fake)
+        mixed = mixes_samples(forward) is not None
+
+        def step(count: int) -> Graph:
+            if count != BATCH and mixed:
+                raise bad_input("all samples at once", count)
+            return graph if count == BATCH else capture_fake(with_samples(fake, count), name=name)
+
+        found = find_graph_plan(step, BATCH, cluster, Dtype.FP32)
+        plan = as_plan(found, cluster, Dtype.FP32, BATCH)
+        return dumps_plan(plan if divides(forward, plan) else as_plan(found, cluster, Dtype.FP32, BATCH, divided=False))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def train(name: str, way: str, plan: str | None = None) -> tuple[str, Any]:
+    """On every rank: ("losses", them) or ("refused", why)."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        prepared(name)
+        chosen = plan_of(name, way) if plan is None else loads_plan(plan)
+        cut = cut_of(name, way) if plan is None else chosen.cut
+        torch.manual_seed(SEED)
+        recording = Recording()
+        model, loss_fn, batch = run_build(PROGRAMS[name], recording)
+        batch = tree_map(lambda leaf: recording.materialise([leaf])[0] if isinstance(leaf, Tensor) else leaf, batch)
+        options: dict[str, Any] = {"recording": recording, "seed": SEED, "cut": cut}
+        trainer = parallelize(model, loss_fn, optimizer, batch, chosen, **options)
+        return "losses", [trainer.step(batch) for _ in range(STEPS)]
+    except InputError as error:
+        dist.barrier()  # a rank that leaves early would look like one that crashed
+        return "refused", str(error)
+    finally:
+        torch.set_default_dtype(torch.float32)

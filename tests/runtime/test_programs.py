@@ -1,0 +1,80 @@
+"""Programs of many kinds train on three unequal processes with the losses of one, or are refused in one sentence."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from own_programs import PROGRAMS
+from program_cases import WAYS, alone, plan_for, prepared, train
+from rank_pool import RankPool
+
+DRAWN = {"variational", "diffusion", "dropout", "sampled_actions", "shuffled_pairs"}
+"""Programs whose random numbers are those of the plan's seed, not of torch: one process runs them by a plan, too."""
+MIXED = {
+    "root_of_the_mean": r"aten\.sqrt\.default in the loss, which uses a mean or a sum over the samples otherwise",
+    "contrastive": r"aten\.mm\.default in the loss, which combines samples",
+    "largest_of_the_batch": r"aten\.max\.default in the loss, which is not known to keep samples apart",
+    "images_with_batch_norm": r"in norm, which uses a mean or a sum over the samples otherwise",
+    "neighbours_of_nodes": r"aten\.index\.Tensor in the loss|aten\.index\.Tensor in .*which combines samples",
+}
+"""Programs that no plan may divide: refused with replicas or micro-batches, trained otherwise."""
+REFUSED = {
+    "connectionist_temporal": "do not depend on the contents of tensors",
+    "packed_sequences": "do not depend on the contents of tensors",
+    "branch_on_contents": "compute with masks in place of branches",
+    "rows_by_condition": "compute with masks in place of branches",
+    "lists_of_numbers": "compute with masks in place of branches",
+    "layers_that_drop_out": "a branch that a random number decides.*set the rate",
+    "one_large_graph": "a first dim of 6.*hold what all samples share in a buffer",
+    "tied_by_data": "two parameters in the same memory.*assigning the parameter itself",
+    "generator_in_the_loss": "leave generator= out",
+    "counter_that_is_no_buffer": "register it as a buffer",
+    "weights_changed_in_the_loss": "a change of the parameter inner.0.weight, which is trained",
+}
+"""Programs that cannot be captured."""
+QUICK = (
+    "sum_loss",
+    "labels_that_do_not_count",
+    "clipped_policy",
+    "target_network",
+    "gradient_reversal",
+    "gradient_penalty",
+    "variational",
+    "contrastive",
+    "spectral_norm",
+    "teacher_of_averages",
+    "waves",
+    "drawn_by_generator",
+    "layers_that_drop_out",
+)
+
+
+def check(ranks: RankPool, name: str, way: str) -> None:
+    prepared(name)
+    plan = plan_for(name, way) if way == "planned" and name not in REFUSED else None
+    wanted = REFUSED.get(name) or (MIXED.get(name) if way in ("replicas", "stages") else None)
+    outcomes = ranks(3, train, name, way, plan)
+    if wanted is not None:
+        for kind, found in outcomes:
+            assert kind == "refused", found
+            assert "\n" not in found
+            assert re.search(wanted, found), found
+        return
+    losses = ranks(1, train, name, "alone")[0][1] if name in DRAWN else alone(name)
+    for kind, found in outcomes:
+        assert kind == "losses", found
+        assert found == pytest.approx(losses, rel=1e-6), "losses of three processes differ from those of one"
+    assert len({round(loss, 12) for loss in losses}) == len(losses), "the program trains nothing"
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_program_in_stages_trains_as_one_process_or_is_refused(ranks: RankPool, name: str) -> None:
+    check(ranks, name, "stages")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("way", [*WAYS, "planned"])
+@pytest.mark.parametrize("name", list(PROGRAMS))
+def test_every_program_trains_as_one_process_or_is_refused(ranks: RankPool, name: str, way: str) -> None:
+    check(ranks, name, way)
