@@ -42,9 +42,26 @@ RAW = Path(__file__).parent / "results" / "2026-11-15-h200-profile.json"
 PROFILES = Path(__file__).parent.parent / "src" / "argosy" / "data" / "profiles"
 CALIBRATIONS = PROFILES.parent / "calibrations"
 DEVICE = Device(name="h0.0", node="h0", kind=device_kind("H200"))
-WORK_CONSTANTS = ("forward_peak", "backward_peak", "passes", "gathered", "forward_start", "backward_start")
+WORK_CONSTANTS = (
+    "forward_peak",
+    "backward_peak",
+    "attention_peak",
+    "passes",
+    "gathered",
+    "forward_start",
+    "backward_start",
+)
 FLOORS = ("forward_floor", "backward_floor", "split_launches")
-START = replace(Calibration(), process_bytes=20e6, gathered=20.0, forward_start=1e-4, backward_start=2e-4)
+START = Calibration(
+    forward_peak=0.78,
+    backward_peak=0.7,
+    attention_peak=0.5,
+    passes=2.5,
+    process_bytes=20e6,
+    gathered=20.0,
+    forward_start=1e-4,
+    backward_start=2e-4,
+)
 """Of every fit."""
 ALONE = replace(START, forward_floor=0.0, backward_floor=0.0)
 """Of fits to what the device alone needs: no host has to launch anything."""
@@ -182,7 +199,8 @@ def _fitted(
     measured = np.log([truth(row, start) for row in found])
 
     def at(point: Any) -> Calibration:
-        return replace(start, **dict(zip(names, np.exp(point).tolist(), strict=True)))
+        values = dict(zip(names, np.exp(point).tolist(), strict=True))
+        return replace(start, **{name: min(1.0, x) if name.endswith("_peak") else x for name, x in values.items()})
 
     def loss(point: Any) -> float:
         constants = at(point)

@@ -7,29 +7,25 @@ from __future__ import annotations
 
 import csv
 import json
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
+from argosy.calibrate.file import read_measured
 from argosy.calibrate.fit import Errors, errors, nelder_mead
-from argosy.calibrate.predict import exact_seconds, peak_bytes
-from argosy.calibrate.run import MeasuredRun, Measurements
-from argosy.calibrate.sailor import read_sailor_runs
+from argosy.calibrate.run import Measurements
 from argosy.calibrate.study import Study, study
 from argosy.calibrate.vtrain import read_vtrain
 from argosy.cluster.catalogue import device_kind
 from argosy.cluster.device import Device
 from argosy.cluster.trace import FloatArray
-from argosy.cost.calibration import Calibration
 from argosy.cost.communicate import all_reduce_seconds
 from argosy.cost.compute import ComputeModel, Portion, layer_seconds
 from argosy.dtype import Dtype
 from argosy.errors import InputError, Mismatch
-from argosy.plan.plan import Plan, Recompute
 from argosy.workload.cephalo import read_cephalo
 from argosy.workload.chain import Chain, Layer
 from benchmarks.registry import Benchmark, Row
@@ -37,80 +33,17 @@ from benchmarks.registry import Benchmark, Row
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 VTRAIN = DATA / "vtrain" / "ground_truth_single.csv"
 GH200 = DATA / "sailor" / "measured" / "gh200-opt350"
-MIXED = DATA / "sailor" / "measured" / "mixed-rtx"
+MIXED = DATA / "measured" / "sailor-mixed-rtx.csv"
 COLLECTIVES = DATA / "collectives"
 CEPHALO = DATA / "cephalo"
-FACTORS = tuple(float(factor) for factor in np.linspace(0.0, 2.0, 81))
-PROCESSES = tuple(float(size) for size in np.linspace(0.0, 7e9, 71))
-"""What ``memory_designs`` tries."""
 
 
 @cache
 def studies() -> tuple[Study, ...]:
     """vTrain's runs, and Sailor's on both of its clusters."""
     found: list[Measurements] = [read_vtrain(VTRAIN)] if VTRAIN.exists() else []
-    found += [read_sailor_runs(folder) for folder in (GH200, MIXED) if folder.exists()]
+    found += [read_measured(path) for path in (GH200, MIXED) if path.exists()]
     return tuple(study(measured) for measured in found)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryDesign:
-    """An explanation of the mixed RTX runs' memory, and how far off it is."""
-
-    name: str
-    memory: tuple[float, ...]
-    """Relative error of each run's peak, signed."""
-    times: str
-    """What it does to the error of time, for people."""
-
-    @property
-    def mean(self) -> float:
-        return float(np.mean(np.abs(self.memory)))
-
-
-@cache
-def memory_designs() -> tuple[MemoryDesign, ...]:
-    """As the model says; with constants fitted on the other two runs; with those of the GH200 runs; recomputed."""
-    if not (GH200.exists() and MIXED.exists()):
-        return ()
-    measured = read_sailor_runs(MIXED)
-    plain = replace(Calibration(), blocking=measured.blocking)
-    elsewhere = next(one.calibration for one in studies() if one.measured.source.endswith(GH200.name))
-    each = [plain] * len(measured.runs)
-    others = [[run for run in measured.runs if run is not left] for left in measured.runs]
-    designs = {
-        "nothing fitted": each,
-        "a factor on activations, fitted on the other two": [_fitted(plain, runs, (0.0,)) for runs in others],
-        "that and bytes of the process, fitted on the other two": [_fitted(plain, runs, PROCESSES) for runs in others],
-        "both as fitted on the GH200 runs": [elsewhere] * len(measured.runs),
-    }
-    found = [_design(name, measured, measured.runs, constants, "as above") for name, constants in designs.items()]
-    again = [replace(run, plan=_recomputed(run.plan)) for run in measured.runs]
-    off = [exact_seconds(measured, run, plain) / run.seconds - 1 for run in again]
-    return (*found, _design("everything recomputed", measured, again, each, f"{100 * np.mean(np.abs(off)):.0f} %"))
-
-
-def _fitted(start: Calibration, runs: Sequence[MeasuredRun], processes: Sequence[float]) -> Calibration:
-    """The factor and the bytes with the least squares of relative errors, of all on a grid."""
-    real = np.array([run.peak_bytes for run in runs], dtype=float)
-    tried = []
-    for factor in FACTORS:
-        peaks = peak_bytes(runs, replace(start, activation_factor=factor, process_bytes=0.0))
-        tried += [(float((((peaks + more) / real - 1) ** 2).sum()), factor, more) for more in processes]
-    _, factor, process = min(tried)
-    return replace(start, activation_factor=factor, process_bytes=process)
-
-
-def _design(
-    name: str, measured: Measurements, runs: Sequence[MeasuredRun], constants: Sequence[Calibration], times: str
-) -> MemoryDesign:
-    peaks = [float(peak_bytes([run], one)[0]) for run, one in zip(runs, constants, strict=True)]
-    memory = [peak / (run.peak_bytes or math.nan) - 1 for peak, run in zip(peaks, measured.runs, strict=True)]
-    return MemoryDesign(name=name, memory=tuple(memory), times=times)
-
-
-def _recomputed(plan: Plan) -> Plan:
-    return replace(plan, stages=tuple(replace(stage, recompute=Recompute.FULL) for stage in plan.stages))
 
 
 Formula = Callable[[float, int, float, float], float]
@@ -181,7 +114,7 @@ class KindError:
 
 @cache
 def layer_kinds() -> tuple[KindError, ...]:
-    """Cephalo's blocks on its kinds of GPU, by the roofline with the constants of the H200."""
+    """Cephalo's blocks on its kinds of GPU, by the roofline; every second one, for constants came from the others."""
     if not CEPHALO.exists():
         return ()
     ratios: dict[tuple[str, Dtype], list[float]] = {}
@@ -189,6 +122,7 @@ def layer_kinds() -> tuple[KindError, ...]:
         for dtype in (Dtype.FP32, Dtype.FP16):
             for kind, ratio in _ratios(model, dtype):
                 ratios.setdefault((kind, dtype), []).append(ratio)
+    ratios = {key: found[1::2] for key, found in ratios.items()}
     return tuple(
         KindError(
             kind=kind,

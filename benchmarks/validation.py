@@ -12,25 +12,27 @@ from argosy.calibrate.study import Study
 from argosy.cost.calibration import Calibration
 from argosy.report.calibration import error_cells, shown_constant
 from argosy.units import RATE, SIZE, TIME
-from benchmarks import h200, sailor_clusters
-from benchmarks.reality import collectives, layer_kinds, memory_designs, studies
+from benchmarks import h200, measured, sailor_clusters
+from benchmarks.reality import collectives, layer_kinds, studies
 
 OTHERS = {
     "Sailor, gh200-opt350": "Sailor's own simulator: time 8.9 %, memory 6 %; Metis: time 12 %",
-    "Sailor, mixed-rtx": "Sailor's own simulator: time 10.3 %, memory 76 %; Metis: time 28 %",
 }
 HEAD = """# Predictions against measurements
 
 Made by `python -m benchmarks.validation docs/validation.md` from data that nobody of this project measured: vTrain
 (VIA-Research/vTrain, MIT), Sailor (eth-easl/sailor, MIT), Vidur (microsoft/vidur, MIT), Cephalo (benson-guo/cephalo,
-MIT); and from layers that we measured on an H200. No run is judged that constants were fitted on. Predictions of runs
-are those of the exact engine that plans are judged with. How to do the same with your own runs: `argosy calibrate` and
-`docs/formats.md`.
+MIT), LLM Foundry (mosaicml/llm-foundry, Apache-2.0), torchtitan (pytorch/torchtitan, BSD-3), Korthikanti et al.
+(arXiv:2205.05198); and from layers that we measured on an H200. No run is judged that constants were fitted on.
+Predictions of runs are those of the exact engine that plans are judged with. How to do the same with your own runs:
+`argosy calibrate` and `docs/formats.md`.
 """
 
 
 def page() -> str:
-    return "\n".join([HEAD, *_runs(), *_each_run(), *_collectives(), *_kinds(), *_h200(), *_clusters()]) + "\n"
+    return (
+        "\n".join([HEAD, *_tables(), *_runs(), *_each_run(), *_collectives(), *_kinds(), *_h200(), *_clusters()]) + "\n"
+    )
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -56,34 +58,39 @@ def _runs() -> Iterator[str]:
         "gathered",
         "forward_start",
         "backward_start",
-    )  # whole iterations do not tell them apart
+        "compiled",
+        "fused_loss",
+        "sequence_parallel",
+        "selective",
+        "gradient_dtype",
+        "reduce_dtype",
+    )  # stated by runs, or not told by whole iterations
     names = [field.name for field in fields(Calibration) if field.name not in beside]
     yield from _table(
         ["runs of", *names], [[s.measured.source, *(_constant(s, name) for name in names)] for s in studies()]
     )
     yield """\
-On the mixed RTX cluster the published peaks of memory are below what the weights and one micro-batch of activations
-take by the same source's amounts per layer (5.8 GB against 4.1 GB for `N2_D1`): nothing that adds these up can meet
-them, and Sailor's own simulator does not. The worst of vTrain's runs are small layers on groups of four, where
-launching kernels hides the reductions that the model adds to it.
+Of the mixed RTX runs' published figures two peaks of memory are below what the model's state takes and one run is a
+copy of another: the former count for their times only, the latter not at all. The worst of vTrain's runs are small
+layers on groups of four, where launching kernels hides the reductions that the model adds to it.
+"""
 
-Other explanations of these peaks that were tried; a run that constants were fitted on is not judged:
-"""
-    rows = [
-        [one.name, *(f"{100 * error:+.0f} %" for error in one.memory), f"{100 * one.mean:.0f} %", one.times]
-        for one in memory_designs()
-    ]
-    names = [run.name for run in studies()[-1].measured.runs]
-    yield from _table(("memory of the mixed RTX runs", *names, "mean", "mean error of time"), rows)
+
+def _tables() -> Iterator[str]:
+    yield "## Published tables of training runs\n"
     yield """\
-Recomputation is refuted by the times. The run in groups of eight holds three times what its weights and activations
-take, the others half: no sum of the same amounts orders the three runs rightly.
+`python -m benchmarks.measured` makes this part alone, for these tables or others of the same form. Of every table each
+second run is for fitting and the others are judged; a set is the runs of one device kind and precision. *Uncalibrated*:
+the constants that come with Argosy, some of which were fitted on the other half of these tables
+(`data/devices.toml` says which). *Calibrated*: constants fitted on eight runs of the set's other half.
 """
+    yield from measured.page([measured.FOLDER])
 
 
 def _constant(study: Study, name: str) -> str:
     text = shown_constant(study.calibration, name)
-    return f"**{text}**" if name in study.names else text
+    names = {"peak", name} if name in ("forward_peak", "backward_peak") else {name}
+    return f"**{text}**" if names & set(study.names) and not names & set(study.unidentified) else text
 
 
 def _each_run() -> Iterator[str]:
@@ -97,7 +104,7 @@ def _each_run() -> Iterator[str]:
                 TIME.format(one.run.seconds),
                 TIME.format(one.seconds),
                 f"{100 * one.error:+.1f} %",
-                SIZE.format(one.run.peak_bytes or 0.0, digits=3),
+                SIZE.format(one.run.peak_bytes, digits=3) if one.run.peak_bytes else "-",
                 SIZE.format(one.peak_bytes, digits=3),
             ]
             for one in study.judged
@@ -119,9 +126,9 @@ def _collectives() -> Iterator[str]:
 def _kinds() -> Iterator[str]:
     yield "## Transformer blocks on other kinds of GPU\n"
     yield """\
-Cephalo's measured blocks (forward + backward, 512 tokens) against the roofline with its constants from an H200,
-nothing fitted. fp32 products may have run as tf32 where a kind has it, and nothing here says so: a ratio far above 1
-in fp32 on Ampere and later is that.
+Cephalo's measured blocks (forward + backward, 512 tokens) against the roofline with the constants of each kind's
+generation. For some generations these were fitted on every second block; the others are judged. fp32 products may have
+run as tf32 where a kind has it, and nothing here says so: a ratio far above 1 in fp32 on Ampere and later is that.
 """
     rows = [
         [one.kind, str(one.dtype), str(one.count), f"{one.ratio:.2f}", f"{100 * one.error:.0f} %"]
@@ -139,7 +146,7 @@ slice alone), measured by `benchmarks/gpu_profile.py` with torch 2.11.0+cu130 on
 `python -m benchmarks.h200` makes this table alone. *As they come*: a host launches kernels one by one; *the device
 alone*: every launch was made ahead; *device busy*: blocks for which the two differ by less than a quarter. Below that
 the host decides, whose pace drifts from second to second (one round of a row against another: 14 % in bf16, 11 % in
-fp32), so these rows are the mean of six rounds. (2) has six constants per dtype: the shares of the peak, the passes of
+fp32), so these rows are the mean of six rounds. (2) has seven constants per dtype: shares of the peak, the passes of
 kept bytes, what a split layer moves of whole outputs, and seconds beside the work; and as they come three more: two
 floors, and how many more launches a split layer makes. Fitted on all rows they ship as `--calibration h200-bf16` and
 `h200-fp32`.

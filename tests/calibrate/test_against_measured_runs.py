@@ -28,7 +28,7 @@ def test_vtrain_with_four_constants() -> None:
     measured = read_vtrain(VTRAIN)
     assert len(measured.runs) == 1440
     fitted, held_out = split_runs(measured.runs, 0.5, seed=0)
-    calibration = fit_to(measured, fitted[::6], CONSTANTS, Calibration())
+    calibration = fit_to(measured, fitted[::6], CONSTANTS, Calibration()).calibration
     judged = held_out[::3]
     predicted = np.array([exact_seconds(measured, run, calibration) for run in judged])
     found = errors(predicted, seconds_of(judged))
@@ -38,7 +38,7 @@ def test_vtrain_with_four_constants() -> None:
 
 def left_out(measured: Measurements, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Seconds and bytes of every run, by constants that were fitted on the others."""
-    constants = leave_one_out(measured, names, BLOCKING)
+    constants = [one.calibration for one in leave_one_out(measured, names, BLOCKING)]
     pairs = list(zip(measured.runs, constants, strict=True))
     seconds = np.array([exact_seconds(measured, run, one) for run, one in pairs])
     return seconds, np.array([peak_bytes([run], one)[0] for run, one in pairs])

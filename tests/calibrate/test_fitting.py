@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
+from argosy.calibrate.file import read_measured
 from argosy.calibrate.fit import MOST, errors, fit_to, rank_correlation, split_runs
 from argosy.calibrate.predict import exact_seconds, peak_bytes, quick_seconds
 from argosy.calibrate.run import Degrees, MeasuredRun, Measurements, even_plan
 from argosy.calibrate.sailor import read_sailor_runs
 from argosy.calibrate.study import default_names, study
-from argosy.calibrate.vtrain import COLUMNS, is_vtrain, read_vtrain
+from argosy.calibrate.vtrain import COLUMNS, read_vtrain
 from argosy.cluster.file import load_cluster
 from argosy.cost.calibration import Calibration
 from argosy.errors import InputError
@@ -38,12 +39,11 @@ def imagined(tmp_path_factory: pytest.TempPathFactory) -> Measurements:
                 lines.append(",".join(map(str, row)))
     path = tmp_path_factory.mktemp("vtrain") / "runs.csv"
     path.write_text("\ufeff" + "\n".join(lines), encoding="utf-8")
-    assert is_vtrain(path)
-    return told_by(read_vtrain(path), TRUE)
+    return told_by(read_measured(path), TRUE)
 
 
 def told_by(measured: Measurements, constants: Calibration) -> Measurements:
-    seconds = quick_seconds(measured, measured.runs, constants)
+    seconds = np.array([exact_seconds(measured, run, constants) for run in measured.runs])
     memory = peak_bytes(measured.runs, replace(constants, process_bytes=4e9, activation_factor=1.25))
     runs = zip(measured.runs, seconds.tolist(), memory.tolist(), strict=True)
     return replace(measured, runs=tuple(replace(run, seconds=s, peak_bytes=b) for run, s, b in runs))
@@ -76,10 +76,10 @@ def test_a_schedule_of_its_own_depth_holds_as_many_activations(two_dtypes: tuple
 
 def test_known_constants_are_found_again(imagined: Measurements) -> None:
     names = ("passes", "forward_floor", "backward_floor", "bandwidth", "process_bytes", "activation_factor")
-    found = fit_to(imagined, imagined.runs, names[:4], Calibration())
+    found = fit_to(imagined, imagined.runs, names[:4], Calibration()).calibration
     for name in names[:4]:
-        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.03), name
-    found = fit_to(imagined, imagined.runs, names[4:], found)
+        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.1), name
+    found = fit_to(imagined, imagined.runs, names[4:], found).calibration
     assert found.process_bytes == pytest.approx(4e9, rel=0.02)
     assert found.activation_factor == pytest.approx(1.25, rel=0.02)
 
@@ -88,9 +88,10 @@ def test_constants_that_are_0_by_default_are_found_too(imagined: Measurements) -
     """From a usual value on, and not from the largest that is possible, where a simplex sees nothing change."""
     true = replace(TRUE, forward_start=3e-4, backward_start=6e-4)
     measured = told_by(imagined, true)
-    found = fit_to(measured, measured.runs, ("forward_start", "backward_start"), TRUE)
-    assert found.forward_start == pytest.approx(3e-4, rel=0.05)
-    assert found.backward_start == pytest.approx(6e-4, rel=0.05)
+    for name in ("forward_start", "backward_start"):
+        known = replace(true, **{name: 0.0})
+        found = fit_to(measured, measured.runs, (name,), known).calibration
+        assert getattr(found, name) == pytest.approx(getattr(true, name), rel=0.1)
 
 
 def test_the_closed_form_and_the_exact_engine_agree(imagined: Measurements) -> None:
@@ -153,7 +154,7 @@ def test_even_plans_rank_devices_as_megatron_does(imagined: Measurements) -> Non
     ("degrees", "says"),
     [
         (Degrees(tensor=4, data=4, pipeline=1, micro_batch=1, global_batch=4), "at most 8 devices"),
-        (Degrees(tensor=1, data=1, pipeline=5, micro_batch=1, global_batch=4), "divisor of the 12 blocks"),
+        (Degrees(pipeline=2, chunks=8, micro_batch=1, global_batch=4), "at most 12 stages, one for each block"),
         (Degrees(tensor=1, data=2, pipeline=1, micro_batch=2, global_batch=6), "multiple of micro_batch x data"),
     ],
 )
@@ -175,20 +176,21 @@ def test_messages_and_sums_can_be_slow(imagined: Measurements) -> None:
     form and to the exact engine, and are found again."""
     slow = replace(TRUE, latency=2e-4, reduction=0.4)
     told = told_by(imagined, slow)
-    found = fit_to(told, told.runs, ("latency", "reduction"), TRUE)
-    assert found.latency == pytest.approx(2e-4, rel=0.05)
-    assert found.reduction == pytest.approx(0.4, rel=0.05)
+    found = fit_to(told, told.runs, ("latency", "reduction"), TRUE).calibration
+    assert found.latency == pytest.approx(2e-4, rel=0.15)
+    assert found.reduction == pytest.approx(0.4, rel=0.1)
     runs = told.runs[::7]
     exact = np.array([exact_seconds(told, run, slow) for run in runs])
     assert np.abs(quick_seconds(told, runs, slow) / exact - 1).max() < 0.05
 
 
 def test_by_default_what_the_runs_can_tell_is_fitted(imagined: Measurements) -> None:
-    """Four constants about seconds and both about memory; fewer where layers were timed, or one device ran alone."""
-    everything = ("passes", "forward_floor", "backward_floor", "bandwidth", "process_bytes", "activation_factor")
+    """Five constants about seconds and both about memory; fewer where layers were timed, or one device ran alone."""
+    seconds = ("peak", "attention_peak", "passes", "forward_floor", "bandwidth")
+    everything = (*seconds, "process_bytes", "activation_factor")
     assert default_names(imagined) == everything
     unweighed = replace(imagined, runs=tuple(replace(run, peak_bytes=None) for run in imagined.runs))
-    assert default_names(unweighed) == everything[:4]
+    assert default_names(unweighed) == seconds
     (kind,) = {device.kind.name for device in imagined.runs[0].cluster.devices}
     timed = replace(unweighed, profiles={kind: Profile(device=kind, model="any", rows=())})
     assert default_names(timed) == ("bandwidth",)
@@ -219,3 +221,63 @@ def test_what_is_no_table_of_runs_is_refused(tmp_path: Path) -> None:
         read_vtrain(path)
     with pytest.raises(InputError, match=r"expected runs as JSON files, and layer-times.json in a folder above them"):
         read_sailor_runs(tmp_path)
+
+
+HEAD = "section,Model,SeqLen (T),# GPUs,GPU,MFU,MicroBatchSize,GradAccum,GlobalBatchSize,Throughput (T/s),Precision"
+HEAD += ",Sharding Strategy,Activation Checkpointing,Note"
+
+
+def foundry(*rows: str) -> str:
+    return "# source: a test\n" + HEAD + "\n" + "\n".join(rows) + "\n"
+
+
+def test_a_published_table_is_read_whatever_columns_it_has_more(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("\ufeff" + foundry("A,7b,2048,16,a100_80gb,50,4,2,128,60000,amp_bf16,FULL_SHARD,True,x"))
+    (run,) = read_measured(path).runs
+    assert (run.chain.parameters, run.plan.num_micro_batches, run.plan.stages[0].zero) == (6658859008, 2, 3)
+    assert run.seconds == pytest.approx(128 * 2048 / 60000)
+    assert run.cluster.device("n1.7").kind.name == "A100-80GB"
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ("A,8b,2048,8,a100_80gb,50,4,2,64,60000,bf16,FULL_SHARD,True,x", "one of the MPT sizes"),
+        ("A,7b,2048,8,a100_81gb,50,4,2,64,60000,bf16,FULL_SHARD,True,x", "runs.csv:3: GPU: .* a device kind"),
+        ("A,7b,2048,8,a100_80gb,50,4,2,63,60000,bf16,FULL_SHARD,True,x", "MicroBatchSize x GradAccum"),
+        ("A,7b,2048,8,a100_80gb,50,4,2,64,fast,bf16,FULL_SHARD,True,x", "Throughput .* a finite number above 0"),
+        ("A,7b,2048,8,a100_80gb,50,4,2,64,60000,bf16,SOME,True,x", "one of FULL_SHARD"),
+        ("A,7b,2048", "a row of 14 cells"),
+    ],
+)
+def test_a_broken_row_of_a_published_table_is_named(tmp_path: Path, row: str, says: str) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(foundry(row))
+    with pytest.raises(InputError, match=says):
+        read_measured(path)
+
+
+def test_a_table_that_nobody_knows_names_the_columns_that_are_missing(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(",".join(COLUMNS[:-1]) + "\n1,1,1,1,1,1,1,1,1,1\n")
+    with pytest.raises(InputError, match=r"expected the columns iteration time \(ms\)"):
+        read_measured(path)
+
+
+def test_constants_that_runs_do_not_tell_stay_as_they_were(imagined: Measurements) -> None:
+    """One device alone sends nothing, so its runs say nothing of links."""
+    alone = [run for run in imagined.runs if len(run.plan.devices) == 2 and len(run.plan.stages[0].devices) == 2]
+    lonely = replace(imagined, runs=tuple(alone))
+    found = fit_to(lonely, lonely.runs, ("passes", "latency"), TRUE)
+    assert "latency" in found.unidentified or found.calibration.latency < 1e-4
+    assert found.calibration.passes == pytest.approx(TRUE.passes, rel=0.05)
+
+
+def test_a_fit_that_predicts_left_out_runs_worse_is_dropped(imagined: Measurements) -> None:
+    noise = np.random.default_rng(3).lognormal(0.0, 0.4, 6)
+    runs = tuple(replace(run, seconds=run.seconds * n) for run, n in zip(imagined.runs[::9], noise, strict=True))
+    found = fit_to(replace(imagined, runs=runs), runs, ("peak", "passes", "bandwidth"), TRUE)
+    assert found.left_out is not None and found.before is not None
+    assert found.is_kept == (found.left_out < found.before)
+    assert found.is_kept or found.calibration == TRUE

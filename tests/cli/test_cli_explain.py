@@ -110,7 +110,7 @@ def test_demo_plans_explains_and_simulates(run: Run, tmp_path: Path, monkeypatch
     monkeypatch.setattr("argosy.cli.demo.SECONDS", 40.0)
     result = run("demo", "--no-train", "--out", "out")
     assert result.code == 0
-    assert "By hand, with a stage per node, an iteration takes 7.5" in result.out
+    assert "By hand, with a stage per node, an iteration takes 8.9" in result.out
     for text in ("1. Which plan?", "2. Why is it no faster?", "3. And when the network changes?", "Most would help"):
         assert text in result.out
     plan = load_plan(tmp_path / "out" / "demo-plan.json")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from strategies import KIND
 
 from argosy.cluster.catalogue import device_kind
-from argosy.cluster.device import Device
+from argosy.cluster.device import Device, Reached
 from argosy.cluster.file import load_cluster
 from argosy.cost.calibration import Calibration
 from argosy.cost.compute import ComputeModel, Portion, layer_seconds, stage_seconds, update_seconds
@@ -21,7 +21,9 @@ from argosy.workload.chain import Chain, Layer
 from argosy.workload.load import load_model
 from argosy.workload.profile import Profile, ProfileRow
 
-MODEL = ComputeModel(forward_peak=0.5, backward_peak=0.4, passes=2.0, forward_floor=50e-6, backward_floor=200e-6)
+MODEL = ComputeModel(
+    forward_peak=0.5, backward_peak=0.4, passes=2.0, forward_floor=50e-6, backward_floor=200e-6, gathered=0.0
+)
 WITHOUT_FLOOR = replace(MODEL, forward_floor=0.0, backward_floor=0.0)
 CARD = Device(
     name="n0.0",
@@ -291,3 +293,47 @@ def test_a_process_that_leaves_no_memory_is_refused() -> None:
     cluster = load_cluster("two-cards")
     with pytest.raises(InputError, match=r"process_bytes: found .*, expected a process that takes less than the "):
         Calibration(process_bytes=1e12).cluster(cluster)
+
+
+MIXED = replace(
+    CARD,
+    efficiency=1.0,
+    kind=replace(
+        CARD.kind,
+        flops=((Dtype.BF16, 100e12), (Dtype.FP8, 200e12)),
+        reached=Reached(products=((Dtype.BF16, 0.5), (Dtype.FP8, 0.4)), attention=0.25, passes=2.0),
+    ),
+)
+ATTENTIVE = replace(BLOCK, attention_flop=1e9, parameters=0, activation_bytes=0.0)
+
+
+def test_attention_has_a_share_of_the_peak_of_its_own() -> None:
+    """3 GFLOP of products at 1.076 x 0.5 x 100 TFLOP/s and 1 of attention at 0.25 x 100; twice that in the backward."""
+    plain = ComputeModel(forward_floor=0.0, backward_floor=0.0)
+    ahead, back = seconds(ATTENTIVE, model=plain, device=MIXED)
+    assert ahead == pytest.approx(3e9 / 53.8e12 + 1e9 / 25e12)
+    assert back == pytest.approx(6e9 / 48.3e12 + 2e9 / 25e12)
+    fixed = replace(plain, forward_peak=0.3, backward_peak=0.3, attention_peak=0.1)
+    assert seconds(ATTENTIVE, model=fixed, device=MIXED)[0] == pytest.approx(3e9 / 30e12 + 1e9 / 10e12)
+
+
+def test_under_fp8_only_projections_of_blocks_are_multiplied_in_it() -> None:
+    plain = ComputeModel(forward_floor=0.0, backward_floor=0.0)
+    chain, portion = replace(TOY, dtype=Dtype.FP8), Portion(device=MIXED, samples=1)
+    ahead, _ = layer_seconds(plain, chain, ATTENTIVE, portion)
+    assert ahead == pytest.approx(3e9 / (1.076 * 0.4 * 200e12) + 1e9 / 25e12)
+    head = replace(HEAD, tied_to=None, tied_parameters=0, activation_bytes=0.0)
+    assert layer_seconds(plain, chain, head, portion)[0] == pytest.approx(10e9 / 53.8e12)
+    assert load_model("gpt2", dtype="fp8").layers[1].output_bytes == load_model("gpt2").layers[1].output_bytes
+
+
+def test_a_fused_step_moves_less_and_a_group_that_repeats_the_sequence_more() -> None:
+    eager = replace(WITHOUT_FLOOR, forward_peak=1.0, backward_peak=1.0, gathered=1.0)
+    still = replace(BLOCK, forward_flop=1.0, backward_flop=1.0)
+    assert seconds(still, model=replace(eager, compiled=True))[0] == pytest.approx(
+        0.65 * seconds(still, model=eager)[0]
+    )
+    one = Portion(device=CARD, samples=1, share=0.5, width=2)
+    split = layer_seconds(eager, TOY, still, one)[0]
+    whole = layer_seconds(eager, replace(TOY, sequence_parallel=False), still, one)[0]
+    assert whole - split == pytest.approx(2.1 * still.output_bytes / (0.8 * 1e12))

@@ -58,7 +58,7 @@ def test_the_roofline_is_within_five_percent_on_shapes_not_fitted_on() -> None:
     assert h200.by_roofline(h200.blocks(above_floor=True), h200.by_halves).median < 0.05
 
 
-@pytest.mark.parametrize("name", calibration_names())
+@pytest.mark.parametrize("name", [name for name in calibration_names() if name.startswith("h200")])
 def test_shipped_constants_are_those_of_the_rows(name: str) -> None:
     """Read by name; off by no more than the note says of constants that never saw the row."""
     model = read_calibration(name).compute_model()

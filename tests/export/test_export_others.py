@@ -19,7 +19,7 @@ from argosy.export.deepspeed import export_deepspeed
 from argosy.export.flagscale import export_flagscale
 from argosy.export.torchrun import export_torchrun
 from argosy.plan.file import dumps_plan
-from argosy.plan.plan import Plan, Recompute
+from argosy.plan.plan import CostModelRef, Plan, Recompute
 from argosy.runtime.ranks import devices_by_rank
 from argosy.runtime.run_spec import read_run_spec
 from argosy.workload.load import load_architecture, load_model
@@ -183,7 +183,10 @@ def test_deepspeed_takes_the_devices_of_a_host_in_their_order() -> None:
 def test_flagscale_recomputes_by_stage_fully_or_everywhere_selectively() -> None:
     made = plan([13, 26, 30, 34])
     everywhere = replace(made, stages=tuple(replace(stage, recompute=Recompute.SELECTIVE) for stage in made.stages))
-    assert flagscale(everywhere)[0]["system"]["recompute"] == {"recompute_granularity": "selective"}
+    with pytest.raises(InputError, match="argosy plan --calibration megatron"):
+        flagscale(everywhere)
+    meant = replace(everywhere, cost_model=CostModelRef.of({"constants": {"selective": "attention"}}))
+    assert flagscale(meant)[0]["system"]["recompute"] == {"recompute_granularity": "selective"}
     somewhere = with_stage(made, 2, recompute=Recompute.SELECTIVE)
     with pytest.raises(InputError, match=r"stages.recompute: found none/none/selective/none, expected none or full"):
         flagscale(somewhere)

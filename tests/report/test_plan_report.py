@@ -104,8 +104,10 @@ stage  layers  on            devices          replicas  samples  recompute  zero
 
 FIGURES = """
 iteration    6.715 s predicted
+uncertainty  5.12 s to 8.8 s: nine of ten measured steps were within 31 %
 throughput   9.532 samples/s, 19,521 tokens/s
-memory       31.0 of 32 GiB on the fullest device, v0.0
+memory       31.0 of 32 GiB on the fullest device, v0.0; it may not fit, because
+             predictions are within 10 %
 bottleneck   stage 0
 certificate  no plan of stages of multiples of 2/2 devices of each pool is more
              than 4.6 % faster (bound 6.419 s), for the default cost model
@@ -240,6 +242,7 @@ EXPLANATION = Explanation(
 
 REASONS = """
 iteration      8 s, 8 samples/s, 16,384 tokens/s
+uncertainty    6.1 s to 10.5 s: nine of ten measured steps were within 31 %
 bottleneck     stage 0: it computes for 50 %, exchanges tensors for 10 %, waits
                for 40 % of the time
 busiest link   v0.nic, 42 % of what it could carry
@@ -264,7 +267,7 @@ v0.2 as a further replica of stage 0       10 s  -20.0 %  fits
 
 
 def test_reasons() -> None:
-    assert rendered(reason_table(EXPLANATION)) == REASONS
+    assert rendered(reason_table(EXPLANATION, CLUSTER)) == REASONS
 
 
 def test_memory_of_equal_neighbours_shares_a_line() -> None:

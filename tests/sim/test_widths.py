@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from planning_cases import NO_FLOORS, cluster_of, kind_fields, node_fields
+from planning_cases import NO_FLOORS as WITHOUT_FLOORS
+from planning_cases import cluster_of, kind_fields, node_fields
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import Portion, read_weights, split_stage_seconds, stage_seconds
@@ -25,11 +26,14 @@ from argosy.timeline import SpanKind
 from argosy.workload.chain import Chain, Layer
 from argosy.workload.load import load_model
 
+NO_FLOORS = replace(
+    WITHOUT_FLOORS, forward_peak=0.78, backward_peak=0.78, attention_peak=0.78, passes=2.5, gathered=0.0
+)
 DENSE = Layer(
     name="block",
     kind="block",
     forward_flop=0.78e12,
-    backward_flop=1.40e12,
+    backward_flop=1.56e12,
     parameters=10**7,
     activation_bytes=0.0,
     output_bytes=1e8,

@@ -2,7 +2,7 @@
 
 Constants are drawn so that each of them matters beside layers of tenths of a second: seconds beside the work, passes of
 kept bytes, whole outputs that split layers move, floors of launches, more launches where tensors are split, and links
-that sums reach a part of.
+that sums reach a part of. Some cases prefetch under ZeRO, keep fp32 gradients, or do not split sequences.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from planning_cases import (
 
 from argosy.cost.calibration_file import read_calibration
 from argosy.cost.compute import ComputeModel
+from argosy.dtype import Dtype
 from argosy.planner import Settings
 from argosy.sim.simulate import simulate
 from argosy.solve.grid import coarse_cuts
@@ -66,7 +67,8 @@ def drawn_model(random: Random) -> ComputeModel:
     }
     chosen = random.sample(sorted(constants), random.choice((1, 3, len(constants))))
     start = ComputeModel(forward_floor=0.02, backward_floor=0.04, forward_start=0.01, backward_start=0.02, gathered=1.0)
-    return replace(start, **{name: constants[name] for name in chosen})
+    drawn = replace(start, **{name: constants[name] for name in chosen})
+    return replace(drawn, prefetch=random.random() < 0.3, compiled=random.random() < 0.3)
 
 
 def calibrated(seed: int) -> Case:
@@ -75,7 +77,10 @@ def calibrated(seed: int) -> Case:
     model, layers = drawn_model(random), case.chain.layers
     if random.random() < 0.5:
         layers = tuple(replace(layer, output_bytes=layers[0].output_bytes) for layer in layers)
-    return replace(case, model=model, chain=replace(case.chain, layers=layers))
+    formats = {"gradient_dtype": Dtype.FP32, "reduce_dtype": random.choice((None, Dtype.FP32))}
+    stated = formats if random.random() < 0.3 else {}
+    splits = random.random() < 0.7
+    return replace(case, model=model, chain=replace(case.chain, layers=layers, sequence_parallel=splits, **stated))
 
 
 def all_plans(case: Case, shape: Shape, options: Options) -> list[Complete]:

@@ -8,8 +8,9 @@ import pytest
 from planning_cases import Case, Recipe, cluster_of, kind_fields, node_fields, random_case
 
 from argosy.plan.plan import Recompute, Replica
-from argosy.space.option import Option, Part, tensor_widths
+from argosy.space.option import Option, Part
 from argosy.space.place import can_place, place_stages
+from argosy.space.widths import tensor_widths
 
 
 def some_stages(random: Random, case: Case) -> list[Option]:

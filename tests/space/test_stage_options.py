@@ -10,9 +10,10 @@ from planning_cases import Case, Recipe, cluster_of, complete_plans, kind_fields
 from argosy.dtype import Dtype
 from argosy.plan.plan import Recompute
 from argosy.space.enumerate import stage_options, vectors
-from argosy.space.option import Option, node_widths, tensor_widths
+from argosy.space.option import Option
 from argosy.space.pool import find_pools
 from argosy.space.prune import Counters
+from argosy.space.widths import node_widths, tensor_widths
 from argosy.workload.chain import Chain, Layer
 
 

@@ -1,14 +1,18 @@
 """Measured runs of one's own as a JSON file, version 1.
 
-    {version, source?, blocking?, profiles?: [file, ...],
-     runs: [{name?, plan: file, seconds | timeline: file, peak_bytes?}
-            {name?, model, cluster, sequence_length?, dtype?, optimizer?, tensor, data, pipeline, micro_batch,
-             global_batch, recompute?, zero?, seconds | timeline, peak_bytes?}]}
+    {version, source?, blocking?, prefetch?, profiles?: [file, ...],
+     runs: [{name?, plan: file, SETTINGS, seconds | timeline: file, peak_bytes?}
+            {name?, model, cluster, sequence_length?, dtype?, optimizer?, tensor?, data?, pipeline?, context?, expert?,
+             virtual_stages?, schedule?, cuts?: [blocks of each stage, ...], micro_batch, global_batch, recompute?,
+             zero?, shard?, fused_attention?, SETTINGS, seconds | timeline, peak_bytes?}]}
+
+    SETTINGS: compiled?, fused_loss?, sequence_parallel?, selective?, gradient_dtype?, reduce_dtype?
 
 A run names the plan that ran, or the degrees of an even plan as Megatron-LM counts them, with ``micro_batch`` per
-replica. In place of ``seconds`` it may name the timeline that ``argosy run`` ended with: the median of its steps
-counts, without the first, which also prepares everything, where there are others (``Timeline.usual_seconds``). Files
-are looked for beside the file itself.
+replica. ``shard`` is the number of replicas over which ZeRO shards; hybrid sharding, over fewer than all, is not
+modelled and refused. What SETTINGS mean: ``cost.calibration.Calibration``. In place of ``seconds`` a run may name the
+timeline that ``argosy run`` ended with: the median of its steps counts, without the first, which also prepares
+everything, where there are others (``Timeline.usual_seconds``). Files are looked for beside the file itself.
 """
 
 from __future__ import annotations
@@ -18,9 +22,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from argosy.calibrate import korthikanti, llm_foundry, sailor, torchtitan, vtrain
 from argosy.calibrate.run import Degrees, MeasuredRun, Measurements, even_plan
-from argosy.calibrate.sailor import read_sailor_runs
-from argosy.calibrate.vtrain import is_vtrain, read_vtrain
+from argosy.calibrate.table import columns_of
 from argosy.cluster.file import bundled_clusters, cluster_from_content, load_cluster
 from argosy.cluster.topology import Cluster
 from argosy.document import Document, Schema, is_there, read_json, validate
@@ -29,13 +33,17 @@ from argosy.plan.check import check_plan
 from argosy.plan.file import plan_from_document, read_plan
 from argosy.plan.model import planned_chain
 from argosy.plan.plan import Plan, Recompute
+from argosy.schedule import ScheduleKind
 from argosy.timeline.file import load_timeline
-from argosy.workload.chain import Chain
+from argosy.workload.chain import Chain, Selective
 from argosy.workload.fields import Amount, Count, DtypeField, Name, OptimizerField
 from argosy.workload.load import load_model, preset_names
 from argosy.workload.profile_file import read_profile
 
 VERSION = 1
+
+SETTINGS = ("compiled", "fused_loss", "sequence_parallel", "selective", "gradient_dtype", "reduce_dtype")
+"""What a run states of the system that ran it."""
 
 
 def _seconds(value: object) -> object:
@@ -57,8 +65,21 @@ class _Run(Schema):
     pipeline: Count = 1
     micro_batch: Count | None = None
     global_batch: Count | None = None
+    context: Count = 1
+    expert: Count = 1
+    virtual_stages: Count = 1
+    schedule: Annotated[ScheduleKind, Field(strict=False)] = ScheduleKind.ONE_F_ONE_B
+    cuts: list[Count] = Field(default_factory=list)
     recompute: Literal["none", "selective", "full"] = "none"
     zero: Literal[0, 1, 2, 3] = 0
+    shard: Count | None = None
+    fused_attention: bool = True
+    compiled: bool | None = None
+    fused_loss: bool | None = None
+    sequence_parallel: bool | None = None
+    selective: Annotated[Selective, Field(strict=False)] | None = None
+    gradient_dtype: DtypeField | None = None
+    reduce_dtype: DtypeField | None = None
     seconds: Annotated[float, BeforeValidator(_seconds)] | None = None
     timeline: Name | None = None
     peak_bytes: Amount | None = None
@@ -68,19 +89,42 @@ class _File(Schema):
     version: Literal[1]
     source: str = ""
     blocking: bool = False
+    prefetch: bool = False
     profiles: list[Name] = Field(default_factory=list)
     runs: list[_Run] = Field(min_length=1)
 
 
 def read_measured(source: Path | str) -> Measurements:
-    """Runs from a file of this form, a CSV of vTrain, or a folder of Sailor's."""
+    """Runs from a file of this form, a published table (CSV), or a folder of Sailor's."""
     path = Path(source)
     if not is_there(path):
-        expected = "a file of measured runs (JSON, or vTrain's CSV) or a folder of Sailor's"
+        expected = "a file of measured runs (JSON, or a published table as CSV) or a folder of Sailor's"
         raise InputError([Problem(file=str(path), expected=expected)])
     if path.is_dir():
-        return read_sailor_runs(path)
-    return read_vtrain(path) if is_vtrain(path) else read_runs(path)
+        return sailor.read_sailor_runs(path)
+    if path.suffix == ".csv":
+        return _read_table(path)
+    return read_runs(path)
+
+
+_TABLES = (
+    (vtrain.COLUMNS, vtrain.read_vtrain),
+    (llm_foundry.COLUMNS, llm_foundry.read_llm_foundry),
+    (torchtitan.COLUMNS, torchtitan.read_torchtitan),
+    (korthikanti.COLUMNS, korthikanti.read_korthikanti),
+    (sailor.COLUMNS, sailor.read_mixed),
+)
+"""Published tables that can be read, by the columns that they have at least."""
+
+
+def _read_table(path: Path) -> Measurements:
+    columns = columns_of(path)
+    for needed, read in _TABLES:
+        if columns >= set(needed):
+            return read(path)
+    nearest = min(_TABLES, key=lambda table: len(set(table[0]) - columns))[0]
+    missing = [name for name in nearest if name not in columns]
+    raise InputError([Problem(file=str(path), line=1, expected=f"the columns {', '.join(missing)} beside the others")])
 
 
 def read_runs(path: Path | str) -> Measurements:
@@ -94,6 +138,7 @@ def read_runs(path: Path | str) -> Measurements:
         runs=tuple(_run(document, index, run, path.parent) for index, run in enumerate(content.runs)),
         profiles={profile.device: profile for profile in profiles},
         blocking=content.blocking,
+        prefetch=content.prefetch,
     )
 
 
@@ -104,7 +149,16 @@ def _run(document: Document, index: int, run: _Run, folder: Path) -> MeasuredRun
     assert seconds is not None
     peak = run.peak_bytes if run.peak_bytes is not None else peak
     plan, chain, cluster, name = _what_ran(document, index, run, folder)
-    return MeasuredRun(name=name, plan=plan, chain=chain, cluster=cluster, seconds=seconds, peak_bytes=peak)
+    stated = {name: getattr(run, name) for name in SETTINGS}
+    return MeasuredRun(
+        name=name,
+        plan=plan,
+        chain=chain,
+        cluster=cluster,
+        seconds=seconds,
+        peak_bytes=peak,
+        settings={name: value for name, value in stated.items() if value is not None},
+    )
 
 
 def _measured(path: Path) -> tuple[float, float | None]:
@@ -126,17 +180,25 @@ def _what_ran(document: Document, index: int, run: _Run, folder: Path) -> tuple[
     if missing:
         raise document.error(("runs", index, missing[0]), 'given, or a "plan" in place of degrees')
     assert run.model and run.cluster and run.micro_batch and run.global_batch
+    if run.shard not in (None, run.data):
+        raise document.error(("runs", index, "shard"), f"{run.data}, as data is", run.shard)
     degrees = Degrees(
         tensor=run.tensor,
         data=run.data,
         pipeline=run.pipeline,
+        context=run.context,
+        expert=run.expert,
+        chunks=run.virtual_stages,
+        schedule=run.schedule,
+        cuts=tuple(run.cuts),
         micro_batch=run.micro_batch,
         global_batch=run.global_batch,
         recompute=Recompute(run.recompute),
         zero=run.zero,
     )
     settings: dict[str, Any] = {"sequence_length": run.sequence_length, "dtype": run.dtype, "optimizer": run.optimizer}
-    chain = load_model(run.model if run.model in preset_names() else folder / run.model, **settings)
+    named = run.model if run.model in preset_names() else folder / run.model
+    chain = load_model(named, fused_attention=run.fused_attention, **settings)
     cluster = _cluster(run.cluster, folder)
     plan = even_plan(degrees, chain, cluster)
     check_plan(plan, chain, cluster, file=document.file)

@@ -7,8 +7,11 @@ route:
     (2)  transfer between stages      = what leaves the busiest node, or device inside a node, for a whole micro-batch
     (3)  tail of a stage              = twice around the ring of its replicas, and the update
     (4)  blocking                     = (2) is part of the forwards and backwards at both ends instead
-    (5)  peak memory                  = what the process takes, and of the fullest device its weights, gradients and
-                                        optimizer state and the activations of all micro-batches in flight
+    (5)  ZeRO 3 with ``prefetch``      = a forward takes no less than a gather of the weights, a backward no less than
+                                        a gather and a scatter
+    (6)  interleaved                  = M times the work of the busiest worker, and the bubble over its chunks
+    (7)  peak memory                  = what the process takes, and of the fullest device its state and activations
+                                        (``cost.planned``)
 
 The exact engine plays the same plan with its links shared (``sim.exact``), folded along its symmetries where it is
 large.
@@ -17,19 +20,21 @@ large.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from argosy.calibrate.run import MeasuredRun, Measurements
+from argosy.cluster.fitted import inside_links
 from argosy.cluster.topology import Cluster, Route
 from argosy.cluster.trace import FloatArray
 from argosy.cost.calibration import Calibration
 from argosy.cost.communicate import num_reductions, ring_seconds
 from argosy.cost.compute import ComputeModel, Portion, layer_seconds, recompute_seconds, update_seconds
-from argosy.cost.memory import activation_bytes, gathered_bytes, recomputed_bytes, stage_parameters, state_bytes
-from argosy.plan.plan import Replica, Stage
+from argosy.cost.memory import stage_parameters
+from argosy.cost.planned import planned_memory
+from argosy.plan.plan import Plan, Replica, Stage
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.schedule.generate import depth_of
 from argosy.sim.constant import pipeline_seconds
@@ -38,6 +43,8 @@ from argosy.workload.chain import Chain, Layer
 
 _SMALL = 512
 """Devices times micro-batches of a run that is played whole."""
+_LARGE = 16_384
+"""The same of an interleaved run that is not played: within 0.4 % of (6) where both were tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,50 +58,62 @@ class _Columns:
 
 
 def quick_seconds(measured: Measurements, runs: Sequence[MeasuredRun], calibration: Calibration) -> FloatArray:
-    """(1) to (4): seconds of an iteration of each run."""
-    pricing = _Pricing(calibration, measured)
+    """(1) to (6): seconds of an iteration of each run."""
+    pricings: dict[Calibration, _Pricing] = {}
+    columns = []
+    for run in runs:
+        own = run.under(calibration)
+        if own not in pricings:
+            pricings[own] = _Pricing(own, measured)
+        columns.append(pricings[own].columns(run))
     groups: dict[tuple[tuple[int, ...], int, int], list[int]] = defaultdict(list)
+    seconds = np.empty(len(runs))
     for index, run in enumerate(runs):
+        if run.plan.schedule.kind is ScheduleKind.INTERLEAVED:
+            seconds[index] = _interleaved(columns[index], run.plan)
+            continue
         depth = depth_of(run.plan.schedule, len(run.plan.stages), run.plan.num_micro_batches)
         groups[depth, run.plan.schedule.k, run.plan.num_micro_batches].append(index)
-    seconds = np.empty(len(runs))
     for (depth, group, count), members in groups.items():
-        columns = [pricing.columns(runs[index]) for index in members]
+        each = [columns[index] for index in members]
         seconds[members] = pipeline_seconds(
             ScheduleSpec(kind=ScheduleKind.KFKB, k=group, depth=depth),
             count,
-            forward=np.array([c.forward for c in columns]).T,
-            backward=np.array([c.backward for c in columns]).T,
-            transfer=np.array([c.transfer for c in columns]).T,
+            forward=np.array([c.forward for c in each]).T,
+            backward=np.array([c.backward for c in each]).T,
+            transfer=np.array([c.transfer for c in each]).T,
             latency=np.zeros((len(depth), len(members))),
-            tail=np.array([c.tail for c in columns]).T,
+            tail=np.array([c.tail for c in each]).T,
         )
     return seconds
 
 
+def _interleaved(columns: _Columns, plan: Plan) -> float:
+    """(6)"""
+    chunks = plan.schedule.chunks
+    workers = len(plan.stages) // chunks
+    work = [sum(columns.forward[at::workers]) + sum(columns.backward[at::workers]) for at in range(workers)]
+    bubble = (sum(work) - max(work)) / chunks + 2 * sum(columns.transfer[: workers - 1])
+    return plan.num_micro_batches * max(work) + bubble + max(columns.tail)
+
+
 def peak_bytes(runs: Sequence[MeasuredRun], calibration: Calibration) -> FloatArray:
-    """(5)"""
-    return np.array([max(_stage_bytes(run, calibration)) for run in runs])
+    """(7)"""
+    return np.array([_peak(run, run.under(calibration)) for run in runs])
 
 
-def _stage_bytes(run: MeasuredRun, calibration: Calibration) -> Iterator[float]:
-    plan, chain = run.plan, calibration.chain(run.chain)
-    depth = depth_of(plan.schedule, len(plan.stages), plan.num_micro_batches)
-    for stage, in_flight in zip(plan.stages, depth, strict=True):
-        for replica in {(replica.samples, replica.shares): replica for replica in stage.replicas}.values():
-            share = max(replica.shares)
-            live = in_flight * activation_bytes(chain, stage, replica.samples, share)
-            live += recomputed_bytes(chain, stage, replica.samples, share)
-            live += gathered_bytes(chain, stage, share, backward=True)
-            held = state_bytes(chain, stage, share).total
-            yield calibration.process_bytes + held + live
+def _peak(run: MeasuredRun, calibration: Calibration) -> float:
+    return calibration.process_bytes + max(planned_memory(run.plan, calibration.chain(run.chain)).values())
 
 
 def exact_seconds(measured: Measurements, run: MeasuredRun, calibration: Calibration) -> float:
-    """Seconds of an iteration in the exact engine."""
-    cluster, model = calibration.cluster(run.cluster), calibration.compute_model(measured.profiles or None)
-    is_small = len(run.plan.devices) * run.plan.num_micro_batches <= _SMALL
-    return iteration_seconds(run.plan, run.chain, cluster, model, whole=is_small)
+    """Seconds of an iteration in the exact engine; of a large interleaved plan, which cannot be folded, (6)."""
+    own = run.under(calibration)
+    size = len(run.plan.devices) * run.plan.num_micro_batches
+    if run.plan.schedule.kind is ScheduleKind.INTERLEAVED and size > _LARGE:
+        return float(quick_seconds(measured, [run], calibration)[0])
+    cluster, model = own.cluster(run.cluster), own.compute_model(measured.profiles or None)
+    return iteration_seconds(run.plan, own.chain(run.chain), cluster, model, whole=size <= _SMALL)
 
 
 class _Pricing:
@@ -103,12 +122,19 @@ class _Pricing:
     def __init__(self, calibration: Calibration, measured: Measurements) -> None:
         self.calibration = calibration
         self.model: ComputeModel = calibration.compute_model(measured.profiles or None)
+        self.inside: dict[int, frozenset[int]] = {}
+        """Per cluster, the links inside its nodes."""
+        self.chains: dict[int, Chain] = {}
+        """Per chain of a run, the same under this calibration."""
         self.layers: dict[tuple[object, ...], tuple[float, float]] = {}
         self.stages: dict[tuple[object, ...], tuple[float, float, float]] = {}
 
     def columns(self, run: MeasuredRun) -> _Columns:
         cluster, stages = run.cluster, run.plan.stages
-        priced = [self._known_stage(run.chain, stage, cluster) for stage in stages]
+        if id(run.chain) not in self.chains:
+            self.chains[id(run.chain)] = self.calibration.chain(run.chain)
+        chain = self.chains[id(run.chain)]
+        priced = [self._known_stage(chain, stage, cluster) for stage in stages]
         hops = [self._hop(run, cluster, index) for index in range(len(stages) - 1)]
         forward, backward = [f for f, _, _ in priced], [b for _, b, _ in priced]
         if self.calibration.blocking:  # (4)
@@ -131,17 +157,28 @@ class _Pricing:
         pairs = []
         for replica in {_look(replica, cluster): replica for replica in stage.replicas}.values():
             device = cluster.device(replica.devices[0])
-            portion = Portion(device=device, samples=replica.samples, share=max(replica.shares), width=replica.width)
+            portion = Portion(
+                device=device,
+                samples=replica.samples,
+                share=max(replica.shares),
+                width=replica.width,
+                context=stage.context,
+                expert=stage.expert,
+            )
             times = [self._layer(chain, layer, stage, portion) for layer in chain.layers[stage.first : stage.end]]
             reduce = self._reduce(chain, stage, replica, cluster)
-            pairs.append((sum(f for f, _ in times) + reduce, sum(b for _, b in times) + reduce))
+            forward, backward = sum(f for f, _ in times) + reduce, sum(b for _, b in times) + reduce
+            if self.calibration.prefetch and stage.zero == 3 and stage.num_holders > 1:  # (5)
+                around = self._around(chain, stage, cluster)
+                forward, backward = max(forward, around), max(backward, 2 * around)
+            pairs.append((forward, backward))
         return max(f for f, _ in pairs), max(b for _, b in pairs)
 
     def _layer(self, chain: Chain, layer: Layer, stage: Stage, portion: Portion) -> tuple[float, float]:
         device = portion.device
         look = (layer.kind, layer.forward_flop, layer.parameters, layer.tied_parameters, stage.recompute)
         name = layer.name if self.model.profile_for(device) else ""
-        where = (device.kind.name, device.efficiency, portion.samples, portion.share, portion.width)
+        where = (device.kind.name, device.efficiency, portion.samples, portion.share, portion.width, portion.context)
         key = (id(chain), name, *look, *where)  # a model's name may stand for several lengths and dtypes
         if key not in self.layers:
             forward, backward = layer_seconds(self.model, chain, layer, portion)
@@ -163,13 +200,14 @@ class _Pricing:
     def _reduce(self, chain: Chain, stage: Stage, replica: Replica, cluster: Cluster) -> float:
         """The reductions of one forward or backward of a stage in a tensor-parallel group."""
         layers = chain.layers[stage.first : stage.end]
-        payload = replica.samples * sum(layer.reduced_bytes for layer in layers)
-        if replica.width < 2 or not payload:
+        payload = replica.samples * sum(layer.reduced_bytes for layer in layers) / stage.context
+        width = replica.width // stage.context
+        if width < 2 or not payload:
             return 0.0
         route = cluster.fastest(replica.devices[0], replica.devices[1], payload)
-        rounds = 2 * (replica.width - 1) * sum(map(num_reductions, layers))
+        rounds = 2 * (width - 1) * sum(map(num_reductions, layers))
         crowd = 1 if len(route.links) > 1 else len(stage.replicas) * replica.width
-        seconds = ring_seconds(2 * payload, replica.width, self._bandwidth(cluster, route) / crowd, 0.0)
+        seconds = ring_seconds(2 * payload, width, self._bandwidth(cluster, route) / crowd, 0.0)
         return seconds + rounds * self._latency(cluster, route)
 
     def _tail(self, chain: Chain, stage: Stage, cluster: Cluster) -> float:
@@ -178,21 +216,33 @@ class _Pricing:
         device = cluster.device(first.devices[0])
         portion = Portion(device=device, samples=first.samples, share=max(first.shares), width=first.width)
         update = update_seconds(chain, stage, portion)
-        if count < 2:
+        if count < 2 or (self.calibration.prefetch and stage.zero == 3):
             return update
-        payload = 2 * stage_parameters(chain, stage) * chain.dtype.bytes / self.calibration.reduction
+        return update + 2 * self._around(chain, stage, cluster)
+
+    def _around(self, chain: Chain, stage: Stage, cluster: Cluster) -> float:
+        """Once around the ring of a stage's replicas with its weights."""
+        first, count = stage.replicas[0], len(stage.replicas)
+        if count < 2:
+            return 0.0
+        payload = stage_parameters(chain, stage) * chain.exchanged_bytes(stage.zero) / self.calibration.reduction
         ends = [replica.devices[0] for replica in stage.replicas]
         routes = [cluster.fastest(ends[i - 1], ends[i], payload) for i in range(count)]
         inside = all(cluster.node_of[ends[i - 1]][0] is cluster.node_of[ends[i]][0] for i in range(count))
         lanes = first.width if inside else 1
         bandwidth = min(self._bandwidth(cluster, route) for route in routes) * lanes
-        return (
-            update + ring_seconds(payload, count, bandwidth, 0.0) + 2 * (count - 1) * self._latency(cluster, routes[0])
-        )
+        return ring_seconds(payload, count, bandwidth, 0.0) + (count - 1) * self._latency(cluster, routes[0])
 
     def _bandwidth(self, cluster: Cluster, route: Route) -> float:
         """Bytes/s that the program sees."""
-        return self.calibration.bandwidth * cluster.bandwidth_at(route)
+        constants = self.calibration
+        share = constants.bandwidth
+        if constants.nic_bandwidth is not None:
+            if id(cluster) not in self.inside:
+                self.inside[id(cluster)] = inside_links(cluster)
+            if not self.inside[id(cluster)].issuperset(route.links):
+                share = constants.nic_bandwidth
+        return share * cluster.bandwidth_at(route)
 
     def _latency(self, cluster: Cluster, route: Route) -> float:
         """Seconds; every link of a route takes half of the constant."""

@@ -5,14 +5,19 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from argosy.cluster.topology import Cluster
+from argosy.cost.calibration import Calibration
 from argosy.errors import bad_input
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Recompute, Replica, Stage
-from argosy.schedule import ScheduleSpec
+from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.chain import Chain
 from argosy.workload.profile import Profile
+
+Settings = Mapping[str, Any]
+"""Fields of a ``Calibration`` by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +32,15 @@ class MeasuredRun:
     """Of one iteration."""
     peak_bytes: float | None = None
     """Highest memory in use on any device; None: not measured."""
+    settings: Settings = field(default_factory=dict)
+    """Constants that this run states and no fit may change: ``compiled``, ``sequence_parallel``, ``selective``,
+    ``gradient_dtype``, ``reduce_dtype``."""
+    row: int | None = None
+    """Its row in the table that it was read from, where a row has several runs."""
+
+    def under(self, calibration: Calibration) -> Calibration:
+        """The calibration with what the run states."""
+        return replace(calibration, **self.settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +53,8 @@ class Measurements:
     """Measured layer times by device kind, in place of the roofline."""
     blocking: bool = False
     """Whether that software waits for transfers between stages instead of overlapping them."""
+    prefetch: bool = False
+    """Whether that software exchanges what ZeRO shards layer by layer, beside compute."""
 
     def __repr__(self) -> str:
         return f"{self.source}: {len(self.runs)} runs"
@@ -46,59 +62,92 @@ class Measurements:
 
 @dataclass(frozen=True, kw_only=True)
 class Degrees:
-    """An even plan as Megatron-LM names it: the same tensor, data and pipeline degree everywhere."""
+    """An even plan as Megatron-LM names it: the same degrees everywhere."""
 
-    tensor: int
-    data: int
-    pipeline: int
     micro_batch: int
     """Samples of a replica."""
     global_batch: int
+    tensor: int = 1
+    data: int = 1
+    pipeline: int = 1
+    context: int = 1
+    """Parts of the sequence."""
+    expert: int = 1
+    chunks: int = 1
+    """Stages of a pipeline worker; more than 1 is an interleaved schedule."""
     recompute: Recompute = Recompute.NONE
     zero: int = 0
+    schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B
+    cuts: tuple[int, ...] = ()
+    """Blocks of each stage; empty: as even as can be."""
 
     @property
     def num_devices(self) -> int:
-        return self.tensor * self.data * self.pipeline
+        return self.tensor * self.context * self.data * self.pipeline
+
+    @property
+    def num_stages(self) -> int:
+        return self.pipeline * self.chunks
 
     def __repr__(self) -> str:
-        return f"t{self.tensor} d{self.data} p{self.pipeline} mb{self.micro_batch} gb{self.global_batch}"
+        degrees = {"t": self.tensor, "d": self.data, "p": self.pipeline, "c": self.context, "e": self.expert}
+        shown = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1 or name in "tdp"]
+        shown += [f"v{self.chunks}"] if self.chunks > 1 else []
+        return " ".join([*shown, f"mb{self.micro_batch}", f"gb{self.global_batch}"])
 
 
 def even_plan(degrees: Degrees, chain: Chain, cluster: Cluster) -> Plan:
-    """Ranks in Megatron's order: tensor-parallel neighbours first, then data-parallel ones, then stages."""
+    """Ranks in Megatron's order: tensor-parallel neighbours first, then parts of the sequence, then data-parallel ones,
+    then stages."""
     if degrees.num_devices > len(cluster.devices):
         expected = f"at most {len(cluster.devices)} devices, those of {cluster.name}"
-        raise bad_input(expected, degrees.num_devices, where="tensor x data x pipeline")
+        raise bad_input(expected, degrees.num_devices, where="tensor x context x data x pipeline")
     size = degrees.micro_batch * degrees.data
     if degrees.global_batch % size:
         expected = f"a multiple of micro_batch x data = {size}"
         raise bad_input(expected, degrees.global_batch, where="global_batch")
     names = [device.name for device in cluster.devices]
+    width = degrees.tensor * degrees.context
     stages = []
-    for index, (first, end) in enumerate(_even_ranges(chain, degrees.pipeline)):
-        at = index * degrees.tensor * degrees.data
-        groups = [names[at + r * degrees.tensor : at + (r + 1) * degrees.tensor] for r in range(degrees.data)]
-        replicas = tuple(Replica(devices=tuple(group), samples=degrees.micro_batch) for group in groups)
-        stages.append(Stage(first=first, end=end, replicas=replicas, recompute=degrees.recompute, zero=degrees.zero))
+    for index, (first, end) in enumerate(_ranges(chain, degrees)):
+        at = index % degrees.pipeline * width * degrees.data
+        groups = [names[at + r * width : at + (r + 1) * width] for r in range(degrees.data)]
+        has_experts = any(layer.num_experts for layer in chain.layers[first:end])
+        stages.append(
+            Stage(
+                first=first,
+                end=end,
+                replicas=tuple(Replica(devices=tuple(group), samples=degrees.micro_batch) for group in groups),
+                recompute=degrees.recompute,
+                zero=degrees.zero,
+                context=degrees.context,
+                expert=degrees.expert if has_experts else 1,
+            )
+        )
+    kind = ScheduleKind.INTERLEAVED if degrees.chunks > 1 else degrees.schedule
     return Plan(
         model=ModelRef.of(chain),
         cluster=ClusterRef.of(cluster),
         global_batch=degrees.global_batch,
         micro_batch_size=size,
         num_micro_batches=degrees.global_batch // size,
-        schedule=ScheduleSpec(),
+        schedule=ScheduleSpec(kind=kind, chunks=degrees.chunks),
         stages=tuple(stages),
     )
 
 
-def _even_ranges(chain: Chain, pipeline: int) -> list[tuple[int, int]]:
-    """Equal numbers of blocks; what comes before the blocks is with the first, what comes after with the last."""
+def _ranges(chain: Chain, degrees: Degrees) -> list[tuple[int, int]]:
+    """Layers of each stage; what comes before the blocks is with the first stage, what comes after with the last."""
     kinds = Counter(layer.kind for layer in chain.layers)
     block = max(kinds, key=lambda kind: kinds[kind])
     places = [index for index, layer in enumerate(chain.layers) if layer.kind == block]
-    if len(places) % pipeline:
-        raise bad_input(f"a divisor of the {len(places)} blocks of {chain.name}", pipeline, where="pipeline")
-    each = len(places) // pipeline
-    cuts = [0, *(places[each * stage] for stage in range(1, pipeline)), len(chain.layers)]
-    return list(itertools.pairwise(cuts))
+    count = degrees.num_stages
+    if count > len(places):
+        raise bad_input(f"at most {len(places)} stages, one for each block of {chain.name}", count, where="pipeline")
+    fewest, more = divmod(len(places), count)
+    counts = degrees.cuts or tuple(fewest + (stage >= count - more) for stage in range(count))
+    if len(counts) != count or sum(counts) != len(places) or min(counts) < 1:
+        expected = f"the blocks of {count} stages, {len(places)} together"
+        raise bad_input(expected, "/".join(map(str, counts)), where="cuts")
+    starts = list(itertools.accumulate(counts, initial=0))[1:-1]
+    return list(itertools.pairwise([0, *(places[start] for start in starts), len(chain.layers)]))

@@ -1,19 +1,25 @@
 """Real runs published with Sailor as measured runs: each plan on the cluster that its own bandwidths describe.
 
 The cluster of a run has a node for each of its groups of GPUs. Its links are Sailor's saturated bandwidths: within a
-node among its GPUs, between nodes those of all GPUs of one to all of the other. Latencies were not published and are
-0. The runs are DeepSpeed's, whose pipeline engine does not overlap transfers with compute (``Calibration.blocking``).
+node among its GPUs, between nodes those of all GPUs of one to all of the other, for every pair of nodes on its own.
+Latencies were not published and are 0. The runs are DeepSpeed's, whose pipeline engine does not overlap transfers with
+compute (``Calibration.blocking``), and whose tensor-parallel groups do not split the sequence.
+
+Of the mixed RTX runs a table says which figures cannot be: peaks below what the weights take, and a run that is a copy
+of another (``read_mixed``).
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from argosy.calibrate.run import MeasuredRun, Measurements
+from argosy.calibrate.table import Table, read_table, whole_number
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
 from argosy.document import Document
@@ -21,8 +27,11 @@ from argosy.errors import InputError, Problem
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
 from argosy.schedule import ScheduleSpec
 from argosy.workload.chain import Chain
-from argosy.workload.sailor import DeviceGroup, SailorBandwidths, read_sailor, read_sailor_bandwidths
-from argosy.workload.sailor_runs import SailorRun, read_sailor_measured
+from argosy.workload.sailor import DeviceGroup, SailorBandwidths, device_group, read_sailor, read_sailor_bandwidths
+from argosy.workload.sailor_runs import SailorReplica, SailorRun, SailorStage, read_sailor_measured
+
+_ZONE = "us-central1-a"
+"""The only one that the published bandwidths of these kinds have."""
 
 
 def read_sailor_runs(folder: Path | str, *, model: str = "OPT-350") -> Measurements:
@@ -39,12 +48,74 @@ def read_sailor_runs(folder: Path | str, *, model: str = "OPT-350") -> Measureme
     return Measurements(source=f"Sailor, {folder.name}", runs=runs, profiles=profiles, blocking=True)
 
 
+COLUMNS = frozenset({"run", "layers_per_stage", "kinds", "tp", "mbs", "gbs", "seconds", "max_mem_bytes", "judgement"})
+_NOT_A_RUN = "not a run"
+"""In a judgement, of a row whose figures are another run's."""
+
+
+def read_mixed(path: Path | str, *, model: str = "OPT-350") -> Measurements:
+    """The rows of a table of mixed runs whose figures can be; a folder ``sailor`` beside or above has layer times."""
+    table = read_table(path)
+    places = (parent / "sailor" for parent in Path(path).resolve().parents)
+    home = next((place for place in places if (place / "layer-times.json").exists()), None)
+    if home is None:
+        raise InputError([Problem(file=str(path), expected="a folder sailor with layer-times.json beside or above it")])
+    chain, profiles = read_sailor(home, model)
+    bandwidths = read_sailor_bandwidths(home)
+    runs = []
+    for index, (line, row) in enumerate(table.rows):
+        if _NOT_A_RUN in row["judgement"]:
+            continue
+        weighed = not row["judgement"].strip()
+        run = _mixed_run(table, line, row, len(chain.layers))
+        found = _measured(run, row["run"].strip(), chain, bandwidths, file=f"{path}:{line}")
+        runs.append(replace(found, row=index, peak_bytes=found.peak_bytes if weighed else None))
+    return Measurements(source=Path(path).stem, runs=tuple(runs), profiles=profiles, blocking=True)
+
+
+def _mixed_run(table: Table, line: int, row: Mapping[str, str], num_layers: int) -> SailorRun:
+    """Stages are separated by semicolons, the replicas of a stage by plus signs."""
+    width = table.count(line, row, "tp")
+    texts = row["layers_per_stage"].split("/")
+    counts = [table.value(line, {"layers_per_stage": text}, "layers_per_stage", whole_number) for text in texts]
+    kinds = [stage.split("+") for stage in row["kinds"].split(";")]
+    if sum(counts) != num_layers or len(kinds) != len(counts):
+        expected = f"layers of {len(kinds)} stages, {num_layers} together"
+        problem = Problem(file=table.file, line=line, found=row["layers_per_stage"], expected=expected)
+        raise InputError([problem])
+    ends = list(itertools.accumulate(counts))
+    stages = []
+    for end, count, replicas in zip(ends, counts, kinds, strict=True):
+        groups = [(device_group(kind.strip(), width, _ZONE),) for kind in replicas]
+        stages.append(
+            SailorStage(
+                layers=tuple(range(end - count, end)),
+                replicas=tuple(SailorReplica(groups=group, tensor_width=width) for group in groups),
+            )
+        )
+    return SailorRun(
+        stages=tuple(stages),
+        micro_batch=table.count(line, row, "mbs"),
+        global_batch=table.count(line, row, "gbs"),
+        iteration_seconds=table.amount(line, row, "seconds"),
+        gradient_seconds=0.0,
+        peak_bytes=table.amount(line, row, "max_mem_bytes"),
+    )
+
+
 def _run(path: Path, chain: Chain, bandwidths: SailorBandwidths) -> MeasuredRun:
-    run = read_sailor_measured(path)
+    return _measured(read_sailor_measured(path), path.stem, chain, bandwidths, file=str(path))
+
+
+def _measured(run: SailorRun, name: str, chain: Chain, bandwidths: SailorBandwidths, *, file: str) -> MeasuredRun:
+    num_layers = run.stages[-1].layers[-1] + 1
+    if num_layers != len(chain.layers):
+        expected = f"the {len(chain.layers)} layers of {chain.name}"
+        raise InputError([Problem(file=file, path="layers_per_stage", found=str(num_layers), expected=expected)])
     groups = [group for stage in run.stages for replica in stage.replicas for group in replica.groups]
-    cluster = sailor_cluster(groups, bandwidths, name=path.stem.replace("_", "-"))
+    cluster = sailor_cluster(groups, bandwidths, name=name.replace("_", "-"))
     return MeasuredRun(
-        name=path.stem.removeprefix("plan_config_"),
+        name=name.removeprefix("plan_config_"),
         plan=sailor_plan(run, chain, cluster),
         chain=chain,
         cluster=cluster,
@@ -70,11 +141,12 @@ def sailor_cluster(groups: Iterable[DeviceGroup], bandwidths: SailorBandwidths, 
         nodes.append(node)
     links = [
         {
-            "between": [f"g{one}n*", f"g{other}n*"],
+            "between": [f"g{one}n{at}", f"g{other}n{there}"],
             "bandwidth": _rate(bandwidths.between_nodes(sender, receiver)),
-            "name": f"wire{one}{other}",
+            "name": f"wire{one}-{at}-{other}-{there}",
         }
         for (one, sender), (other, receiver) in itertools.combinations(enumerate(counts), 2)
+        for at, there in itertools.product(range(counts[sender]), range(counts[receiver]))
     ]
     content = {"name": name, "nodes": nodes, "links": links}
     return build_cluster(Document(name, content, {}), folder=Path())

@@ -14,7 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from argosy.calibrate.fit import ABOUT_MEMORY, Errors, check_names, errors, fit_to, leave_one_out, split_runs
+from argosy.calibrate.fit import (
+    ABOUT_MEMORY,
+    Errors,
+    Fitted,
+    check_names,
+    errors,
+    fit_to,
+    leave_one_out,
+    split_runs,
+)
 from argosy.calibrate.predict import exact_seconds, peak_bytes
 from argosy.calibrate.run import MeasuredRun, Measurements
 from argosy.cost.calibration import Calibration
@@ -51,6 +60,10 @@ class Study:
     """On what, for people."""
     calibration: Calibration
     judged: tuple[Judged, ...]
+    unidentified: tuple[str, ...] = ()
+    """Constants that the runs do not tell, left as they were."""
+    dropped: str = ""
+    """Why fitted constants were dropped, for people."""
 
     @property
     def seconds(self) -> Errors:
@@ -69,6 +82,7 @@ class Study:
         memory = self.memory
         return {
             "method": self.method,
+            **({"unidentified": list(self.unidentified)} if self.unidentified else {}),
             "seconds": asdict(self.seconds),
             **({"peak_bytes": asdict(memory)} if memory else {}),
         }
@@ -85,7 +99,7 @@ def default_names(measured: Measurements) -> tuple[str, ...]:
     if len(measured.runs) < LEAST:
         return ()
     kinds = {device.kind.name for run in measured.runs for device in run.cluster.devices}
-    names = () if kinds <= measured.profiles.keys() else ("passes", "forward_floor", "backward_floor")
+    names = () if kinds <= measured.profiles.keys() else ("peak", "attention_peak", "passes", "forward_floor")
     if any(len(run.plan.devices) > 1 for run in measured.runs):
         names = (*names, "bandwidth")
     if sum(run.peak_bytes is not None for run in measured.runs) >= LEAST:
@@ -97,7 +111,7 @@ def study(measured: Measurements, names: Sequence[str] | None = None, *, share: 
     """Fit ``names`` (by default what is worth fitting) and judge what was not fitted on."""
     names = default_names(measured) if names is None else tuple(names)
     check_names(names)
-    start = replace(Calibration(), blocking=measured.blocking)
+    start = replace(Calibration(), blocking=measured.blocking, prefetch=measured.prefetch)
     runs = measured.runs
     if not names:
         return Study(
@@ -110,22 +124,35 @@ def study(measured: Measurements, names: Sequence[str] | None = None, *, share: 
     if len(runs) < LEAST:
         raise bad_input(f"at least {LEAST} runs to fit on", len(runs), where=measured.source)
     if len(runs) < FEW:
-        constants = leave_one_out(measured, names, start)
+        found = fit_to(measured, runs, names, start)
+        constants = [one.calibration if found.is_kept else start for one in leave_one_out(measured, names, start)]
         return Study(
             measured=measured,
             names=names,
             method=f"each of {len(runs)} runs left out in turn",
-            calibration=fit_to(measured, runs, names, start),
+            calibration=found.calibration,
+            unidentified=found.unidentified,
+            dropped=_dropped(found),
             judged=tuple(_judged(measured, run, one) for run, one in zip(runs, constants, strict=True)),
         )
     fitted, held_out = split_runs(runs, share, seed)
-    calibration = fit_to(measured, fitted, names, start)
+    found = fit_to(measured, fitted, names, start)
     return Study(
         measured=measured,
         names=names,
         method=f"fitted on {len(fitted)} runs (seed {seed}), judged on {len(held_out)} others",
-        calibration=calibration,
-        judged=tuple(_judged(measured, run, calibration) for run in held_out),
+        calibration=found.calibration,
+        unidentified=found.unidentified,
+        judged=tuple(_judged(measured, run, found.calibration) for run in held_out),
+    )
+
+
+def _dropped(found: Fitted) -> str:
+    if found.is_kept or found.left_out is None or found.before is None:
+        return ""
+    return (
+        f"constants about seconds stay as they were: fitted ones miss a run that is left out by "
+        f"{100 * found.left_out:.1f} % in the mean, those before by {100 * found.before:.1f} %"
     )
 
 

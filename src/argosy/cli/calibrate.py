@@ -76,6 +76,8 @@ def calibrate(
         return
     console = stdout_console(width, beside=output)
     console.print(f"{measured!r}; {found.method}\n")
+    if found.dropped:
+        console.print(f"{found.dropped}\n", soft_wrap=True)
     for table in (error_table(found), worst_table(found), constant_table(found)):
         console.print(table)
         console.print()

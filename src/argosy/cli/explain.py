@@ -90,7 +90,7 @@ def show_reasons(console: Console, explanation: Explanation, cluster: Cluster) -
     """Bottleneck and memory."""
     from argosy.report.explain import memory_table, reason_table
 
-    console.print(reason_table(explanation))
+    console.print(reason_table(explanation, cluster))
     console.print("\nmemory in GiB, when a device holds most", style="dim")
     console.print(memory_table(explanation, cluster))
 

@@ -8,13 +8,23 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from argosy.cluster.device import DeviceKind
+from argosy.cluster.device import DeviceKind, Reached
 from argosy.document import Schema, parse_toml, validate
 from argosy.dtype import Dtype
 from argosy.errors import Mismatch, closest
 from argosy.units import COMPUTE, RATE, SIZE
 
 _DtypeName = Annotated[Dtype, Field(strict=False)]
+
+
+class _Generation(Schema):
+    """One ``[generations.*]`` table."""
+
+    products: dict[_DtypeName, float]
+    attention: float
+    passes: float
+    error: float
+    source: str
 
 
 class _Entry(Schema):
@@ -26,9 +36,11 @@ class _Entry(Schema):
     memory_bandwidth: Annotated[float, BeforeValidator(RATE.parse)]
     flops: dict[_DtypeName, Annotated[float, BeforeValidator(COMPUTE.parse)]] = Field(min_length=1)
     source: str
+    generation: str | None = None
 
 
 class _Catalogue(Schema):
+    generations: dict[str, _Generation]
     devices: list[_Entry]
 
 
@@ -37,9 +49,22 @@ def catalogue() -> tuple[DeviceKind, ...]:
     """Every kind that Argosy knows, in the order of the file: by vendor, then by generation."""
     path = resources.files("argosy") / "data" / "devices.toml"
     document = parse_toml(path.read_text(encoding="utf-8"), file="devices.toml")
+    content = validate(document, _Catalogue)
+    reached = {
+        name: Reached(**{**dict(entry), "products": tuple(entry.products.items())})
+        for name, entry in content.generations.items()
+    }
     return tuple(
-        DeviceKind(**{**dict(entry), "flops": tuple(entry.flops.items())})
-        for entry in validate(document, _Catalogue).devices
+        DeviceKind(
+            name=entry.name,
+            vendor=entry.vendor,
+            memory=entry.memory,
+            memory_bandwidth=entry.memory_bandwidth,
+            flops=tuple(entry.flops.items()),
+            source=entry.source,
+            reached=Reached() if entry.generation is None else reached[entry.generation],
+        )
+        for entry in content.devices
     )
 
 

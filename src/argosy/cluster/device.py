@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from argosy.cluster.trace import Trace
 from argosy.dtype import Dtype
@@ -11,6 +12,31 @@ from argosy.errors import bad_input
 from argosy.units import SIZE
 
 FULL_SPEED = Trace.constant(1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reached:
+    """What training steps reach of a device's peaks; the defaults are for a kind that nobody has measured."""
+
+    products: tuple[tuple[Dtype, float], ...] = ()
+    """Share of the peak that large matrix products reach, per dtype; a dtype that is missing reaches ``USUAL``."""
+    attention: float = 0.5
+    """Share of the peak for 16-bit numbers that attention proper reaches."""
+    passes: float = 2.5
+    """How often kept bytes and weights cross the memory bus in a forward."""
+    error: float = 0.5
+    """Nine of ten measured steps are predicted with a smaller relative error."""
+    source: str = ""
+
+    USUAL: ClassVar[float] = 0.725
+
+    @cached_property
+    def _shares(self) -> dict[Dtype, float]:
+        return dict(self.products)
+
+    def share(self, dtype: Dtype) -> float:
+        """Of the peak, that products in a dtype reach."""
+        return self._shares.get(dtype, self.USUAL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +53,8 @@ class DeviceKind:
     """Dense matrix FLOP/s per dtype, without structured sparsity; a dtype that is missing is not supported."""
     source: str
     """Where the figures come from."""
+    reached: Reached = Reached()
+    """What programs reach of these figures."""
 
     @cached_property
     def _rates(self) -> dict[Dtype, float]:

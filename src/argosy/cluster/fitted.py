@@ -15,17 +15,26 @@ def fitted(cluster: Cluster, fit: Fit) -> Cluster:
     """Return the cluster with slower links and smaller devices. Its file stays as it is, so that a plan still names
     the cluster it was made for."""
     assert cluster.fit == Fit(), "a calibration is applied once"
-    if fit.bandwidth != 1 or fit.latency:
-        cluster = replace(cluster, links=tuple(_slower(link, fit) for link in cluster.links))
+    if fit.bandwidth != 1 or fit.nic_bandwidth is not None or fit.latency:
+        inside = inside_links(cluster)
+        links = (_slower(link, fit, inside=at in inside) for at, link in enumerate(cluster.links))
+        cluster = replace(cluster, links=tuple(links))
     if fit.process_bytes:
         cluster = replace(cluster, devices=tuple(_smaller(device, fit) for device in cluster.devices))
     return replace(cluster, fit=fit)
 
 
-def _slower(link: Link, fit: Fit) -> Link:
+def inside_links(cluster: Cluster) -> frozenset[int]:
+    """Links of the media inside nodes."""
+    media = [medium for node in cluster.nodes for medium in node.media]
+    return frozenset(link for medium in media for link in (*medium.outward, *medium.inward))
+
+
+def _slower(link: Link, fit: Fit, *, inside: bool) -> Link:
     """Most routes have two links, out of one end and into the other, and each takes half of the latency."""
     late = Trace(link.latency.times, tuple(value + fit.latency / 2 for value in link.latency.values))
-    return replace(link, bandwidth=link.bandwidth.scaled(fit.bandwidth), latency=late)
+    share = fit.bandwidth if inside or fit.nic_bandwidth is None else fit.nic_bandwidth
+    return replace(link, bandwidth=link.bandwidth.scaled(share), latency=late)
 
 
 def _smaller(device: Device, fit: Fit) -> Device:

@@ -97,6 +97,8 @@ class Fit:
 
     bandwidth: float = 1.0
     """Share of a link's stated bandwidth."""
+    nic_bandwidth: float | None = None
+    """The same for links outside nodes; None: as inside."""
     latency: float = 0.0
     """Seconds more for every message."""
     process_bytes: float = 0.0

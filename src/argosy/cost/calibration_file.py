@@ -21,7 +21,8 @@ from argosy.cost.calibration import Calibration
 from argosy.document import Document, Schema, is_there, parse_json, read_json, validate
 from argosy.errors import Mismatch, bad_input, closest
 from argosy.units import finite
-from argosy.workload.fields import Amount
+from argosy.workload.chain import Selective
+from argosy.workload.fields import Amount, DtypeField
 
 VERSION = 1
 
@@ -45,9 +46,10 @@ PartOfOne = Annotated[float, BeforeValidator(_share)]
 
 
 class _Constants(Schema):
-    forward_peak: PartOfOne = Calibration.forward_peak
-    backward_peak: PartOfOne = Calibration.backward_peak
-    passes: Positive = Calibration.passes
+    forward_peak: PartOfOne | None = Calibration.forward_peak
+    backward_peak: PartOfOne | None = Calibration.backward_peak
+    attention_peak: PartOfOne | None = Calibration.attention_peak
+    passes: Positive | None = Calibration.passes
     forward_floor: Amount = Calibration.forward_floor
     backward_floor: Amount = Calibration.backward_floor
     split_launches: Positive = Calibration.split_launches
@@ -55,11 +57,19 @@ class _Constants(Schema):
     forward_start: Amount = Calibration.forward_start
     backward_start: Amount = Calibration.backward_start
     bandwidth: PartOfOne = Calibration.bandwidth
+    nic_bandwidth: PartOfOne | None = Calibration.nic_bandwidth
     latency: Amount = Calibration.latency
     reduction: PartOfOne = Calibration.reduction
     blocking: bool = Calibration.blocking
+    prefetch: bool = Calibration.prefetch
     process_bytes: Amount = Calibration.process_bytes
     activation_factor: Positive = Calibration.activation_factor
+    compiled: bool = Calibration.compiled
+    fused_loss: bool = Calibration.fused_loss
+    sequence_parallel: bool = Calibration.sequence_parallel
+    selective: Annotated[Selective, Field(strict=False)] = Calibration.selective
+    gradient_dtype: DtypeField | None = Calibration.gradient_dtype
+    reduce_dtype: DtypeField | None = Calibration.reduce_dtype
 
 
 class _File(Schema):

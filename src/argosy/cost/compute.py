@@ -1,30 +1,35 @@
 """Seconds of compute: a roofline per layer, or a measured profile where there is one.
 
 For n samples of a layer on a device, with share r of a replica's work, the sequence in c parts, the experts over e
-holders, peak P of the device's kind for the dtype, memory bandwidth H and the device's own efficiency e':
+holders, peak P of the device's kind for the dtype, peak P' for the format that the dtype is stored in, memory bandwidth
+H and the device's own efficiency e':
 
-    (1)  forward  = max( n r FLOP_f / (a_f e' P) + p (r c weights + r n kept) / (e' H) + g n / c out / (e' H) + s_f,
-                         l floor_f )
-    (2)  backward = max( n r FLOP_b / (a_b e' P) + 2 p (r c weights + r n kept) / (e' H) + 2 g n / c out / (e' H) + s_b,
-                         l floor_b )
+    (1)  forward  = max( n r (FLOP_f - A_f) / (a_f e' P) + n r A_f / (a' e' P') + p (r c weights + r n kept) / (e' H)
+                         + g n / c out / (e' H) + s_f,  l floor_f )
+    (2)  backward = max( n r (FLOP_b - A_b) / (a_b e' P) + n r A_b / (a' e' P') + 2 p (r c weights + r n kept) / (e' H)
+                         + 2 g n / c out / (e' H) + s_b,  l floor_b )
     (3)  with recomputation the backward also pays for what it computes again
     (4)  update   = 2 (weights + gradients + optimizer state on the device) / (e' H)
     (5)  weights  = those of no expert, and of experts Q / e (1 - (1 - q)^t): what any of the t tokens of a holder's
          group is sent to, each to a share q of the experts
     (6)  attention that can run while keys and values arrive = (c - 1) / c of the time of its FLOP; the last of c
          pieces has nothing left to wait for
+    (7)  under fp8 only the projections of blocks have the peak for fp8; attention, embeddings and heads have the peak
+         for bf16, the format that fp8 is stored in (``Dtype.stored``)
 
-Matrix products reach a share a of the datasheet's peak; everything between them (norms, activation functions,
-residuals) moves the ``kept`` bytes p times through memory, one kernel after the other, so the two add up; and a host
-that launches kernels one by one needs the floor whatever the device; a segment of a program needs as much of it as its
-``launches`` say. The constants come from 128 measurements on an
-H200 (``benchmarks/results/2026-11-15-h200-layers.md``). Three things count only where a calibration says so: what
-devices of a tensor-parallel group move of a layer's whole output (out) g times, however narrow their slices are; how
-many times the launches of a whole layer they make (l, for devices alone 1); and the seconds s between kernels that no
-launch ahead of time removes. Not in here: a device's speed over time, which stretches
-these seconds in the simulator. Measured times already contain a, p and the floor and replace (1) and (2), divided by
-e'; a sequence in c parts is looked up as 1 / c of the samples, and below the fewest that were measured it takes its
-part of their time, but no less than the floor.
+Matrix products reach a share a of the datasheet's peak, attention proper (A, its part of the FLOP) a share a' of its
+own; everything between them (norms, activation functions, residuals) moves the ``kept`` bytes p times through memory,
+one kernel after the other, so the terms add up; and a host that launches kernels one by one needs the floor whatever
+the device, and a segment of a program as much of it as its ``launches`` say. a, a' and p are constants of the device's
+generation (``data/devices.toml``, fitted on published training runs), unless a calibration sets them for all kinds: a_f
+= 1.076 a and a_b = 0.966 a, at most 1, the ratio of forward and backward in 128 measurements on an H200
+(``benchmarks/results/2026-11-15-h200-layers.md``). Devices of a tensor-parallel group move a layer's whole output (out)
+g times, however narrow their slices are; without sequence parallelism 3.1 times as often. A compiler that fuses kernels
+takes p to 0.65 p. Two things count only where a calibration says so: how many times the launches of a whole layer a
+group makes (l, for devices alone 1); and the seconds s between kernels that no launch ahead of time removes. Not in
+here: a device's speed over time, which stretches these seconds in the simulator. Measured times already contain a, p
+and the floor and replace (1) and (2), divided by e'; a sequence in c parts is looked up as 1 / c of the samples, and
+below the fewest that were measured it takes its part of their time, but no less than the floor.
 """
 
 from __future__ import annotations
@@ -32,6 +37,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from argosy.cluster.device import Device
 from argosy.cost.memory import state_bytes
@@ -41,23 +47,36 @@ from argosy.plan.plan import Recompute, Stage
 from argosy.workload.chain import Chain, Layer
 from argosy.workload.profile import Profile
 
+# Shares of the peak in a forward and in a backward over their mean, which the catalogue has.
+FORWARD_OVER_MEAN = 1.076
+BACKWARD_OVER_MEAN = 0.966
+# Passes of kept bytes with kernels that a compiler fuses, over those without: fitted on every second row of
+# torchtitan's reports (docs/validation.md).
+FUSED = 0.65
+# g without sequence parallelism over g with it: slices measured alone on an H200 (8.4) over torchtitan's runs (2.7).
+UNSPLIT = 3.1
+# Kinds of layers whose products are not multiplied in fp8 (7).
+_OUTSIDE_BLOCKS = ("embedding", "head")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeModel:
     """The constants of the roofline, and measured profiles by device kind."""
 
-    forward_peak: float = 0.78
-    """a_f in (1)."""
-    backward_peak: float = 0.70
-    """a_b in (2)."""
-    passes: float = 2.5
-    """p: how often kept bytes and weights cross the memory bus in a forward."""
+    forward_peak: float | None = None
+    """a_f in (1); None: as the catalogue has it for the device's generation."""
+    backward_peak: float | None = None
+    """a_b in (2) likewise."""
+    attention_peak: float | None = None
+    """a' likewise."""
+    passes: float | None = None
+    """p likewise: how often kept bytes and weights cross the memory bus in a forward."""
     forward_floor: float = 0.3e-3
     """Seconds to launch the kernels of one layer."""
     backward_floor: float = 1.0e-3
     split_launches: float = 1.0
     """l: launches of a layer whose tensors are split over those of a whole one."""
-    gathered: float = 0.0
+    gathered: float = 2.7
     """g: how often a layer's whole output crosses the memory bus in a forward where tensors are split."""
     forward_start: float = 0.0
     """s_f: seconds beside the work of a layer."""
@@ -68,6 +87,11 @@ class ComputeModel:
     """Share of a link's bandwidth that sums of gradients and exchanges of weights reach."""
     blocking: bool = False
     """Whether devices wait for transfers between stages instead of computing on (``sim.blocking``)."""
+    compiled: bool = False
+    """Whether what lies between matrix products is fused, so that kept bytes cross the memory bus less often."""
+    prefetch: bool = False
+    """Whether ZeRO 2 and 3 exchange weights and gradients layer by layer beside the action that needs or makes them, as
+    FSDP does, instead of as a whole between actions."""
 
     def can_run(self, chain: Chain, device: Device) -> bool:
         """Whether the device has the chain's dtype, or was measured."""
@@ -76,6 +100,37 @@ class ComputeModel:
 
     def profile_for(self, device: Device) -> Profile | None:
         return self.profiles.get(device.kind.name) if self.profiles else None
+
+
+class Rates(NamedTuple):
+    """What a device reaches for one layer."""
+
+    forward: float
+    """FLOP/s of matrix products in a forward: a_f e' P."""
+    backward: float
+    attention: float
+    """FLOP/s of attention proper: a' e' P'."""
+    traffic: float
+    """Bytes/s of what is kept, per crossing in a forward: e' H / p."""
+
+
+def rates_of(model: ComputeModel, chain: Chain, layer: Layer, device: Device) -> Rates:
+    """What (1) and (2) divide by, with (7)."""
+    kind, dtype = device.kind, chain.dtype
+    reached, stored = kind.reached, dtype.stored
+    dtype = stored if layer.kind in _OUTSIDE_BLOCKS else dtype
+    peak = device.efficiency * kind.peak(dtype)
+    share = reached.share(dtype)
+    forward = min(1.0, FORWARD_OVER_MEAN * share) if model.forward_peak is None else model.forward_peak
+    backward = min(1.0, BACKWARD_OVER_MEAN * share) if model.backward_peak is None else model.backward_peak
+    attention = reached.attention if model.attention_peak is None else model.attention_peak
+    passes = (reached.passes if model.passes is None else model.passes) * (FUSED if model.compiled else 1.0)
+    return Rates(
+        forward * peak,
+        backward * peak,
+        attention * (peak if stored is dtype else device.efficiency * kind.peak(stored)),
+        device.efficiency * kind.memory_bandwidth / passes,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,19 +163,30 @@ def layer_seconds(model: ComputeModel, chain: Chain, layer: Layer, portion: Port
     if not chain.forward_flop:
         expected = f"a measured profile of {chain.name} for {device.kind.name}, because the model states no FLOP"
         raise bad_input(expected, where=f"layer {layer.name}")
-    peak = device.efficiency * device.kind.peak(chain.dtype)
-    bandwidth = device.efficiency * device.kind.memory_bandwidth
+    rates = rates_of(model, chain, layer, device)
     weights = portion.context * read_weights(chain, layer, portion) * chain.dtype.bytes
-    moving = model.passes * share * (weights + samples * layer.activation_bytes) / bandwidth
+    moving = share * (weights + samples * layer.activation_bytes) / rates.traffic
     if portion.tensor_width > 1:
-        moving += model.gathered * samples / portion.context * layer.output_bytes / bandwidth
-    work = samples * share / peak
+        bandwidth = device.efficiency * device.kind.memory_bandwidth
+        times = model.gathered * (1.0 if chain.sequence_parallel else UNSPLIT)
+        moving += times * samples / portion.context * layer.output_bytes / bandwidth
+    work = samples * share
     has_products = layer.forward_flop > 0
-    forward = work * layer.forward_flop / model.forward_peak + moving + model.forward_start * has_products
-    backward = work * layer.backward_flop / model.backward_peak + 2 * moving + model.backward_start * has_products
+    attention = attention_flops(layer)
+    forward = work * ((layer.forward_flop - attention[0]) / rates.forward + attention[0] / rates.attention)
+    backward = work * ((layer.backward_flop - attention[1]) / rates.backward + attention[1] / rates.attention)
+    forward += moving + model.forward_start * has_products
+    backward += 2 * moving + model.backward_start * has_products
     ahead, back = _floors(model, portion)
     launches = float(has_products) if layer.launches is None else layer.launches
     return max(forward, ahead * launches), max(backward, back * launches)
+
+
+def attention_flops(layer: Layer) -> tuple[float, float]:
+    """A_f and A_b: the parts of a layer's FLOP in which queries, keys and values meet."""
+    if not layer.attention_flop:
+        return 0.0, 0.0
+    return layer.attention_flop, layer.attention_flop * layer.backward_flop / layer.forward_flop
 
 
 def _floors(model: ComputeModel, portion: Portion) -> tuple[float, float]:
@@ -145,12 +211,13 @@ def hidden_seconds(
     """(6): of ``seconds`` for forward and backward of a layer, those of attention that an exchange may hide behind."""
     if portion.context == 1 or not layer.attention_flop:
         return 0.0, 0.0
-    share = layer.attention_flop / layer.forward_flop
-    alone = (seconds[0] * share, seconds[1] * share)
     if model.profile_for(portion.device) is None:
-        work = portion.samples * portion.share / (portion.device.efficiency * portion.device.kind.peak(chain.dtype))
-        products = work * layer.forward_flop / model.forward_peak, work * layer.backward_flop / model.backward_peak
-        alone = (min(alone[0], products[0] * share), min(alone[1], products[1] * share))
+        work = portion.samples * portion.share / rates_of(model, chain, layer, portion.device).attention
+        ahead, back = attention_flops(layer)
+        alone = (min(seconds[0], work * ahead), min(seconds[1], work * back))
+    else:
+        share = layer.attention_flop / layer.forward_flop
+        alone = (seconds[0] * share, seconds[1] * share)
     steps = 1 - 1 / portion.context
     return alone[0] * steps, alone[1] * steps
 
@@ -219,7 +286,7 @@ def recompute_seconds(
         case Recompute.FULL:
             return forward
     device = portion.device
-    flop = layer.selective_flop / (model.forward_peak * device.efficiency * device.kind.peak(chain.dtype))
+    flop = layer.selective_flop / rates_of(model, chain, layer, device).forward
     traffic = layer.selective_bytes / (device.efficiency * device.kind.memory_bandwidth)
     return portion.samples * portion.share * max(flop, traffic)
 

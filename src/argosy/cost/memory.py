@@ -5,7 +5,7 @@ sequence in c parts and the experts over e holders, n = replicas x c holders of 
 micro-batches in flight:
 
     (1)  weights    = (r c (P - Q) + r c Q / e) b     b bytes per element of the dtype
-    (2)  gradients  = the same
+    (2)  gradients  = the same, with the bytes of ``gradient_dtype`` for b if that is stated
     (3)  optimizer  = the same with s for b           s from OPTIMIZER_BYTES
          ZeRO 1 divides (3) by the number of holders that have the same weights: n, for experts n / e; ZeRO 2 also
          (2), ZeRO 3 also (1)
@@ -21,8 +21,13 @@ micro-batches in flight:
          of it, and the part that stays; one more under ZeRO 3, whose weights are there, too, and come alike in a
          forward; else 0
 
+    (9)  whole inputs and results       = 2 n_samples / c (the largest output of a layer) in a tensor-parallel group,
+         whose products read all of a gathered input and write all of a result before it is scattered
+
 (4) and (5) are multiplied by the chain's ``activation_factor``, 1 unless a calibration says more. Tensor-parallel
-groups are taken to split activations along the sequence outside the matrix products too. How many micro-batches are in
+groups are taken to split activations along the sequence outside the matrix products too; if ``sequence_parallel`` is
+off, every device of a group has what is outside (``stream_bytes``, and the inputs that full recomputation keeps) whole:
+of kept bytes A with U outside, r (A - U) + U / c in place of r A. How many micro-batches are in
 flight at a time is the schedule's affair: the simulator adds (4) up as it goes.
 """
 
@@ -36,6 +41,8 @@ from argosy.workload.chain import Chain, Layer
 
 USABLE = 0.92
 """Share of a device's memory that a plan may fill: the rest is workspace and fragmentation."""
+WHOLE_OUTPUTS = 2
+"""Of a layer, that a device of a tensor-parallel group holds for a moment, (9)."""
 OPTIMIZER_BYTES = {"adamw": 8, "adam": 8, "lion": 4, "momentum": 4, "sgd": 0}
 """State per parameter, in fp32; a 16-bit model keeps 4 more for its fp32 master copy."""
 
@@ -93,30 +100,43 @@ def state_bytes(chain: Chain, stage: Stage, share: float) -> StateBytes:
 
     return StateBytes(
         weights=held(chain.dtype.bytes, 3),
-        gradients=held(chain.dtype.bytes, 2),
+        gradients=held(chain.gradient_bytes, 2),
         optimizer=held(optimizer_bytes(chain), 1),
     )
 
 
 def activation_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> float:
     """(4) for one micro-batch on one device."""
-    total = 0.0
+    total = whole = 0.0
     for index in range(stage.first, stage.end):
         layer = chain.layers[index]
         match stage.recompute:
             case Recompute.NONE:
                 total += layer.activation_bytes
+                whole += layer.stream_bytes
             case Recompute.SELECTIVE:
                 total += layer.activation_bytes - layer.selective_bytes
+                whole += min(layer.stream_bytes, layer.activation_bytes - layer.selective_bytes)
             case Recompute.FULL:
                 total += chain.layers[index - 1].output_bytes if index else 0.0
-    return total * samples * share * chain.activation_factor
+                whole += chain.layers[index - 1].output_bytes if index else 0.0
+    return samples * chain.activation_factor * _on_device(chain, stage, total, whole, share)
+
+
+def _on_device(chain: Chain, stage: Stage, total: float, whole: float, share: float) -> float:
+    """What a device with a share of its replica's work has of kept bytes, of which ``whole`` are outside products."""
+    if chain.sequence_parallel:
+        return total * share
+    return share * (total - whole) + whole / stage.context
 
 
 def passing_bytes(chain: Chain, stage: Stage, samples: int, share: float, *, backward: bool) -> float:
-    """(5) to (8): what the forward or backward of one micro-batch holds for a moment, on one device."""
+    """(5) to (9): what the forward or backward of one micro-batch holds for a moment, on one device."""
     through = exchanged_bytes(chain, stage, samples, share, backward=backward)
     through += gathered_bytes(chain, stage, share, backward=backward)
+    if share * stage.context < 1:
+        largest = max(layer.output_bytes for layer in chain.layers[stage.first : stage.end])
+        through += WHOLE_OUTPUTS * samples / stage.context * largest
     if backward:
         through += recomputed_bytes(chain, stage, samples, share) + working_bytes(chain, stage, samples, share)
     return through
@@ -131,7 +151,8 @@ def recomputed_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> 
         case Recompute.SELECTIVE:
             largest = max(layer.selective_bytes for layer in layers)
         case Recompute.FULL:
-            largest = max(layer.activation_bytes for layer in layers)
+            each = (_on_device(chain, stage, one.activation_bytes, one.stream_bytes, share) for one in layers)
+            return max(each) * samples * chain.activation_factor
     return largest * samples * share * chain.activation_factor
 
 

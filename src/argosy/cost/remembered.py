@@ -3,8 +3,8 @@
     (1)  A prediction follows from model, cluster and plan, and beside them from constants (``Calibration``) and from
          measured profiles (``Profile``). These two together are the ``CostModel``.
     (2)  A plan records the constants that differ from the default ones. They are read off the values that the search
-         used: ``ComputeModel`` has most of them, ``Cluster.fit`` and ``Chain.activation_factor`` the others. So
-         constants that were set in Python are recorded too.
+         used: ``ComputeModel`` has most of them, ``Cluster.fit`` and the ``Chain`` the others. So constants that were
+         set in Python are recorded too.
     (3)  A plan records the profiles of the device kinds of its cluster, and of these the rows that can be looked up for
          the layers and the dtype of its model.
 
@@ -30,6 +30,7 @@ from argosy.workload.profile_file import profile_of, profile_to_dict
 
 _DEFAULT = Calibration()
 # The constants that a ``ComputeModel`` holds.
+_OF_CHAIN = ("activation_factor", "sequence_parallel", "selective", "fused_loss", "gradient_dtype", "reduce_dtype")
 _OF_MODEL = tuple(field.name for field in fields(ComputeModel) if field.name != "profiles")
 
 
@@ -54,7 +55,7 @@ class CostModel:
 def cost_model_ref(chain: Chain, cluster: Cluster, model: ComputeModel) -> CostModelRef | None:
     """Return (2) and (3); None for the default cost model."""
     constants = {name: getattr(model, name) for name in _OF_MODEL}
-    constants |= asdict(cluster.fit) | {"activation_factor": chain.activation_factor}
+    constants |= asdict(cluster.fit) | {name: getattr(chain, name) for name in _OF_CHAIN}
     content: dict[str, Any] = {}
     if differing := {name: value for name, value in constants.items() if value != getattr(_DEFAULT, name)}:
         content["constants"] = differing

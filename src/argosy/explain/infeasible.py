@@ -122,8 +122,8 @@ def _needs(fit: Fit, factor: float) -> Iterator[Need]:
 def _stage_needs(index: int, choice: Choice, depth: int, group: int, factor: float) -> Iterator[Need]:
     option, first, end = choice.option, choice.first, choice.end
     prices = option.prices
-    kept = float(prices.kept_ranges(option.recompute)[first, end])
-    passing = float(prices.transient(option.recompute)[first, end])
+    kept = float(prices.kept_ranges(option.recompute, option.width)[first, end])
+    passing = float(prices.transient(option.recompute, option.width)[first, end])
     arriving = (2 * group + 1) * prices.largest_output + prices.exchange_buffers(option.context, option.expert)
     for part, pool in zip(option.parts, option.pools, strict=True):
         yield Need(

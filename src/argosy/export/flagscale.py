@@ -35,7 +35,7 @@ from argosy.export.form import (
     zero_level,
 )
 from argosy.export.grid import hosts_are_whole, hosts_of
-from argosy.export.megatron import layers_have_letters
+from argosy.export.megatron import layers_have_letters, selective_is_meant
 from argosy.plan.plan import Plan, Recompute, Stage
 from argosy.schedule import ScheduleKind
 from argosy.workload.architecture import Architecture
@@ -107,6 +107,7 @@ def limits(plan: Plan, chain: Chain, architecture: Architecture, cluster: Cluste
         text = "/".join(stage.recompute for stage in plan.stages)
         expected = f"none or full by stage, or selective everywhere, in {NAME}; full is written for selective"
         yield limit("stages.recompute", text, expected)
+    yield from selective_is_meant(plan, NAME)
     if plan.model.dtype is Dtype.FP8:
         yield limit("model.dtype", "fp8", f"bf16, fp16 or fp32: {NAME} needs a recipe for fp8", final=True)
 

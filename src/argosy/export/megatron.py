@@ -15,6 +15,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from argosy.cost.remembered import remembered
 from argosy.dtype import Dtype
 from argosy.export.architecture import Value, model_arguments, precision_arguments, shape_has_words
 from argosy.export.form import (
@@ -37,7 +38,7 @@ from argosy.export.grid import Grid, grid_of, hosts_are_whole, torchrun_lines
 from argosy.plan.plan import Plan, Recompute
 from argosy.schedule import ScheduleKind
 from argosy.workload.architecture import Architecture
-from argosy.workload.chain import Chain
+from argosy.workload.chain import Chain, Selective
 
 NAME = "Megatron-LM"
 SCHEDULES = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED)
@@ -78,8 +79,21 @@ def limits(plan: Plan, chain: Chain, architecture: Architecture) -> Iterator[Lim
     yield from schedule_is_one_of(plan, NAME, SCHEDULES)
     yield from policy_is_absent(plan, NAME)
     yield from hosts_are_whole(plan, NAME)
+    yield from selective_is_meant(plan)
     if plan.model.dtype is Dtype.FP8:
         yield limit("model.dtype", "fp8", f"bf16, fp16 or fp32: {NAME} needs a recipe for fp8", final=True)
+
+
+def selective_is_meant(plan: Plan, target: str = NAME) -> Iterator[Limit]:
+    """Selective recomputation of core attention alone keeps more than the plan was made for."""
+    if remembered(plan).calibration.selective is Selective.ATTENTION:
+        return
+    for index, stage in enumerate(plan.stages):
+        if stage.recompute is Recompute.SELECTIVE:
+            expected = f"none or full: {target} recomputes core attention alone and keeps more than the plan assumes"
+            hint = "argosy plan --calibration megatron makes a plan for that; --lossy writes it as it is"
+            yield limit(f"stages[{index}].recompute", "selective", expected, suggestion=hint)
+            return
 
 
 def layers_have_letters(chain: Chain, target: str = NAME) -> Iterator[Limit]:

@@ -66,7 +66,7 @@ class ClusterRefSchema(Schema):
 
 
 class CostContentSchema(Schema):
-    constants: dict[str, Real | bool] = Field(default_factory=dict)
+    constants: dict[str, Real | bool | str | None] = Field(default_factory=dict)
     profiles: list[dict[str, Any]] = Field(default_factory=list)
 
 

@@ -151,6 +151,10 @@ class Stage:
         return tuple(itertools.chain.from_iterable(replica.devices for replica in self.replicas))
 
     @property
+    def num_layers(self) -> int:
+        return self.end - self.first
+
+    @property
     def is_uneven(self) -> bool:
         """Whether devices of some replica have unequal shares of its work."""
         return any(len(set(replica.ratios)) > 1 for replica in self.replicas)

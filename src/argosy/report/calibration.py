@@ -15,6 +15,7 @@ from argosy.units import SIZE, TIME
 MEANINGS = {
     "forward_peak": "share of the peak, forward",
     "backward_peak": "share of the peak, backward",
+    "attention_peak": "share of the peak, attention proper",
     "passes": "of kept bytes over the memory bus",
     "forward_floor": "least seconds of a layer",
     "backward_floor": "least seconds of a layer",
@@ -23,34 +24,54 @@ MEANINGS = {
     "forward_start": "seconds beside a layer's work",
     "backward_start": "seconds beside a layer's work",
     "bandwidth": "share of a link's bandwidth",
+    "nic_bandwidth": "share of it, outside nodes",
     "latency": "more for every message",
     "reduction": "share of it for sums of gradients",
     "blocking": "devices wait for transfers",
+    "prefetch": "ZeRO exchanges layer by layer",
     "process_bytes": "of a device, before the model",
     "activation_factor": "memory over bytes of activations",
+    "compiled": "kernels between products are fused",
+    "fused_loss": "no copies of logits",
+    "sequence_parallel": "of tensor-parallel groups",
+    "selective": "recomputation means",
+    "gradient_dtype": "of kept gradients",
+    "reduce_dtype": "of gradients that are summed",
 }
 """Short: a line of the table has 80 columns."""
+
+
+_UNSTATED = {"reduce_dtype": "as kept", "gradient_dtype": "as weights", "nic_bandwidth": "as inside"}
 
 
 def shown_constant(calibration: Calibration, name: str) -> str:
     """The value with its unit."""
     value = getattr(calibration, name)
+    if value is None:
+        return _UNSTATED.get(name, "by kind")
     if name == "latency" or name.endswith(("_floor", "_start")):
         return TIME.format(value, digits=3)
     if name == "process_bytes":
         return SIZE.format(value, digits=3)
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:.3g}"
+    return value if isinstance(value, str) else f"{value:.3g}"
 
 
 def constant_table(study: Study) -> Table:
     """Every constant, and which were fitted."""
     table = plain_table("constant", "value", "meaning", "", right=("value",))
     for field in fields(Calibration):
-        fitted = "fitted" if field.name in study.names else ""
+        fitted = _how_found(study, field.name)
         table.add_row(field.name, shown_constant(study.calibration, field.name), MEANINGS[field.name], fitted)
     return table
+
+
+def _how_found(study: Study, name: str) -> str:
+    names = {"peak", name} if name in ("forward_peak", "backward_peak") else {name}
+    if names & set(study.unidentified):
+        return "not told by these runs"
+    return "fitted" if names & set(study.names) else ""
 
 
 def error_table(study: Study) -> Table:

@@ -13,7 +13,7 @@ from argosy.cluster.topology import Cluster
 from argosy.cost.memory import USABLE
 from argosy.explain import DeviceMemory, Explanation, WhatIf
 from argosy.report.marks import percent
-from argosy.report.plan import collectives_in_short, devices_in_short, throughput
+from argosy.report.plan import collectives_in_short, devices_in_short, interval_in_words, throughput
 from argosy.report.summary import critical_parts
 from argosy.report.tables import named_lines, plain_table
 from argosy.units import SIZE, TIME
@@ -51,15 +51,16 @@ def _gib(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.1f}"
 
 
-def reason_table(explanation: Explanation) -> Table:
+def reason_table(explanation: Explanation, cluster: Cluster) -> Table:
     """Time, bottleneck, busiest link and critical path, one a line."""
-    return named_lines(_reasons(explanation))
+    return named_lines(_reasons(explanation, cluster))
 
 
-def _reasons(explanation: Explanation) -> Iterator[tuple[str, str]]:
+def _reasons(explanation: Explanation, cluster: Cluster) -> Iterator[tuple[str, str]]:
     plan, load = explanation.plan, explanation.bottleneck
     rate = throughput(plan.global_batch / explanation.seconds, plan.model.sequence_length)
     yield "iteration", f"{TIME.format(explanation.seconds)}, {rate}"
+    yield "uncertainty", interval_in_words(plan, cluster, explanation.seconds)
     shares = {"computes": load.computing, "exchanges tensors": load.exchanging, "waits": 1 - load.busy}
     spent = [f"{what} for {percent(share)}" for what, share in shares.items() if share >= _HALF_A_PERCENT]
     yield "bottleneck", f"stage {load.stage}: it {', '.join(spent)} of the time"

@@ -10,6 +10,7 @@ from itertools import groupby
 from rich.table import Table
 
 from argosy.cluster.topology import Cluster
+from argosy.cost.uncertainty import MEMORY_MARGIN, interval, is_close
 from argosy.plan.plan import Certificate, Plan, Predicted, Recompute, Replica, Search, Stage
 from argosy.report.marks import names_in_short
 from argosy.report.tables import named_lines, plain_table
@@ -122,6 +123,7 @@ def figure_table(plan: Plan, cluster: Cluster) -> Table:
 def _figures(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, str]]:
     if plan.predicted is not None:
         yield "iteration", f"{TIME.format(plan.predicted.iteration_seconds)} predicted"
+        yield "uncertainty", interval_in_words(plan, cluster, plan.predicted.iteration_seconds)
         yield "throughput", throughput(plan.predicted.samples_per_second, plan.model.sequence_length)
         if plan.predicted.peak_memory_bytes:
             yield "memory", _fullest(plan.predicted, cluster)
@@ -144,12 +146,21 @@ def throughput(samples_per_second: float, sequence_length: int) -> str:
     return f"{samples_per_second:.4g} samples/s{tokens}"
 
 
+def interval_in_words(plan: Plan, cluster: Cluster, seconds: float) -> str:
+    """``1.94 s to 2.35 s: nine of ten measured steps were within 10 %``."""
+    found = interval(plan, cluster, seconds)
+    low, high = (TIME.format(one, digits=3) for one in (found.low, found.high))
+    return f"{low} to {high}: nine of ten measured steps were within {100 * found.error:.0f} %"
+
+
 def _fullest(predicted: Predicted, cluster: Cluster) -> str:
     shares = {name: held / cluster.device(name).kind.memory for name, held in predicted.peak_memory_bytes}
     name = max(shares, key=lambda one: shares[one])
     held = dict(predicted.peak_memory_bytes)[name]
     capacity = SIZE.format(cluster.device(name).kind.memory, digits=3)
-    return f"{held / 2**30:.1f} of {capacity} on the fullest device, {name}"
+    close = f"; it may not fit, because predictions are within {100 * MEMORY_MARGIN:.0f} %"
+    limit = close if is_close(held, cluster.device(name).kind.memory) else ""
+    return f"{held / 2**30:.1f} of {capacity} on the fullest device, {name}{limit}"
 
 
 def certificate_in_a_sentence(certificate: Certificate) -> str:

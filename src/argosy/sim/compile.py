@@ -6,6 +6,11 @@ A tensor-parallel group then reduces together, and holders of experts send each 
 replicas of the next stage that hold the same samples (split and concatenated where the replica counts differ; a
 replica holds what passes between stages split along the sequence, so each of its devices receives its share only). At
 the end of the iteration each stage's holders sum their gradients, and every device updates its weights.
+
+Under ZeRO 3 a stage gathers its weights while the action before computes, and an action begins when they are there;
+under ZeRO 2 and 3 a backward is followed by a scatter of its gradients. If the cost model says ``prefetch``, layers are
+exchanged one by one: of a stage with L layers, all but 1 / L of an action may run before the last weights have arrived,
+and all but 1 / L of the gradients may be scattered while their backward runs.
 """
 
 from __future__ import annotations
@@ -13,18 +18,19 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.collective import Pairs
-from argosy.cost.compute import ComputeModel, Portion, StageSeconds, split_stage_seconds, update_seconds
+from argosy.cost.compute import ComputeModel, Portion, split_stage_seconds, update_seconds
 from argosy.cost.memory import activation_bytes, passing_bytes, state_bytes
 from argosy.plan.plan import Collective, Plan, Replica, Stage
 from argosy.schedule import Action, ActionKind, build_schedule
 from argosy.sim.blocking import with_blocking_transfers
 from argosy.sim.exchange import (
     Exchange,
+    gradient_groups,
     key_value_passes,
     key_values,
     reduction,
@@ -33,6 +39,7 @@ from argosy.sim.exchange import (
     weight_exchange,
 )
 from argosy.sim.graph import Flow, Task, TaskGraph
+from argosy.sim.member import Member
 from argosy.sim.order import SPAN_KIND, in_dependency_order
 from argosy.sim.split import overlaps, share_overlaps
 from argosy.timeline import SpanKind
@@ -44,25 +51,6 @@ def compile_plan(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel
     model = model or ComputeModel()
     graph = Compiler(plan, chain, cluster, model).run()
     return with_blocking_transfers(graph) if model.blocking else graph
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """What one micro-batch of a stage costs one device."""
-
-    seconds: StageSeconds
-    kept: float = 0.0
-    """Bytes from the forward to the backward."""
-    forward_bytes: float = 0.0
-    """Held for a moment by a forward."""
-    backward_bytes: float = 0.0
-
-    def of(self, kind: ActionKind) -> tuple[float, float]:
-        """Seconds of an action, and those of them during which keys and values may arrive."""
-        if kind is ActionKind.FORWARD:
-            return self.seconds.forward, self.seconds.hidden_forward
-        whole = self.seconds.backward if kind is ActionKind.BACKWARD else self.seconds.backward / 2
-        return whole, min(whole, self.seconds.hidden_backward)
 
 
 class Compiler:
@@ -141,6 +129,9 @@ class Compiler:
         devices = self.placed[action.stage]
         gathered = self._gather_weights(action) if stage.zero == 3 else None
         self.before_action.update({device: self.last[device] for device in devices if device in self.last})
+        scatters = stage.zero >= 2 and self.num_holders[action.stage] > 1 and action.kind.frees_activations
+        if scatters and self.model.prefetch:
+            self._scatter_early(action)
         for position in range(len(stage.replicas)):
             self._run_replica(action, stage, position, gathered)
         passes = routed_passes(action.kind, stage.recompute)
@@ -148,7 +139,7 @@ class Compiler:
             self._add_collective(action, exchange, passes)
         if action.kind.frees_activations:
             self.gradients_done.update({(action.stage, device): self.last[device] for device in devices})
-        if stage.zero >= 2 and self.num_holders[action.stage] > 1 and action.kind.frees_activations:
+        if scatters:
             self._scatter_gradients(action)
         if action.kind is ActionKind.FORWARD and action.stage + 1 < len(self.plan.stages):
             self._send(action, action.stage + 1, stage.end - 1)
@@ -158,14 +149,14 @@ class Compiler:
     def _run_replica(self, action: Action, stage: Stage, position: int, gathered: int | None) -> None:
         """Compute on all devices of a replica, and exchange what its parts and tensor-parallel groups need."""
         devices = [self.index[name] for name in stage.replicas[position].devices]
-        waits = [self._waits(action, device, gathered) for device in devices]
+        waits = [self._waits(action, device, None if self.model.prefetch else gathered) for device in devices]
         exchange, arrived = self.key_values[action.stage][position], None
         passes = key_value_passes(action.kind, stage.recompute)
         if exchange is not None and passes:
             after = set(itertools.chain.from_iterable(waits))
             arrived = self._add_collective(action, exchange, passes, after=after)
         for member, after_tasks in enumerate(waits):
-            self._compute(action, position, member, after_tasks, arrived)
+            self._compute(action, position, member, after_tasks, arrived, gathered if self.model.prefetch else None)
         reduced = self.reductions[action.stage][position]
         if reduced is not None and action.kind is not ActionKind.WEIGHT_GRADIENT:
             self._add_collective(action, reduced, 1)
@@ -198,8 +189,17 @@ class Compiler:
             self.unanchored.append((task, devices))
         return task
 
-    def _compute(self, action: Action, position: int, member: int, after: tuple[int, ...], arrived: int | None) -> None:
-        """One device's part of an action; where keys and values must have ``arrived``, in two pieces."""
+    def _compute(
+        self,
+        action: Action,
+        position: int,
+        member: int,
+        after: tuple[int, ...],
+        arrived: int | None,
+        gathered: int | None,
+    ) -> None:
+        """One device's part of an action; where keys and values must have ``arrived`` or the weights of the last layer
+        must be ``gathered``, in two pieces."""
         device = self.index[self.plan.stages[action.stage].replicas[position].devices[member]]
         cost = self.members[action.stage, position, member]
         seconds, beside = cost.of(action.kind)
@@ -209,8 +209,12 @@ class Compiler:
         taken = passing + (cost.kept if is_forward else 0.0)
         freed = passing + buffers + (cost.kept if action.kind.frees_activations else 0.0)
         pieces = [(seconds, after)]
-        if arrived is not None:
-            pieces = [(beside, after), (seconds - beside, (arrived,))]
+        awaited = tuple(task for task in (arrived, gathered) if task is not None)
+        if awaited:
+            stage = self.plan.stages[action.stage]
+            early = seconds * (1 - 1 / stage.num_layers) if gathered is not None else seconds
+            beside = early if arrived is None else min(beside, early)
+            pieces = [(beside, after), (seconds - beside, awaited)]
         for number, (length, waits) in enumerate(pieces):
             before = (self.last[device],) if number else ()
             task = Task(
@@ -286,14 +290,25 @@ class Compiler:
         """ZeRO 2 and 3: every holder keeps the sum of its own part of the gradients, while the next action
         computes."""
         devices = self.placed[action.stage]
-        scattered = self._pass_weights(action, {self.last[device] for device in devices})
+        part = 1 / self.plan.stages[action.stage].num_layers if self.model.prefetch else 1.0
+        scattered = self._pass_weights(action, {self.last[device] for device in devices}, part)
         self.gradients_done.update({(action.stage, device): scattered for device in devices})
 
-    def _pass_weights(self, action: Action, after: set[int]) -> int:
-        """As many bytes as the weights have go around the holders once, behind what the stage exchanged before."""
+    def _scatter_early(self, action: Action) -> None:
+        """Scatter the gradients of all layers but one while their backward runs."""
+        part = 1 - 1 / self.plan.stages[action.stage].num_layers
+        if part:
+            waits = (self._waits(action, device, None) for device in self.placed[action.stage])
+            self._pass_weights(action, set(itertools.chain.from_iterable(waits)), part)
+
+    def _pass_weights(self, action: Action, after: set[int], part: float = 1.0) -> int:
+        """This part of as many bytes as the weights have goes around the holders once, behind what the stage exchanged
+        before."""
         if action.stage in self.exchanged:
             after = after | {self.exchanged[action.stage]}
         flows, rounds = self._weights_around((action.stage,), 1)
+        if part < 1:
+            flows = tuple(replace(flow, bytes=flow.bytes * part) for flow in flows)
         self.exchanged[action.stage] = self._add(
             Task(
                 kind=SpanKind.COLLECTIVE,
@@ -323,19 +338,7 @@ class Compiler:
             self._add_update(device, waits[device])
 
     def _gradient_groups(self) -> Iterator[tuple[tuple[int, ...], int, int]]:
-        """(stages, parameters or 0 for all of a stage, times around the ring) of what all holders of these stages
-        exchange at the end: a sum is twice around; under ZeRO 2 only the gather of the new weights is left, under ZeRO
-        3 nothing."""
-        for index, stage in enumerate(self.plan.stages):
-            if self.num_holders[index] > 1:
-                yield (index,), 0, {2: 1, 3: 0}.get(stage.zero, 2)
-        for layers, parameters in self.chain.shared:
-            homes = sorted({self._stage_of(layer) for layer in layers})
-            if len(homes) > 1:
-                yield tuple(homes), parameters, 2
-
-    def _stage_of(self, layer: int) -> int:
-        return next(index for index, stage in enumerate(self.plan.stages) if stage.first <= layer < stage.end)
+        return gradient_groups(self.plan, self.chain, self.num_holders)
 
     def _weights_around(self, stages: tuple[int, ...], times: int, parameters: int = 0) -> tuple[tuple[Flow, ...], int]:
         """All the bytes of the weights of a stage, or of ``parameters`` that several share, so many times around; and

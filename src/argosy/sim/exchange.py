@@ -19,8 +19,9 @@ gradients, and (3) twice; full recomputation adds a forward's.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from argosy.cluster.topology import Cluster
@@ -104,6 +105,7 @@ def weights(
 ) -> Exchange:
     """(4): all weights of a stage once around, or so many ``parameters`` that several stages share."""
     split = 0
+    width = chain.exchanged_bytes(0 if parameters else stages[0].zero)
     if not parameters:
         parameters, split = shared_parameters(chain, stages[0])
     pairs: dict[tuple[str, str], float] = defaultdict(float)
@@ -120,7 +122,7 @@ def weights(
         once, rounds = sliced(algorithm, holders, order, node_of)
         most = max(most, rounds)
         for pair, share in once.items():
-            pairs[pair] += share * elements * chain.dtype.bytes
+            pairs[pair] += share * elements * width
     return Exchange(devices, pairs, most)
 
 
@@ -130,6 +132,19 @@ def weight_exchange(
     """(4) as a plan has it; what several stages share goes around a ring."""
     algorithm = plan.algorithm(Collective.WEIGHTS, stages[0]) if len(stages) == 1 else Algorithm.RING
     return weights(chain, [plan.stages[at] for at in stages], cluster, algorithm, parameters)
+
+
+def gradient_groups(plan: Plan, chain: Chain, num_holders: Sequence[int]) -> Iterator[tuple[tuple[int, ...], int, int]]:
+    """(stages, parameters or 0 for all of a stage, times around the ring) of what all holders of these stages exchange
+    at the end: a sum is twice around; under ZeRO 2 only the gather of the new weights is left, under ZeRO 3 nothing."""
+    for index, stage in enumerate(plan.stages):
+        if num_holders[index] > 1:
+            yield (index,), 0, {2: 1, 3: 0}.get(stage.zero, 2)
+    ends = [stage.end for stage in plan.stages]
+    for layers, parameters in chain.shared:
+        homes = sorted({bisect_right(ends, layer) for layer in layers})
+        if len(homes) > 1:
+            yield tuple(homes), parameters, 2
 
 
 def key_value_passes(kind: ActionKind, recompute: Recompute) -> int:

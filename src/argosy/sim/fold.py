@@ -29,9 +29,10 @@ from argosy.cost.compute import ComputeModel, Portion, StageSeconds, split_stage
 from argosy.plan.plan import Collective, Plan, Replica, Stage
 from argosy.schedule import ScheduleKind
 from argosy.sim.blocking import with_blocking_transfers
-from argosy.sim.compile import Compiler, Member, compile_plan
+from argosy.sim.compile import Compiler, compile_plan
 from argosy.sim.exchange import Exchange, key_values, reduction, routed, weight_exchange
 from argosy.sim.graph import Flow, TaskGraph
+from argosy.sim.member import Member
 from argosy.sim.split import overlaps, share_overlaps
 from argosy.workload.chain import Chain
 

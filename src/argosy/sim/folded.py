@@ -11,8 +11,8 @@ fair rates of the others are looked up by the set of flows that are under way.
          action while the one before computes; what a stage exchanges goes one after the other
     (4)  at the end a stage sums its gradients, stages with tied weights sum those, and each bundle updates its weights
 
-Not here: parts of a sequence, experts, blocking transfers and interleaved schedules; ``sim.simulate`` plays such plans
-in the exact engine.
+Not here: parts of a sequence, experts, blocking transfers, ZeRO that prefetches and interleaved schedules;
+``sim.simulate`` plays such plans in the exact engine.
 """
 
 from __future__ import annotations
@@ -93,6 +93,8 @@ class FoldedPlan(Folder):
     def is_playable(self) -> bool:
         """Whether ``seconds`` plays all that the plan does, on devices and links that do not change."""
         if self.model.blocking or self.plan.schedule.kind is ScheduleKind.INTERLEAVED:
+            return False
+        if self.model.prefetch and any(self.zero[stage] >= 2 for stage in range(len(self.plan.stages))):
             return False
         if any(stage.context > 1 or stage.expert > 1 for stage in self.whole.stages):
             return False

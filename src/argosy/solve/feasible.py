@@ -183,8 +183,8 @@ def _most_in_flight(prices: Prices, options: Sequence[Option], group: int) -> ND
     """[a, b]: micro-batches in flight with which layers a..b-1 fit under the best of several options."""
     best = np.zeros((prices.num_layers + 1,) * 2)
     for option in options:
-        kept = np.maximum(prices.kept_ranges(option.recompute), 1e-9)
-        passing = prices.transient(option.recompute) + (2 * group + 1) * prices.largest_output
+        kept = np.maximum(prices.kept_ranges(option.recompute, option.width), 1e-9)
+        passing = prices.transient(option.recompute, option.width) + (2 * group + 1) * prices.largest_output
         (held,) = prices.weigh(np.array([option.state]), prices.held_by_kind)
         held += option.whole * prices.largest_layer(option.expert)
         fits = np.minimum.reduce(

@@ -279,7 +279,8 @@ class Judge:
         closed = self._closed_forms(plan, wiring) if wiring is not None else []
         for at, choice in enumerate(plan):
             if choice.option.zero == 3:  # the first gather hides behind the way to the stage only
-                tails[at] += max(0.0, choice.option.once_around(choice.first, choice.end) - sum(forward[:at]))
+                ahead = sum(forward[: at + choice.option.prefetches])
+                tails[at] += max(0.0, choice.option.once_around(choice.first, choice.end) - ahead)
             if wiring is not None and not closed[at] and choice.option.holders > 1 and is_plain_sum(choice.option):
                 tails[at] = self._sum_seconds(choice, wiring.places[at]) + updates[at]
         exchanges = [max(0.0, tail - update) for tail, update in zip(tails, updates, strict=True)]
@@ -306,13 +307,15 @@ class Judge:
         """The gradient sum of a stage on its links."""
         option = choice.option
         algorithms = (Algorithm.RING, Algorithm.HIERARCHICAL, *(() if option.zero else (Algorithm.TREE,)))
-        num_bytes = self.prices.weigh_range((self.prices.bytes_summed, 0.0, 0.0), choice.first, choice.end)
+        num_bytes = self.prices.weigh_range(
+            (self.prices.exchanged_bytes(option.zero), 0.0, 0.0), choice.first, choice.end
+        )
         return self.sums.seconds([(option.parts, places)], algorithms, num_bytes)
 
     def _tied_seconds(self, plan: Complete, homes: Sequence[int], weights: int, wiring: Wiring | None) -> float:
         """Twice around a ring of all that hold the weights."""
         options = tuple(plan[home].option for home in homes)
-        num_bytes = weights * self.prices.bytes_summed
+        num_bytes = weights * self.prices.exchanged_bytes(0)
         are_together = wiring is not None and wiring.homes[homes[0]] is not None
         if wiring is not None and (are_together or not self.sums.is_simple):
             stages = [(option.parts, wiring.places[home]) for option, home in zip(options, homes, strict=True)]

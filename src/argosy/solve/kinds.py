@@ -172,7 +172,7 @@ def tied_seconds(option: Option, weights: int, ground: Ground, other: Option | N
     ends = [option] if other is None else [option, other]
     count = option.holders + (1 if other is None else other.holders)
     narrowest = min(_widest_way_out(end, ground) for end in ends)
-    num_bytes = weights * option.prices.bytes_summed
+    num_bytes = weights * option.prices.exchanged_bytes(0)
     return 2 * (count - 1) / count * num_bytes / narrowest if narrowest else 0.0
 
 

@@ -135,9 +135,10 @@ def _running(prices: Prices) -> FloatArray:
 
 
 def _least_exchange(prices: Prices, parts: tuple[Part, ...], count: int) -> FloatArray:
-    """Seconds per weight: twice around, or, under ZeRO 3, once for every micro-batch and once more."""
+    """Seconds per weight: twice around, or, under ZeRO 3, once for every micro-batch and once more; nothing if ZeRO 3
+    may hide all of it behind compute."""
     option = Option(prices=prices, vector=(), parts=parts, recompute=Recompute.NONE, zero=0)
-    times = min(2, 2 * count - 1) * prices.bytes_summed
+    times = 0.0 if prices.model.prefetch else min(2, 2 * count - 1) * prices.bytes_summed
     return np.array([times * option.ring[0], times * option.ring[1]])
 
 

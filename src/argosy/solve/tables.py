@@ -105,9 +105,10 @@ class Costs:
         rooms = [[option.room[min(part, len(option.parts) - 1)] for option in options] for part in parts]
         self.room = np.array(rooms, dtype=np.float64)
         """[part, option]: bytes, and samples."""
-        self.kinds = sorted({option.recompute for option in options})
-        self.kind = np.array([self.kinds.index(option.recompute) for option in options])
-        """Of recomputation."""
+        kinds = [(option.recompute, option.width) for option in options]
+        self.kinds = sorted(set(kinds))
+        self.kind = np.array([self.kinds.index(kind) for kind in kinds])
+        """Of recomputation, and of the width of tensor-parallel groups."""
         self.width = np.array([option.width for option in options])
         self.whole = np.array([option.whole for option in options])
         self.expert = np.array([option.expert for option in options])
@@ -174,8 +175,8 @@ class Costs:
         for expert in set(self.expert[rows][whole > 0].tolist()):
             some = (whole > 0) & (self.expert[rows] == expert)
             weights[some] += np.multiply.outer(whole[some], self.prices.largest_layer(expert)[at])
-        passing = np.array([self.prices.transient(one)[at] + self.buffers for one in self.kinds])[kind]
-        kept = np.array([self.prices.kept_ranges(one)[at] for one in self.kinds])[kind]
+        passing = np.array([self.prices.transient(*one)[at] + self.buffers for one in self.kinds])[kind]
+        kept = np.array([self.prices.kept_ranges(*one)[at] for one in self.kinds])[kind]
         fitting = []
         for part in self.room[:, rows]:
             size, samples = part[:, :1], part[:, 1:]

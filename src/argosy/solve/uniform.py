@@ -191,11 +191,11 @@ def _least_whole(prices: Prices, section: Section, size: int, scope: Scope) -> f
 
 
 def _least_exchange(prices: Prices, section: Section) -> float:
-    """E: between nodes, all weights go through the slowest of them once at the least."""
+    """E: between nodes, all weights go through the slowest of them once at the least, unless ZeRO 3 hides that."""
     pools = [prices.pools[pool] for pool, _ in section.taken]
     inside = all(number <= pool.per_node for pool, (_, number) in zip(pools, section.taken, strict=True))
     rate = min(pool.nic_bandwidth for pool in pools)
-    if not rate or (inside and frozenset.intersection(*(pool.homes for pool in pools))):
+    if not rate or prices.model.prefetch or (inside and frozenset.intersection(*(pool.homes for pool in pools))):
         return 0.0
     return prices.chain.parameters * prices.bytes_summed / rate
 

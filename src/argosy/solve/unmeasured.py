@@ -23,8 +23,8 @@ from argosy.solve.feasible import Fit, batch_shapes, find_fit, quick_units
 from argosy.solve.settings import Settings, search_scope
 from argosy.solve.verdict import named, why_infeasible
 from argosy.space.enumerate import with_splits
-from argosy.space.option import node_widths
 from argosy.space.price import Prices, widest
+from argosy.space.widths import node_widths
 from argosy.units import counted
 from argosy.workload.profile import Profile, ProfileRow
 

@@ -12,7 +12,8 @@ flight:
     (4)  exchange(a, b) = seconds of gradient exchange that cannot overlap with the stage's own compute
     (5)  loaded(a, b)   = seconds per micro-batch that ZeRO 2 and 3 keep the network busy
     (6)  stretch(a, b)  = seconds between a backward under ZeRO 3 and the stage's next action: gradients are scattered,
-         then weights gathered; the gather for a backward hides behind the forward before it, as far as it is shorter
+         then weights gathered; the gather for a backward hides behind the forward before it, as far as it is shorter;
+         0 if the cost model says ``prefetch``, by which all of it may hide behind compute
 
 A part is a group of equal replicas from one pool. Samples are shared out one by one to the replica that would finish
 first, which minimises (1) over integer shares.
@@ -24,7 +25,7 @@ import copy
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -141,6 +142,8 @@ class Option:
         forward, backward = self._compute(first, end)
         if self.zero == 2:
             backward += max(0.0, self.once_around(first, end) - forward - backward)
+        elif self.zero == 3 and self.prefetches:
+            backward += max(0.0, 3 * self.once_around(first, end) - forward - backward)
         elif self.zero == 3:
             around = self.once_around(first, end)
             backward += 2 * around + max(0.0, around - forward)
@@ -174,7 +177,9 @@ class Option:
         """(4), by the best algorithm, and the update; the last backward under ZeRO 2 has nothing after it that its
         scatter could hold up."""
         exchange = min(self.prices.weigh_range(way, first, end) for way in self.exchanges)
-        if self.zero == 2:
+        if self.prefetches and self.zero > 1:
+            exchange += self.once_around(first, end) / (end - first)
+        elif self.zero == 2:
             exchange -= max(0.0, self.once_around(first, end) - sum(self._compute(first, end)))
         return exchange + self.prices.weigh_range(self.update, first, end)
 
@@ -189,8 +194,8 @@ class Option:
         if self.width > 1 and self.width > prices.widest[first, end]:
             return False
         held = prices.weigh_range(self.state, first, end) + self.whole_bytes(first, end)
-        passing = float(prices.transient(self.recompute)[first, end])
-        kept = in_flight * float(prices.kept_ranges(self.recompute)[first, end])
+        passing = float(prices.transient(self.recompute, self.width)[first, end])
+        kept = in_flight * float(prices.kept_ranges(self.recompute, self.width)[first, end])
         each = passing + kept + (2 * group + 1) * prices.largest_output
         return all(held + samples * each <= size for size, samples in self.room)
 
@@ -269,13 +274,21 @@ class Option:
     @property
     def _exchanges_at_the_end(self) -> int:
         """A sum is twice around, and so are the last scatter and the gather of ZeRO 2. Under ZeRO 3 the last scatter is
-        left, less (6), which every backward is charged with."""
+        left, less (6), which every backward is charged with. With ``prefetch`` the last scatter hides behind the
+        backward before it."""
+        if self.prefetches:
+            return {2: 1, 3: 0}.get(self.zero, 2)
         return -1 if self.zero == 3 else 2
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether weights and gradients are exchanged layer by layer beside the actions."""
+        return self.prices.model.prefetch
 
     @cached_property
     def stretch(self) -> Rates:
         """(6) alike."""
-        return self._times_around(2 if self.zero == 3 else 0)
+        return self._times_around(2 if self.zero == 3 and not self.prefetches else 0)
 
     @cached_property
     def load(self) -> Rates:
@@ -285,7 +298,7 @@ class Option:
     def _times_around(self, times: int, way: Rates | None = None) -> Rates:
         """By default at the least."""
         way = way or self.ring
-        width = self.prices.bytes_summed
+        width = self.prices.exchanged_bytes(self.zero)
         return times * way[0] * width, times * way[1] * width, times * way[2]
 
     @cached_property
@@ -381,18 +394,3 @@ def whole_seconds(prices: Prices, parts: Sequence[Part], recompute: Recompute) -
         prices.whole(part.pool, part.width, part.most, recompute, context=part.context, expert=part.expert)
         for part in parts
     )
-
-
-def node_widths(pool: Pool, most: int) -> Iterator[int]:
-    """Widths of tensor-parallel groups inside a node: all that divide it, and powers of two, so that a node with a
-    device more can do what it could without."""
-    for width in range(1, min(pool.per_node, most) + 1):
-        if pool.per_node % width == 0 or width & (width - 1) == 0:
-            yield width
-
-
-def tensor_widths(pool: Pool, devices: int, most: int) -> Iterator[int]:
-    """Those that ``devices`` of a pool can be cut into; of several nodes only such as divide a node."""
-    for width in node_widths(pool, min(devices, most)):
-        if devices % width == 0 and (pool.per_node % width == 0 or devices <= pool.per_node):
-            yield width

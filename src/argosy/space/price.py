@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argosy.cost.compute import ComputeModel, Portion, hidden_seconds, layer_seconds, recompute_seconds
-from argosy.cost.memory import exchange_buffers, layer_weights, optimizer_bytes
+from argosy.cost.memory import WHOLE_OUTPUTS, exchange_buffers, layer_weights, optimizer_bytes
 from argosy.plan.plan import Recompute
 from argosy.space.exchange import Split, key_value_seconds, reduction_seconds, routed_seconds
 from argosy.space.pool import Pool
@@ -265,29 +265,49 @@ class Prices:
     def largest_output(self) -> float:
         return float(self.outputs.max())
 
-    def kept_ranges(self, recompute: Recompute) -> FloatArray:
-        """[a, b]: activation bytes per sample of layers a..b-1."""
-        if recompute not in self._kept_ranges:
-            sums = self._kept[recompute]
-            self._kept_ranges[recompute] = sums[None, :] - sums[:, None]
-        return self._kept_ranges[recompute]
+    def kept_ranges(self, recompute: Recompute, width: int) -> FloatArray:
+        """[a, b]: activation bytes per sample of layers a..b-1 on all devices of a replica with tensor-parallel groups
+        of this width."""
+        key = (recompute, self.copies(width))
+        if key not in self._kept_ranges:
+            sums = self._kept(*key)
+            self._kept_ranges[key] = sums[None, :] - sums[:, None]
+        return self._kept_ranges[key]
+
+    def copies(self, width: int) -> int:
+        """How often a tensor-parallel group of this width keeps what is outside its matrix products."""
+        return 1 if self.chain.sequence_parallel else width
 
     @cached_property
-    def _kept_ranges(self) -> dict[Recompute, FloatArray]:
+    def _kept_ranges(self) -> dict[tuple[Recompute, int], FloatArray]:
         return {}
 
-    @cached_property
-    def _kept(self) -> dict[Recompute, FloatArray]:
-        layers, factor = self.chain.layers, self.chain.activation_factor
-        return {
-            Recompute.NONE: factor * _sums([layer.activation_bytes for layer in layers]),
-            Recompute.SELECTIVE: factor * _sums([layer.activation_bytes - layer.selective_bytes for layer in layers]),
-            Recompute.FULL: factor * _sums(self.outputs[:-1].tolist()),
-        }
+    def _kept(self, recompute: Recompute, copies: int) -> FloatArray:
+        layers, factor, more = self.chain.layers, self.chain.activation_factor, copies - 1
+        match recompute:
+            case Recompute.NONE:
+                each = [layer.activation_bytes + more * layer.stream_bytes for layer in layers]
+            case Recompute.SELECTIVE:
+                left = [(layer.activation_bytes - layer.selective_bytes, layer.stream_bytes) for layer in layers]
+                each = [kept + more * min(kept, stream) for kept, stream in left]
+            case Recompute.FULL:
+                each = (copies * self.outputs[:-1]).tolist()
+        return factor * _sums(each)
 
-    def transient(self, recompute: Recompute) -> FloatArray:
-        """[a, b]: bytes per sample that a backward of layers a..b-1 holds for a moment."""
-        return self._transient[recompute]
+    def transient(self, recompute: Recompute, width: int) -> FloatArray:
+        """[a, b]: bytes per sample that a backward of layers a..b-1 holds for a moment, on all devices of a replica, in
+        tensor-parallel groups of this width."""
+        key = (recompute, self.copies(width), width)
+        if key not in self._transients:
+            found = self._transient(recompute, self.copies(width))
+            if width > 1:
+                found = found + WHOLE_OUTPUTS * width * _largest([layer.output_bytes for layer in self.chain.layers])
+            self._transients[key] = found
+        return self._transients[key]
+
+    @cached_property
+    def _transients(self) -> dict[tuple[Recompute, int, int], FloatArray]:
+        return {}
 
     def largest_layer(self, expert: int) -> FloatArray:
         """[a, b]: weights of the largest of layers a..b-1, with experts over so many holders."""
@@ -299,25 +319,29 @@ class Prices:
     def _largest_layers(self) -> dict[int, FloatArray]:
         return {}
 
-    @cached_property
-    def _transient(self) -> dict[Recompute, FloatArray]:
-        layers, factor = self.chain.layers, self.chain.activation_factor
+    def _transient(self, recompute: Recompute, copies: int) -> FloatArray:
+        layers, factor, more = self.chain.layers, self.chain.activation_factor, copies - 1
         working = _largest([layer.working_bytes and layer.working_bytes + layer.output_bytes for layer in layers])
-        return {
-            Recompute.NONE: working,
-            Recompute.SELECTIVE: factor * _largest([layer.selective_bytes for layer in layers]) + working,
-            Recompute.FULL: factor * _largest([layer.activation_bytes for layer in layers]) + working,
-        }
+        match recompute:
+            case Recompute.NONE:
+                return working
+            case Recompute.SELECTIVE:
+                return factor * _largest([layer.selective_bytes for layer in layers]) + working
+        return factor * _largest([layer.activation_bytes + more * layer.stream_bytes for layer in layers]) + working
 
     @property
     def bytes_summed(self) -> float:
-        """Per weight that goes around once, as if links had all of their bandwidth for it."""
-        return self.chain.dtype.bytes / self.model.reduction
+        """Per weight that goes around once at least, as if links had all of their bandwidth for it."""
+        return self.exchanged_bytes(1)
+
+    def exchanged_bytes(self, zero: int) -> float:
+        """The same under ZeRO of a level."""
+        return self.chain.exchanged_bytes(zero) / self.model.reduction
 
     @cached_property
     def state_bytes(self) -> tuple[int, int, int]:
         """Bytes per weight of weights, gradients and optimizer state."""
-        return self.chain.dtype.bytes, self.chain.dtype.bytes, optimizer_bytes(self.chain)
+        return self.chain.dtype.bytes, self.chain.gradient_bytes, optimizer_bytes(self.chain)
 
 
 def _sums(values: list[float] | list[int]) -> FloatArray:

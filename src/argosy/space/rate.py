@@ -23,8 +23,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from argosy.space.option import Vector, node_widths
+from argosy.space.option import Vector
 from argosy.space.price import Prices, shares, widest
+from argosy.space.widths import node_widths
 
 
 def throughput_bound(prices: Prices, micro_batch: int, units: Vector | None = None) -> float:

@@ -28,7 +28,9 @@ Selective recomputation drops what comes back without a projection: norm outputs
 traffic.
 
    (12) the embedding keeps 8 s bytes of ids or the pixels, what its norm and its projection read, and a mask
-   (13) the head keeps s h per step before its logits, and its logits in fp32: 4 s v bytes; nothing follows
+   (13) the head keeps s h per step before its logits, and their log-probabilities in fp32: 4 s v bytes; nothing
+        follows. While the loss is computed and differentiated there are, for a moment, the logits and their gradient
+        beside these, in fp32 and, where b < 4, in b bytes too: 2 (4 + b) s v bytes, or 8 s v
    (14) tensor parallelism all-reduces s h after each part, once if parallel. A table split by rows reduces
         s h in forward only, split logits in backward only: half of it is booked in each direction
    (15) a sequence in parts exchanges keys and values, 2 s g d per attention; cut in at most s / 2 parts, because
@@ -157,6 +159,8 @@ class _Layers:
         reductions = 1 if block.parallel else block.num_parts
         attentions = _attentions(block)
         keys = sum(attention.key_width for attention in attentions)
+        squares = 0.0 if self.fused else sum(self._square_bytes(attention) for attention in attentions)
+        around = (block.num_norms + block.num_parts - block.parallel) * self.width + block.dropout * block.num_parts
         return Layer(
             name=name,
             kind=kind,
@@ -164,6 +168,8 @@ class _Layers:
             backward_flop=2 * flop,
             parameters=block.parameters(self.hidden),
             activation_bytes=kept,
+            score_bytes=squares,
+            stream_bytes=around * self.stream,
             output_bytes=(2 if carries_encoder else 1) * self.stream * self.width,
             selective_bytes=selective_bytes,
             selective_flop=selective_flop,
@@ -244,6 +250,9 @@ class _Layers:
             backward_flop=2 * flop,
             parameters=head.parameters(self.hidden),
             activation_bytes=inputs + projection_bytes + _LOGIT_BYTES * rows * head.outputs,
+            stream_bytes=inputs,
+            working_bytes=_loss_bytes(self.width) * rows * head.outputs,
+            loss_bytes=_loss_bytes(self.width) * rows * head.outputs,
             output_bytes=0.0,
             reduced_bytes=0.0 if head.first_token_only else self.stream * self.width / 2,
             max_tensor_width=self.tensor_width,
@@ -251,6 +260,11 @@ class _Layers:
             tied_to=0 if tied else None,
             tied_parameters=tied,
         )
+
+
+def _loss_bytes(width: int) -> float:
+    """Of one logit while the loss is differentiated, beside what is kept: (13)."""
+    return 2.0 * (_LOGIT_BYTES + (width if width < _LOGIT_BYTES else 0))
 
 
 def _attentions(block: Block) -> tuple[Attention, ...]:

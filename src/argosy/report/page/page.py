@@ -17,6 +17,7 @@ import numpy as np
 from jinja2 import Environment
 
 from argosy.cluster.topology import Cluster
+from argosy.cost.uncertainty import relative_error
 from argosy.explain import DeviceMemory, Explanation
 from argosy.plan.plan import Plan, Recompute, Stage
 from argosy.report.decisions import Told
@@ -117,7 +118,8 @@ def _facts(plan: Plan, cluster: Cluster, pictures: Sequence[Picture]) -> list[tu
     facts = []
     seconds = plan.predicted.iteration_seconds if plan.predicted else pictures[0].timeline.usual_seconds
     if seconds:
-        facts.append((TIME.format(seconds), "predicted", "iteration"))
+        within = f"predicted, {100 * relative_error(plan, cluster):.0f} % either way"
+        facts.append((TIME.format(seconds), within, "iteration"))
         facts.append((throughput(plan.global_batch / seconds, 1), f"batch {plan.global_batch}", "throughput"))
     for one in pictures:
         if one.timeline.clock == "measured" and (real := one.timeline.usual_seconds):

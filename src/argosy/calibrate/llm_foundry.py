@@ -1,0 +1,142 @@
+"""Throughputs published with LLM Foundry: MPT models of many sizes and lengths, fully sharded over 8 to 512 devices.
+
+A row is one run: tokens per second of the whole job, samples of a device's micro-batch, and how often gradients are
+accumulated. ``FULL_SHARD`` is ZeRO 3, ``SHARD_GRAD_OP`` ZeRO 2. Activations are checkpointed block by block or not at
+all. ``amp_fp8`` runs the projections of blocks in fp8. Taken from elsewhere: the shapes of the models (their
+configurations), positions learned for the row's length, 50,368 words, biases, flash attention, a fused loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from argosy.calibrate.run import Degrees, MeasuredRun, Measurements, even_plan
+from argosy.calibrate.table import Table, kind_named, machines, read_table
+from argosy.dtype import Dtype
+from argosy.errors import Mismatch, bad_input
+from argosy.plan.plan import Recompute
+from argosy.workload.architecture import (
+    Architecture,
+    Attention,
+    Block,
+    FeedForward,
+    Head,
+    Length,
+    NormKind,
+    TokenEmbedding,
+)
+from argosy.workload.chain import Chain
+from argosy.workload.transformer import build_chain
+
+COLUMNS = frozenset(
+    {
+        "Model",
+        "SeqLen (T)",
+        "# GPUs",
+        "GPU",
+        "MicroBatchSize",
+        "GradAccum",
+        "GlobalBatchSize",
+        "Throughput (T/s)",
+        "Precision",
+        "Sharding Strategy",
+        "Activation Checkpointing",
+    }
+)
+_SHAPES = {
+    "125m": (768, 12, 12),
+    "350m": (1024, 24, 16),
+    "760m": (1536, 24, 12),
+    "1b": (2048, 24, 16),
+    "3b": (2560, 32, 20),
+    "7b": (4096, 32, 32),
+    "13b": (5120, 40, 40),
+    "30b": (7168, 48, 56),
+    "70b": (8192, 80, 64),
+}
+"""Hidden width, blocks, heads: the configurations in LLM Foundry's ``scripts/train/yamls/pretrain``."""
+_WORDS = 50_368
+_ZERO = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0}
+
+
+def read_llm_foundry(path: Path | str) -> Measurements:
+    """Every row as a run."""
+    table = read_table(path)
+    runs = tuple(_run(table, line, row) for line, row in table.rows)
+    return Measurements(source=Path(path).stem, runs=runs, prefetch=True)
+
+
+def _run(table: Table, line: int, row: Mapping[str, str]) -> MeasuredRun:
+    kind = table.value(line, row, "GPU", kind_named)
+    devices, tokens = table.count(line, row, "# GPUs"), table.count(line, row, "SeqLen (T)")
+    batch, accumulated = table.count(line, row, "GlobalBatchSize"), table.count(line, row, "GradAccum")
+    micro = table.count(line, row, "MicroBatchSize")
+    if micro * accumulated * devices != batch:
+        expected = f"MicroBatchSize x GradAccum x # GPUs = {micro * accumulated * devices}"
+        raise bad_input(expected, batch, where=f"{table.file}:{line}: GlobalBatchSize")
+    name = row["Model"].strip()
+    checkpoints = table.value(line, row, "Activation Checkpointing", _is_true)
+    chain = mpt(name, tokens, table.value(line, row, "Precision", _dtype), file=f"{table.file}:{line}")
+    degrees = Degrees(
+        data=devices,
+        micro_batch=micro,
+        global_batch=batch,
+        recompute=Recompute.FULL if checkpoints else Recompute.NONE,
+        zero=table.value(line, row, "Sharding Strategy", _zero),
+    )
+    cluster = machines(kind, devices)
+    return MeasuredRun(
+        name=f"{chain.name} s{tokens} {degrees!r}",
+        plan=even_plan(degrees, chain, cluster),
+        chain=chain,
+        cluster=cluster,
+        settings={"fused_loss": True},
+        seconds=batch * tokens / table.amount(line, row, "Throughput (T/s)"),
+    )
+
+
+def _is_true(text: str) -> bool:
+    """True or False."""
+    return {"true": True, "false": False}[text.lower()] if text.lower() in ("true", "false") else _refuse(text)
+
+
+def _refuse(text: str) -> bool:
+    raise Mismatch(text, "True or False")
+
+
+def _zero(text: str) -> int:
+    if text not in _ZERO:
+        raise Mismatch(text, f"one of {', '.join(_ZERO)}")
+    return _ZERO[text]
+
+
+def _dtype(text: str) -> Dtype:
+    names = {"bf16": Dtype.BF16, "fp16": Dtype.FP16, "fp8": Dtype.FP8, "fp32": Dtype.FP32}
+    name = text.removeprefix("amp_")
+    if name not in names:
+        raise Mismatch(text, f"one of {', '.join(names)}, or amp_ and one of these")
+    return names[name]
+
+
+@cache
+def mpt(name: str, tokens: int, dtype: Dtype, *, file: str = "") -> Chain:
+    """An MPT model by the name of its size."""
+    if name not in _SHAPES:
+        raise bad_input(f"one of the MPT sizes {', '.join(_SHAPES)}", name, where=f"{file}: Model")
+    hidden, blocks, heads = _SHAPES[name]
+    block = Block(
+        attention=Attention(heads=heads, kv_heads=heads, head_dim=hidden // heads, qkv_bias=True, output_bias=True),
+        feed_forward=FeedForward(inner=4 * hidden, bias=True),
+        norm=NormKind.LAYER,
+    )
+    architecture = Architecture(
+        hidden=hidden,
+        embedding=TokenEmbedding(vocabulary=_WORDS, width=hidden, position_rows=tokens),
+        blocks=(block,) * blocks,
+        head=Head(outputs=_WORDS, width=hidden, norm=NormKind.LAYER, tied=True),
+        context=tokens,
+        length=Length.AT_MOST,
+    )
+    return build_chain(architecture, name=f"mpt-{name}", sequence_length=tokens, dtype=dtype, optimizer="adamw")

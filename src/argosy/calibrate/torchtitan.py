@@ -1,0 +1,108 @@
+"""Throughputs published with torchtitan: Llama 3 under FSDP, tensor, pipeline and context parallelism.
+
+A row is one run: tokens per second of a device, ``local_batch`` samples of each data-parallel group. FSDP shards
+weights (ZeRO 3), under pipeline parallelism without gathering them again for every micro-batch (ZeRO 1), with as many
+micro-batches as pipeline stages, torchtitan's default. *selective op* checkpointing keeps the results of every second
+matrix product, *selective layer* recomputes every second block; both are taken for the former here. Weights are fp32
+shards, gathered in bf16; gradients are kept and summed in fp32. Not modelled: asynchronous tensor parallelism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+from argosy.calibrate.run import Degrees, MeasuredRun, Measurements, even_plan
+from argosy.calibrate.table import Table, gibibytes, kind_named, machines, read_table
+from argosy.dtype import Dtype
+from argosy.errors import Mismatch
+from argosy.plan.plan import Recompute
+from argosy.workload.chain import Chain, Selective
+from argosy.workload.load import load_architecture
+from argosy.workload.transformer import build_chain
+
+Value = TypeVar("Value")
+
+COLUMNS = frozenset(
+    {
+        "model",
+        "gpus",
+        "kind",
+        "fsdp",
+        "tp",
+        "pp",
+        "cp",
+        "vp",
+        "local_batch",
+        "seq",
+        "ac",
+        "precision",
+        "tokens_per_s_per_gpu",
+    }
+)
+_MODELS = {"8B": "llama-3-8b", "70B": "llama-3-70b", "405B": "llama-3.1-405b"}
+_RECOMPUTE = {
+    "none": Recompute.NONE,
+    "selective op": Recompute.SELECTIVE,
+    "selective layer": Recompute.SELECTIVE,
+    "full": Recompute.FULL,
+}
+_DTYPES = {"bf16": Dtype.BF16, "float8": Dtype.FP8, "fp8": Dtype.FP8}
+
+
+def read_torchtitan(path: Path | str) -> Measurements:
+    """Every row as a run."""
+    table = read_table(path)
+    runs = tuple(_run(table, line, row) for line, row in table.rows)
+    return Measurements(source=Path(path).stem, runs=runs, prefetch=True)
+
+
+def _run(table: Table, line: int, row: Mapping[str, str]) -> MeasuredRun:
+    devices, tokens, pipeline = (table.count(line, row, name) for name in ("gpus", "seq", "pp"))
+    local, data = table.count(line, row, "local_batch"), table.count(line, row, "fsdp")
+    chain = _llama(
+        table.value(line, row, "model", _one_of(_MODELS)), tokens, table.value(line, row, "precision", _one_of(_DTYPES))
+    )
+    degrees = Degrees(
+        tensor=table.count(line, row, "tp"),
+        data=data,
+        pipeline=pipeline,
+        context=table.count(line, row, "cp"),
+        chunks=table.count(line, row, "vp"),
+        micro_batch=max(1, local // pipeline),
+        global_batch=local * data,
+        recompute=table.value(line, row, "ac", _one_of(_RECOMPUTE)),
+        zero=3 if pipeline == 1 else 1,
+    )
+    cluster = machines(table.value(line, row, "kind", kind_named), devices)
+    rate = table.amount(line, row, "tokens_per_s_per_gpu")
+    return MeasuredRun(
+        name=f"{chain.name} s{tokens} {degrees!r}",
+        plan=even_plan(degrees, chain, cluster),
+        chain=chain,
+        cluster=cluster,
+        seconds=local * data * tokens / (rate * devices),
+        settings={
+            "compiled": row.get("compile", "0").strip() == "1",
+            "selective": Selective.PRODUCTS,
+            "gradient_dtype": Dtype.FP32,
+            "reduce_dtype": Dtype.FP32,
+        },
+        peak_bytes=table.value(line, row, "memory_gib", gibibytes) if "memory_gib" in row else None,
+    )
+
+
+def _one_of(names: Mapping[str, Value]) -> Callable[[str], Value]:
+    def parse(text: str) -> Value:
+        if text not in names:
+            raise Mismatch(text, f"one of {', '.join(names)}")
+        return names[text]
+
+    return parse
+
+
+@cache
+def _llama(name: str, tokens: int, dtype: Dtype) -> Chain:
+    return build_chain(load_architecture(name), name=name, sequence_length=tokens, dtype=dtype, optimizer="adamw")
