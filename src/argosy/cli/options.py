@@ -119,7 +119,7 @@ OptimizerName = Annotated[
     str | None, typer.Option("--optimizer", help="adamw, adam, lion, momentum or sgd, in place of the model's.")
 ]
 Level = Annotated[
-    int, typer.Option("--level", min=1, max=2, help="1: a good plan at once. 2: search on until --gap is proven.")
+    int, typer.Option("--level", min=1, max=2, help="1: a good plan in seconds. 2: search on until --gap is proven.")
 ]
 Gap = Annotated[
     float,
