@@ -14,20 +14,23 @@ from own_programs import BATCH, PROGRAMS
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from argosy.cli.choose import Outcome, Task
+from argosy.cli.program import Captured, plan_captured
 from argosy.cluster.file import cluster_from_content
+from argosy.cost.compute import ComputeModel
 from argosy.dtype import Dtype
-from argosy.errors import InputError, bad_input
-from argosy.graph_plan import as_plan
-from argosy.graph_planner import find_graph_plan
+from argosy.errors import InputError
 from argosy.plan.file import dumps_plan, loads_plan
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
-from argosy.runtime.operations import divides, forward_of, mixes_samples
+from argosy.planner import Settings, find_plan
+from argosy.runtime.operations import forward_of, mixes_samples
 from argosy.runtime.trainer import parallelize
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.solve.stagecut import cut_graph
+from argosy.space.segments import chain_of_step
 from argosy.workload.capture.initial import Recording, build_fake, run_build
-from argosy.workload.capture.trace import capture, capture_fake, with_samples
-from argosy.workload.graph import Graph, Phase
+from argosy.workload.capture.trace import capture, capture_fake
+from argosy.workload.graph import Phase
 
 STEPS, SEED = 3, 3
 CLUSTER = json.dumps(
@@ -126,18 +129,16 @@ def plan_for(name: str, way: str) -> str:
     torch.set_default_dtype(torch.float64)
     try:
         fake = build_fake(PROGRAMS[name])
-        graph, cluster = capture_fake(fake, name=name), cluster_from_content(UNEQUAL)
-        forward = forward_of(fake)
-        mixed = mixes_samples(forward) is not None
+        graph, forward = capture_fake(fake, name=name), forward_of(fake)
+        chain = chain_of_step(graph, BATCH, Dtype.FP32)
+        captured = Captured(graph=graph, chain=chain, forward=forward, samples=BATCH, mixes=mixes_samples(forward))
+        where, model = cluster_from_content(UNEQUAL), ComputeModel()
+        task = Task(chain=chain, cluster=where, global_batch=BATCH, settings=Settings(), model=model)
 
-        def step(count: int) -> Graph:
-            if count != BATCH and mixed:
-                raise bad_input("all samples at once", count)
-            return graph if count == BATCH else capture_fake(with_samples(fake, count), name=name)
+        def find(one: Task) -> Outcome:
+            return Outcome(plan=find_plan(one.chain, one.cluster, global_batch=BATCH, settings=one.settings))
 
-        found = find_graph_plan(step, BATCH, cluster, Dtype.FP32)
-        plan = as_plan(found, cluster, Dtype.FP32, BATCH)
-        return dumps_plan(plan if divides(forward, plan) else as_plan(found, cluster, Dtype.FP32, BATCH, divided=False))
+        return dumps_plan(plan_captured(captured, task, find, quiet=True).plan)
     finally:
         torch.set_default_dtype(torch.float32)
 

@@ -19,7 +19,7 @@ def described(leaf: Any) -> bytes:
     if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
         return f"{leaf.dtype} {leaf.shape} ".encode() + leaf.tobytes()
     if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
-        plain = leaf.detach().cpu().contiguous()
+        plain = leaf.detach().cpu().contiguous().clone()  # numpy keeps the storage that it is shown from being resized
         head = f"{plain.dtype} {tuple(plain.shape)} ".encode()
         return head + plain.reshape(-1).view(torch.uint8).numpy().tobytes()
     plain_types = (str, bytes, int, float, complex, type(None), torch.dtype, torch.device, torch.layout)
