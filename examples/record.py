@@ -14,7 +14,7 @@ def printed(example: Path, *arguments: str) -> str:
     done = subprocess.run([sys.executable, str(example), *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{example.name} ended with {done.returncode}:\n{done.stderr[-3000:]}")
-    return re.sub(r"in [\d.]+ s: \S*/", "in ... s: ", done.stdout)
+    return re.sub(r"in [\d.]+ s(, momentum drift \S+)?:\s+\S*/", "in ... s: ", done.stdout)
 
 
 if __name__ == "__main__":

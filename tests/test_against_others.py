@@ -24,8 +24,8 @@ def test_nobody_is_faster(case: Case) -> None:
 
 
 def test_devices_alone_in_their_nodes_are_searched_one_by_one() -> None:
-    """Two kinds of eight: in units of several the best plan takes 0.41 s."""
+    """Two kinds of eight: in units of several the best plan takes 0.61 s."""
     case = next(c for c in GRID if (c.cluster, c.model, c.scenario) == ("one-per-node-16", "gpt2-medium", "calm"))
     plan = find_plan(case.chain(), case.load(), global_batch=case.batch)
     assert plan.certificate is not None and plan.certificate.granularity == 1
-    assert plan.predicted is not None and plan.predicted.iteration_seconds < 0.37
+    assert plan.predicted is not None and plan.predicted.iteration_seconds < 0.58

@@ -52,7 +52,7 @@ def test_a_change_is_found_within_the_stated_delay(distance: float, noise: float
         level = tracker.level * math.exp(sign * distance)
         delays.append(next(n for n in range(1, 1000) if tracker.observe(level * math.exp(draw.gauss(0.0, noise)))))
     gain = min(threshold / 2, CHANGE * (distance - CHANGE / 2) / max(deviations) ** 2)
-    assert min(delays) >= 2
+    assert sum(delay < 2 for delay in delays) <= 1, "what noise had gathered before may leave one step"
     assert sum(delays) / len(delays) <= 1 + threshold / gain
 
 

@@ -34,7 +34,7 @@ def test_prints_memory_bottleneck_and_what_would_help_within_80_columns(run: Run
     assert result.err == ""
     assert max(map(len, result.out.splitlines())) <= 80
     assert "\x1b" not in result.out
-    for text in ("stage  layers", "bottleneck     stage 3: it computes for", "busiest link", "critical path"):
+    for text in ("stage  layers", "bottleneck     stage 2: it computes for", "busiest link", "critical path"):
         assert text in result.out
     assert "device  weights  gradients  optimizer  activations  buffers  peak  of  free" in result.out
     assert "1 GB/s more on v0.nic" in result.out
@@ -55,7 +55,7 @@ def test_json_adds_up(run: Run) -> None:
         stacked = sum(memory[f"{part}_bytes"] for part in PARTS)
         assert stacked == pytest.approx(peaks[memory["device"]], rel=1e-12)
         assert memory["free_bytes"] == pytest.approx(memory["capacity_bytes"] - stacked)
-    assert document["bottleneck"] == {"edge": "v0.nic", "stage": 3}
+    assert document["bottleneck"] == {"edge": "v0.nic", "stage": 2}
     assert {"change", "gain", "iteration_seconds", "missing_bytes"} == set(document["improvements"][0])
     assert document["runner_ups"] == document["left_out"] == document["additions"] == []
 

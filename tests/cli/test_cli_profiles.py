@@ -50,7 +50,7 @@ def test_a_profile_without_times_for_what_fits_is_what_binds(run: Run, tmp_path:
     answer = json.loads(found.out)["infeasible"]
     assert answer["reason"] in found.err
     assert [(change["kind"], change["value"]) for change in answer["changes"]] == [
-        ("profile", "H200 at tensor width 1 for 16 samples"),
+        ("profile", "H200 at tensor width 1 for 8 samples"),
         ("dtype", "bf16"),
     ]
 

@@ -33,7 +33,7 @@ def test_throughput_is_batch_over_mean_time(summary: Summary) -> None:
 
 def test_critical_path_covers_the_whole_time(summary: Summary) -> None:
     assert sum(seconds for _, seconds in summary.critical) == pytest.approx(summary.end)
-    assert summary.critical[0][0] == "compute of stage 0"
+    assert summary.critical[0][0] == "compute of stage 1"
 
 
 def test_devices_know_their_stage_and_limit(summary: Summary) -> None:

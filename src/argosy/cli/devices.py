@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from argosy.cli.options import Json, Width
+
+if TYPE_CHECKING:
+    from argosy.cluster.device import DeviceKind
 
 
 def devices(json: Json = False, width: Width = None) -> None:
@@ -21,7 +26,7 @@ def devices(json: Json = False, width: Width = None) -> None:
     from argosy.units import RATE, SIZE
 
     if json:
-        print_json("devices", {"devices": [{**vars(kind), "flops": dict(kind.flops)} for kind in catalogue()]})
+        print_json("devices", {"devices": [_to_dict(kind) for kind in catalogue()]})
         return
     dtypes = [str(dtype) for dtype in Dtype]
     table = plain_table("kind", "memory", "bandwidth", *dtypes, right=("memory", "bandwidth", *dtypes))
@@ -33,3 +38,12 @@ def devices(json: Json = False, width: Width = None) -> None:
     console = stdout_console(width)
     console.print(table)
     console.print("\nTFLOP/s are dense datasheet peaks; --json adds the source of each figure.", style="dim")
+
+
+def _to_dict(kind: DeviceKind) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    content = asdict(kind)
+    content["flops"] = dict(kind.flops)
+    content["reached"]["products"] = dict(kind.reached.products)
+    return content

@@ -34,7 +34,7 @@ class Incumbents:
         self.suspects: list[tuple[float, int, Candidate]] = []
         """Complete plans that came out of a search and were not played, behind their bounds and a number, as a heap."""
         self.cleared = math.inf
-        """The least time of those that were played and lose something when folded."""
+        """The least time of those that were played."""
 
     @property
     def best(self) -> float:
@@ -122,7 +122,6 @@ class Incumbents:
     def clear_suspect(self) -> None:
         """Play the suspect with the least bound: then its time is certain."""
         *_, candidate = heapq.heappop(self.suspects)
-        if not candidate.folds_exactly:
-            (seconds,) = self.trial.exact_seconds([candidate])
-            self.cleared = min(self.cleared, seconds)
+        (seconds,) = self.trial.exact_seconds([candidate])
+        self.cleared = min(self.cleared, seconds)
         self.add(candidate)
