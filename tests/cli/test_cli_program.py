@@ -59,8 +59,16 @@ def test_one_program_for_all_devices_wins_where_weights_are_wide(run: Run) -> No
     Path("train.py").write_text(PROGRAM, encoding="utf-8")
     text = run("plan", "--program", "train.py:build", "-c", "two-cards", "--quiet", "-o", "plan.json")
     assert text.code == 0 and "0.weight" in text.out, text.err
+    assert "next: argosy run plan.json train.py:build" in text.out, "no command that refuses such a plan"
     (stage,) = load_plan("plan.json").stages
     assert len(stage.replicas) == 1 and len(stage.replicas[0].devices) == 4 and stage.replicas[0].ratios
+
+
+def test_what_counts_beside_time_leaves_one_program_aside(run: Run) -> None:
+    """It has no price and no time under changes."""
+    Path("train.py").write_text(PROGRAM, encoding="utf-8")
+    done = run("plan", "--program", "train.py:build", "-c", "two-cards", "--quiet", "--scenario", "none", "--json")
+    assert done.code == 0 and "program" not in json.loads(done.out), done.err
 
 
 def test_options_of_the_search_hold_for_a_program(run: Run) -> None:

@@ -169,6 +169,8 @@ def plan(
         with _workers(executor, workers) as pool:
             task = replace(task, settings=replace(settings, executor=pool))
             if for_trace is not None:
+                if captured is not None and captured.mixes is not None:
+                    raise bad_input("no such option for a program that mixes samples", for_trace, where="--for-trace")
                 with progress(f"planning {chain.name} for every state of {where!r}", quiet=quiet):
                     courses = courses_over(task, for_trace)
                 show_courses(courses, json=json, width=width)
@@ -177,7 +179,11 @@ def plan(
             if captured is None:
                 outcome = _find(task, *how, quiet=quiet)
             else:
-                outcome = plan_captured(captured, task, lambda one: _find(one, *how, quiet=quiet), quiet=quiet)
+                limits = (max_price_per_hour, max_cost_per_step)
+                only_time = not scenario and objective == "throughput" and limits == (None, None)
+                outcome = plan_captured(
+                    captured, task, lambda one: _find(one, *how, quiet=quiet), only_time=only_time, quiet=quiet
+                )
     except NothingFitsError:
         from argosy.explain.infeasible import diagnose
 
@@ -204,9 +210,9 @@ def plan(
     _show_alternatives(console, found, where)
     if output is not None and output != STDOUT:
         named = shlex.quote(str(output))
-        then = f", argosy run {named} {shlex.quote(program)}" if program is not None else ""
-        told = f"wrote {output}; next: argosy explain {named}, argosy simulate {named}{then}"
-        console.print(f"\n{told}", soft_wrap=True)
+        commands = [f"argosy explain {named}", f"argosy simulate {named}"] if "program" not in outcome.beside else []
+        commands += [f"argosy run {named} {shlex.quote(program)}"] if program is not None else []
+        console.print(f"\nwrote {output}; next: {', '.join(commands)}", soft_wrap=True)
 
 
 def _find(

@@ -75,8 +75,11 @@ def _dtype(graph: Graph, named: str | None) -> Dtype:
     return Dtype(own)
 
 
-def plan_captured(captured: Captured, task: Task, find: Callable[[Task], Outcome], *, quiet: bool) -> Outcome:
-    """The best plan of a program; one program for all devices if that is faster, or if nothing else fits."""
+def plan_captured(
+    captured: Captured, task: Task, find: Callable[[Task], Outcome], *, only_time: bool = True, quiet: bool
+) -> Outcome:
+    """The best plan of a program. If ``only_time`` counts, not changes or money, it may be one program for all devices,
+    which is faster or fits alone."""
     from argosy.cli.choose import Outcome
     from argosy.errors import NothingFitsError
     from argosy.report.program import program_to_dict
@@ -86,7 +89,7 @@ def plan_captured(captured: Captured, task: Task, find: Callable[[Task], Outcome
         outcome = _find_divided(captured, task, find)
     except NothingFitsError as error:
         reason = error
-    program = one_program(captured, task, quiet=quiet)
+    program = one_program(captured, task, quiet=quiet) if only_time else None
     seconds = math.inf if program is None else program_seconds(program, captured, task)
     if program is not None and (outcome is None or seconds < _seconds(outcome.plan)):
         found = plan_of_program(program, seconds, captured, task.cluster)
