@@ -17,7 +17,7 @@ from argosy.cluster.lasting import at_time_zero, within_reach
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.cost.remembered import with_cost_model
-from argosy.errors import InfeasibleError, bad_input
+from argosy.errors import InfeasibleError, NothingFitsError, bad_input
 from argosy.plan.plan import Plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.solve.budget import Budget
@@ -25,13 +25,14 @@ from argosy.solve.candidate import diverse
 from argosy.solve.history import History, with_history
 from argosy.solve.interleave import with_interleaved
 from argosy.solve.pool_search import PoolSearch
+from argosy.solve.program_plans import CapturedProgram, divided_plan, undivided_plan
 from argosy.solve.settings import SCHEDULES, Progress, Settings, for_program, search_scope, without_deadlock
 from argosy.solve.verdict import placed
 from argosy.space.granularity import even_unit
 from argosy.space.pool import able_pools
 from argosy.workload.chain import Chain
 
-__all__ = ["SCHEDULES", "Progress", "Settings", "find_plan", "kept_plans", "search_scope"]
+__all__ = ["SCHEDULES", "CapturedProgram", "Progress", "Settings", "find_plan", "kept_plans", "search_scope"]
 
 _MOST_SAMPLES = 10_000_000
 """Of a global batch."""
@@ -40,18 +41,67 @@ _KEPT = 16
 
 
 def find_plan(
-    chain: Chain,
+    workload: Chain | CapturedProgram,
     cluster: Cluster,
     *,
-    global_batch: int,
+    global_batch: int | None = None,
     settings: Settings | None = None,
     model: ComputeModel | None = None,
 ) -> Plan:
-    """Return the best plan found with its certificate, prediction, search history and cost model."""
+    """Return the best plan found with its certificate, prediction, search history and cost model.
+
+    A captured program has a batch of its own, and is planned for that.
+    """
+    settings, model = settings or Settings(), model or ComputeModel()
+    if isinstance(workload, CapturedProgram):
+        if global_batch not in (None, workload.samples):
+            expected = f"{workload.samples}, the samples of the program's batch"
+            raise bad_input(expected, global_batch, where="global_batch")
+        return _find_for_program(workload.on(cluster), cluster, settings, model)
+    if global_batch is None:
+        raise bad_input("a number of samples", where="global_batch")
+    return _find_for_chain(workload, cluster, global_batch, settings, model)
+
+
+def _find_for_program(program: CapturedProgram, cluster: Cluster, settings: Settings, model: ComputeModel) -> Plan:
+    """The best plan that can divide the program's batch, or one that does not divide it, if that is faster."""
+    reason: NothingFitsError | None = None
+    found: Plan | None = None
+    try:
+        found = divided_plan(
+            program, settings, lambda given: _find_for_chain(program.chain, cluster, program.samples, given, model)
+        )
+    except NothingFitsError as error:
+        reason = error
+    try:
+        whole = undivided_plan(program, within_reach(cluster), model)
+    except NothingFitsError as error:
+        if found is None:
+            raise (reason or error) from None
+        return found
+    if found is None or _seconds(whole) < _seconds(found):
+        return with_cost_model(_beside(whole, found), program.chain, cluster, model)
+    return found
+
+
+def _seconds(plan: Plan) -> float:
+    return plan.predicted.iteration_seconds if plan.predicted else math.inf
+
+
+def _beside(whole: Plan, found: Plan | None) -> Plan:
+    """A plan that no search contains, with the certificate of the search that it beats."""
+    certificate = found.certificate if found is not None else None
+    if found is None or certificate is None:
+        return whole
+    bound = min(certificate.lower_bound_seconds, _seconds(whole))
+    certificate = replace(certificate, lower_bound_seconds=bound, gap=_seconds(whole) / bound - 1)
+    return replace(whole, certificate=certificate, search=found.search)
+
+
+def _find_for_chain(chain: Chain, cluster: Cluster, global_batch: int, settings: Settings, model: ComputeModel) -> Plan:
     if not 1 <= global_batch <= _MOST_SAMPLES:
         raise bad_input(f"a global batch of 1 to {_MOST_SAMPLES:,}", global_batch, where="global_batch")
-    model = model or ComputeModel()
-    settings = without_deadlock(settings or Settings(), model)
+    settings = without_deadlock(settings, model)
     settings = for_program(settings) if chain.is_captured else settings
     settings = replace(settings, progress=History(settings.progress))
     cluster = within_reach(cluster)  # what a link that is down cuts off counts as lost
@@ -115,7 +165,7 @@ def _best_even(
     if not plans:
         assert reason is not None
         raise reason
-    best = min(plans, key=lambda plan: plan.predicted.iteration_seconds if plan.predicted else math.inf)
+    best = min(plans, key=_seconds)
     bound = min(*bounds, *(plan.certificate.lower_bound_seconds for plan in plans if plan.certificate))
     assert best.certificate is not None and best.predicted is not None
     gap = best.predicted.iteration_seconds / bound - 1

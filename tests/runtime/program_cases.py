@@ -14,16 +14,13 @@ from own_programs import BATCH, PROGRAMS
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from argosy.cli.choose import Outcome, Task
-from argosy.cli.program import Captured, plan_captured
 from argosy.cluster.file import cluster_from_content
-from argosy.cost.compute import ComputeModel
 from argosy.dtype import Dtype
 from argosy.errors import InputError
 from argosy.plan.file import dumps_plan, loads_plan
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
-from argosy.planner import Settings, find_plan
-from argosy.runtime.operations import forward_of, mixes_samples
+from argosy.planner import CapturedProgram, find_plan
+from argosy.runtime.operations import divides, forward_of, mixes_samples
 from argosy.runtime.trainer import parallelize
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.solve.stagecut import cut_graph
@@ -130,15 +127,14 @@ def plan_for(name: str, way: str) -> str:
     try:
         fake = build_fake(PROGRAMS[name])
         graph, forward = capture_fake(fake, name=name), forward_of(fake)
-        chain = chain_of_step(graph, BATCH, Dtype.FP32)
-        captured = Captured(graph=graph, chain=chain, forward=forward, samples=BATCH, mixes=mixes_samples(forward))
-        where, model = cluster_from_content(UNEQUAL), ComputeModel()
-        task = Task(chain=chain, cluster=where, global_batch=BATCH, settings=Settings(), model=model)
-
-        def find(one: Task) -> Outcome:
-            return Outcome(plan=find_plan(one.chain, one.cluster, global_batch=BATCH, settings=one.settings))
-
-        return dumps_plan(plan_captured(captured, task, find, quiet=True).plan)
+        program = CapturedProgram(
+            graph=graph,
+            chain=chain_of_step(graph, BATCH, Dtype.FP32),
+            samples=BATCH,
+            mixes=mixes_samples(forward),
+            divides=lambda plan: divides(forward, plan),
+        )
+        return dumps_plan(find_plan(program, cluster_from_content(UNEQUAL)))
     finally:
         torch.set_default_dtype(torch.float32)
 

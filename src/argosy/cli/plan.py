@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from argosy.cost.compute import ComputeModel
     from argosy.explain.infeasible import Infeasibility
     from argosy.plan.plan import Plan
-    from argosy.planner import Progress, Settings
+    from argosy.planner import CapturedProgram, Progress, Settings
     from argosy.schedule import ScheduleSpec
     from argosy.workload.chain import Chain
 
@@ -125,7 +125,7 @@ def plan(
         parse_time,
         refuse_options,
     )
-    from argosy.cli.program import capture_program, plan_captured
+    from argosy.cli.program import capture_program
     from argosy.cli.terminal import STDOUT, check_output, print_json, progress, stdout_console, write_file
     from argosy.cluster.file import load_cluster
     from argosy.errors import NothingFitsError, bad_input
@@ -157,12 +157,15 @@ def plan(
     settings = replace(settings, max_width=max_width, max_context=max_context, max_expert=max_expert)
     if schedule:
         settings = replace(settings, schedules=parse_schedules(schedule))
+    constants = load_calibration(calibration)
+    where = constants.cluster(load_cluster(cluster))
     if captured is not None:
-        chain = captured.chain
+        captured = captured.on(where)
+        chain = constants.chain(captured.chain)
+        captured = replace(captured, chain=chain)
     else:
         chain = load_model(model, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
-    constants = load_calibration(calibration)
-    chain, where = constants.chain(chain), constants.cluster(load_cluster(cluster))
+        chain = constants.chain(chain)
     costs = compute_model(profile or (), constants, chain=chain, cluster=where, quiet=quiet)
     task = Task(chain=chain, cluster=where, global_batch=global_batch, settings=settings, model=costs)
     try:
@@ -176,14 +179,7 @@ def plan(
                 show_courses(courses, json=json, width=width)
                 return
             how = (scenario, robust, objective, max_price_per_hour, max_cost_per_step)
-            if captured is None:
-                outcome = _find(task, *how, quiet=quiet)
-            else:
-                limits = (max_price_per_hour, max_cost_per_step)
-                only_time = not scenario and objective == "throughput" and limits == (None, None)
-                outcome = plan_captured(
-                    captured, task, lambda one: _find(one, *how, quiet=quiet), only_time=only_time, quiet=quiet
-                )
+            outcome = _find(task, captured, *how, quiet=quiet)
     except NothingFitsError:
         from argosy.explain.infeasible import diagnose
 
@@ -210,13 +206,14 @@ def plan(
     _show_alternatives(console, found, where)
     if output is not None and output != STDOUT:
         named = shlex.quote(str(output))
-        commands = [f"argosy explain {named}", f"argosy simulate {named}"] if "program" not in outcome.beside else []
+        commands = [f"argosy explain {named}", f"argosy simulate {named}"]
         commands += [f"argosy run {named} {shlex.quote(program)}"] if program is not None else []
         console.print(f"\nwrote {output}; next: {', '.join(commands)}", soft_wrap=True)
 
 
 def _find(
     task: Task,
+    program: CapturedProgram | None,
     scenarios: Sequence[str] | None,
     robust: str,
     objective: str,
@@ -231,25 +228,56 @@ def _find(
 
     if scenarios:
         with progress(f"planning {task.chain.name} for {task.cluster!r} under scenarios", quiet=quiet):
-            return plan_for_scenarios(task, scenarios, robust)
+            return _divided(task, program, lambda one: plan_for_scenarios(one, scenarios, robust))
     if objective == "cost" or max_price is not None or max_cost is not None:
         with progress(f"planning {task.chain.name} for parts of {task.cluster!r}", quiet=quiet):
-            return plan_for_money(task, objective, max_price, max_cost)
-    plan = search(
-        task.chain, task.cluster, global_batch=task.global_batch, settings=task.settings, model=task.model, quiet=quiet
+            return _divided(task, program, lambda one: plan_for_money(one, objective, max_price, max_cost))
+    workload = task.chain if program is None else program
+    return Outcome(
+        plan=search(
+            workload,
+            task.cluster,
+            global_batch=task.global_batch,
+            settings=task.settings,
+            model=task.model,
+            quiet=quiet,
+        )
     )
-    return Outcome(plan=plan)
+
+
+def _divided(task: Task, program: CapturedProgram | None, choose: Callable[[Task], Outcome]) -> Outcome:
+    """What is chosen; of a program that cannot be divided so, its whole batch at once."""
+    from argosy.cli.choose import Outcome
+    from argosy.solve.program_plans import divided_plan, undivided_plan
+
+    if program is None:
+        return choose(task)
+    outcomes: list[Outcome] = []
+
+    def find(settings: Settings) -> Plan:
+        outcomes.append(choose(replace(task, settings=settings)))
+        return outcomes[-1].plan
+
+    if divided_plan(program, task.settings, find) is not None:
+        return outcomes[-1]
+    return Outcome(plan=undivided_plan(program, task.cluster, task.model))
 
 
 def search(
-    chain: Chain, cluster: Cluster, *, global_batch: int, settings: Settings, model: ComputeModel, quiet: bool
+    workload: Chain | CapturedProgram,
+    cluster: Cluster,
+    *,
+    global_batch: int,
+    settings: Settings,
+    model: ComputeModel,
+    quiet: bool,
 ) -> Plan:
     """Find a plan, with progress on stderr; an interrupt ends the search with the best plan so far."""
     from argosy.planner import find_plan
 
-    with _watch(f"planning {chain.name} for {cluster!r}", quiet=quiet) as tell:
+    with _watch(f"planning {workload.name} for {cluster!r}", quiet=quiet) as tell:
         settings = replace(settings, progress=tell)
-        return find_plan(chain, cluster, global_batch=global_batch, settings=settings, model=model)
+        return find_plan(workload, cluster, global_batch=global_batch, settings=settings, model=model)
 
 
 @contextlib.contextmanager

@@ -168,7 +168,7 @@ def layer_seconds(model: ComputeModel, chain: Chain, layer: Layer, portion: Port
     moving = share * (weights + samples * layer.activation_bytes) / rates.traffic
     if portion.tensor_width > 1:
         bandwidth = device.efficiency * device.kind.memory_bandwidth
-        times = model.gathered * (1.0 if chain.sequence_parallel else UNSPLIT)
+        times = model.gathered * (1.0 if chain.splits_stream else UNSPLIT)
         moving += times * samples / portion.context * layer.output_bytes / bandwidth
     work = samples * share
     has_products = layer.forward_flop > 0

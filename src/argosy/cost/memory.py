@@ -125,7 +125,7 @@ def activation_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> 
 
 def _on_device(chain: Chain, stage: Stage, total: float, whole: float, share: float) -> float:
     """What a device with a share of its replica's work has of kept bytes, of which ``whole`` are outside products."""
-    if chain.sequence_parallel:
+    if chain.splits_stream:
         return total * share
     return share * (total - whole) + whole / stage.context
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from argosy.document import Document, parse_json
 from argosy.plan.plan import ModelRef
-from argosy.workload.chain import Chain
-from argosy.workload.layers_file import captured_chain
+from argosy.workload.chain import Chain, captured_chain
+from argosy.workload.layers_file import layers_of
 from argosy.workload.load import load_model
 
 
@@ -13,6 +13,6 @@ def planned_chain(model: ModelRef, named: str | None = None) -> Chain:
     """The layers of a captured program from its plan; else the model of that name, or as ``named``."""
     if model.content and named is None:
         document = Document("plan", parse_json(model.content, file="plan").data, {})
-        return captured_chain(document, name=model.name, dtype=model.dtype, optimizer=model.optimizer)
+        return captured_chain(model.name, layers_of(document), model.dtype, model.optimizer)
     size = {"sequence_length": model.sequence_length, "dtype": model.dtype, "optimizer": model.optimizer}
     return load_model(named or model.name, **size)  # type: ignore[arg-type]

@@ -276,7 +276,7 @@ class Prices:
 
     def copies(self, width: int) -> int:
         """How often a tensor-parallel group of this width keeps what is outside its matrix products."""
-        return 1 if self.chain.sequence_parallel else width
+        return 1 if self.chain.splits_stream else width
 
     @cached_property
     def _kept_ranges(self) -> dict[tuple[Recompute, int], FloatArray]:

@@ -34,7 +34,7 @@ from argosy.dtype import Dtype
 from argosy.errors import bad_input
 from argosy.space.flop import flop_of
 from argosy.space.operations import call_of
-from argosy.workload.chain import Chain, Layer
+from argosy.workload.chain import Chain, Layer, captured_chain
 from argosy.workload.graph import Graph, Node, Phase, Role
 from argosy.workload.part import forward_order, part_of_nodes
 
@@ -61,7 +61,7 @@ def chain_of_step(graph: Graph, samples: int, dtype: Dtype, *, optimizer: str = 
     step = _Step(graph, ahead)
     ends = step.ends()
     layers = tuple(step.layers(ends, samples))
-    return Chain(name=graph.name, layers=layers, sequence_length=1, dtype=dtype, optimizer=optimizer, source="captured")
+    return captured_chain(graph.name, layers, dtype, optimizer)
 
 
 class _Step:

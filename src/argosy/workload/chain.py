@@ -142,6 +142,11 @@ class Chain:
         """Whether its layers are segments of a program (``space.segments``)."""
         return bool(self.layers) and self.layers[0].operations is not None
 
+    @property
+    def splits_stream(self) -> bool:
+        """Whether tensor-parallel groups split the sequence outside their products; those of a program never do."""
+        return self.sequence_parallel and not self.is_captured
+
     @cached_property
     def parameters(self) -> int:
         """Number of weights; tied ones counted once."""
@@ -196,6 +201,18 @@ class Chain:
             f"{self.name}: {len(self.layers)} layers, {self.parameters / 1e9:.4g} B parameters, "
             f"sequence {self.sequence_length}, {self.dtype}"
         )
+
+
+def captured_chain(name: str, layers: tuple[Layer, ...], dtype: Dtype, optimizer: str) -> Chain:
+    """The chain of a captured program."""
+    return Chain(
+        name=name,
+        layers=layers,
+        sequence_length=1,
+        dtype=dtype,
+        optimizer=optimizer,
+        source="captured",
+    )
 
 
 # Share of a block's kept bytes that is neither its input, nor the result of attention, nor of every second product: 9.7

@@ -14,9 +14,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from argosy.document import Document, Schema, validate
-from argosy.dtype import Dtype
 from argosy.errors import InputError, Mismatch, Problem
-from argosy.workload.chain import Chain, Layer
+from argosy.workload.chain import Layer
 from argosy.workload.fields import Amount, Count, Name, Natural
 
 _MOST_OPERATIONS = 1_000_000
@@ -43,7 +42,10 @@ class LayerSchema(Schema):
     backward_flop: Amount = 0.0
     selective_bytes: Amount = 0.0
     selective_flop: Amount = 0.0
+    score_bytes: Amount = 0.0
+    stream_bytes: Amount = 0.0
     working_bytes: Amount = 0.0
+    loss_bytes: Amount = 0.0
     reduced_bytes: Amount = 0.0
     active_parameters: Natural | None = None
     expert_parameters: Natural = 0
@@ -81,12 +83,6 @@ def layers_of(document: Document) -> tuple[Layer, ...]:
     if problems:
         raise InputError(problems)
     return tuple(layer.value() for layer in content.layers)
-
-
-def captured_chain(document: Document, *, name: str, dtype: Dtype, optimizer: str) -> Chain:
-    """The chain of a captured program from the layers in its plan."""
-    layers = layers_of(document)
-    return Chain(name=name, layers=layers, sequence_length=1, dtype=dtype, optimizer=optimizer, source="captured")
 
 
 def without_defaults(value: Any) -> dict[str, Any]:

@@ -1,0 +1,119 @@
+"""What planning a captured program takes beyond its chain of segments.
+
+(1)  A plan divides the batch between replicas and micro-batches, and not every program can be divided so. The
+     search is repeated without replicas; if that does not help either, the whole batch runs at once.
+(2)  The whole batch at once: on one device, by all devices of a node, or by all of the cluster. Several devices
+     share it as one tensor-parallel group, whose ratios are in proportion to speed, or from the linear programme
+     for the program that the group executes (``solve.ratios``), whichever is faster in the exact engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from argosy.cluster.lasting import at_time_zero
+from argosy.cluster.topology import Cluster
+from argosy.cost.compute import ComputeModel, Portion, layer_seconds
+from argosy.cost.group import device_group
+from argosy.cost.memory import USABLE
+from argosy.errors import InfeasibleError, NothingFitsError
+from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
+from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.sim.prediction import play_once, prediction
+from argosy.solve.settings import Settings
+from argosy.solve.tensor_segments import group_ratios, with_tensor_groups
+from argosy.workload.chain import Chain
+from argosy.workload.graph import Graph
+
+MOST_SHARING = 16
+"""Devices of a group over several nodes; more of them rarely pay for their collectives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapturedProgram:
+    """A training program without values: its step, and the same as a chain of segments."""
+
+    graph: Graph
+    chain: Chain
+    samples: int
+    """Of its batch, which is the global batch."""
+    mixes: str | None
+    """Why the batch cannot be divided; None if it can."""
+    divides: Callable[[Plan], bool]
+    """Whether the replicas and micro-batches of a plan can divide the batch."""
+
+    @property
+    def name(self) -> str:
+        return self.chain.name
+
+    def on(self, cluster: Cluster) -> CapturedProgram:
+        """The program whose segments know how groups of this cluster's devices share them."""
+        homes = [device.node for device in cluster.devices]
+        widest = max(*(homes.count(home) for home in set(homes)), min(len(homes), MOST_SHARING))
+        return replace(self, chain=with_tensor_groups(self.chain, self.graph, self.samples, widest))
+
+
+def divided_plan(program: CapturedProgram, settings: Settings, find: Callable[[Settings], Plan]) -> Plan | None:
+    """(1): the plan that ``find`` finds under the settings, or without replicas; None if it divides what cannot be."""
+    for replicas in (settings.replicas, 1) if program.mixes is None else ():
+        plan = find(replace(settings, replicas=replicas))
+        if program.divides(plan):
+            return plan
+    return None
+
+
+def undivided_plan(program: CapturedProgram, cluster: Cluster, model: ComputeModel) -> Plan:
+    """(2): the fastest that fits."""
+    chain, calm = program.chain, at_time_zero(cluster)
+    found = []
+    for plan in _undivided(program, cluster, model):
+        played = prediction(plan, play_once(plan, chain, calm, model, whole=True), chain)
+        memory = {name: USABLE * cluster.device(name).kind.memory for name in plan.devices}
+        if all(held <= memory[name] for name, held in played.peak_memory_bytes):
+            found.append((played.iteration_seconds, replace(plan, predicted=played)))
+    if not found:
+        why = program.mixes or "its batch cannot be divided"
+        raise NothingFitsError(f"neither a device nor a group of {cluster.name} holds all of {chain.name}: {why}")
+    return min(found, key=lambda pair: pair[0])[1]
+
+
+def _undivided(program: CapturedProgram, cluster: Cluster, model: ComputeModel) -> Iterator[Plan]:
+    able = [d for d in cluster.devices if d.speed.at(0.0) > 0 and model.can_run(program.chain, d)]
+    for device in {one.kind.name: one for one in reversed(able)}.values():
+        yield _plan(program, cluster, (device.name,), ())
+    widest = min(layer.max_tensor_width for layer in program.chain.layers)
+    by_node: dict[str, list[str]] = {}
+    for device in able:
+        by_node.setdefault(device.node, []).append(device.name)
+    groups = {tuple(names) for names in by_node.values()}
+    groups |= {tuple(device.name for device in able)} if len(able) <= MOST_SHARING else set()
+    for names in sorted(group for group in groups if 1 < len(group) <= widest):
+        for ratios in dict.fromkeys(_ratios(program, cluster, names, model)):
+            yield _plan(program, cluster, names, ratios)
+
+
+def _ratios(
+    program: CapturedProgram, cluster: Cluster, names: Sequence[str], model: ComputeModel
+) -> Iterator[tuple[float, ...]]:
+    portions = [Portion(device=cluster.device(name), samples=program.samples) for name in names]
+    chain = program.chain
+    speeds = [1 / sum(sum(layer_seconds(model, chain, layer, one)) for layer in chain.layers) for one in portions]
+    yield tuple(speed / sum(speeds) for speed in speeds)
+    try:
+        yield group_ratios(program.graph, device_group(cluster, names, chain.dtype))
+    except InfeasibleError:
+        return
+
+
+def _plan(program: CapturedProgram, cluster: Cluster, names: tuple[str, ...], ratios: tuple[float, ...]) -> Plan:
+    replica = Replica(devices=names, samples=program.samples, ratios=ratios)
+    return Plan(
+        model=ModelRef.of(program.chain),
+        cluster=ClusterRef.of(cluster),
+        global_batch=program.samples,
+        micro_batch_size=program.samples,
+        num_micro_batches=1,
+        schedule=ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),
+        stages=(Stage(first=0, end=len(program.chain.layers), replicas=(replica,)),),
+    )

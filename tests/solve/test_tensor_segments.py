@@ -1,0 +1,98 @@
+"""How tensor-parallel groups share the segments of a captured step, against what is known of models by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from argosy.dtype import Dtype
+from argosy.solve.tensor_segments import with_tensor_groups
+from argosy.space.segments import chain_of_step
+from argosy.workload.capture.trace import Build, capture
+from argosy.workload.chain import Chain
+
+SAMPLES, WIDTH = 8, 256
+
+
+class Block(nn.Module):
+    """A residual of two products, as in a transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.wide, self.back = (
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, 4 * WIDTH),
+            nn.Linear(4 * WIDTH, WIDTH),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.back(functional.gelu(self.wide(self.norm(x))))
+
+
+def shared(build: Build, widest: int = 4) -> Chain:
+    graph = capture(build, name="step")
+    return with_tensor_groups(chain_of_step(graph, SAMPLES, Dtype.FP32), graph, SAMPLES, widest)
+
+
+def blocks(count: int = 6) -> tuple[nn.Module, object, Tensor]:
+    model = nn.Sequential(*(Block() for _ in range(count)))
+    return model, lambda net, x: net(x).square().mean(), torch.randn(SAMPLES, WIDTH)
+
+
+def test_a_block_is_all_reduced_once_in_its_forward() -> None:
+    """Columns of the first product, rows of the second: one sum of its result, as Megatron-LM does it."""
+    chain = shared(blocks)
+    inner = [layer for layer in chain.layers if layer.parameters > WIDTH * WIDTH]
+    assert len(inner) >= 6 and all(layer.max_tensor_width == 4 for layer in inner)
+    whole = sum(layer.reduced_bytes for layer in chain.layers)
+    assert whole == pytest.approx(6 * 4 * WIDTH, rel=0.1), "bytes of a result per sample and block"
+
+
+def test_equal_blocks_stay_equal() -> None:
+    kinds = [{layer.cost_key for layer in shared(lambda count=count: blocks(count)).layers} for count in (3, 6)]
+    assert len(kinds[1]) <= len(kinds[0])
+
+
+def test_wide_results_between_two_products_are_not_kept_whole() -> None:
+    chain = shared(blocks)
+    kept = sum(layer.activation_bytes for layer in chain.layers)
+    whole = sum(layer.stream_bytes for layer in chain.layers)
+    assert 0 < whole < 0.5 * kept
+
+
+def test_a_group_cannot_be_wider_than_what_it_cuts() -> None:
+    """Attention of one head is done by one device."""
+
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.out = nn.Linear(96, 288), nn.Linear(96, 96)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.into(x).view(SAMPLES, 16, 3, 1, 96).permute(2, 0, 3, 1, 4)
+            return self.out(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(SAMPLES, 16, 96))
+
+    def build() -> tuple[nn.Module, object, Tensor]:
+        return Heads(), lambda net, x: net(x).square().mean(), torch.randn(SAMPLES, 16, 96)
+
+    chain = shared(build)
+    assert min(layer.max_tensor_width for layer in chain.layers) == 1, "one head cannot be cut"
+
+
+def test_tied_weights_are_left_to_one_device() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.body = nn.Embedding(512, WIDTH), nn.Sequential(*(Block() for _ in range(4)))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.body(self.table(ids)) @ self.table.weight.t()
+
+    def tied() -> tuple[nn.Module, object, Tensor]:
+        return Tied(), lambda net, x: net(x).square().mean(), torch.randint(0, 512, (SAMPLES,))
+
+    layers = shared(tied).layers
+    assert [layer.max_tensor_width for layer in layers if layer.tied_to is not None] == [1]
+    assert max(layer.max_tensor_width for layer in layers) == 4
