@@ -26,7 +26,7 @@ from argosy.solve.history import History, with_history
 from argosy.solve.interleave import with_interleaved
 from argosy.solve.pool_search import PoolSearch
 from argosy.solve.program_plans import CapturedProgram, divided_plan, undivided_plan
-from argosy.solve.settings import SCHEDULES, Progress, Settings, for_program, search_scope, without_deadlock
+from argosy.solve.settings import SCHEDULES, Progress, Settings, search_scope, without_deadlock
 from argosy.solve.verdict import placed
 from argosy.space.granularity import even_unit
 from argosy.space.pool import able_pools
@@ -102,7 +102,6 @@ def _find_for_chain(chain: Chain, cluster: Cluster, global_batch: int, settings:
     if not 1 <= global_batch <= _MOST_SAMPLES:
         raise bad_input(f"a global batch of 1 to {_MOST_SAMPLES:,}", global_batch, where="global_batch")
     settings = without_deadlock(settings, model)
-    settings = for_program(settings) if chain.is_captured else settings
     settings = replace(settings, progress=History(settings.progress))
     cluster = within_reach(cluster)  # what a link that is down cuts off counts as lost
     if woven := settings.interleaved:
@@ -179,7 +178,6 @@ def kept_plans(
     """The best plan and other good ones of as many sorts as there are, on devices, without what is said about them;
     the best alone where it comes from more than one search."""
     settings = without_deadlock(settings, model)
-    settings = for_program(settings) if chain.is_captured else settings
     if settings.interleaved or (settings.even_shares and settings.replicas is None):
         return [find_plan(chain, cluster, global_batch=global_batch, settings=settings, model=model).bare]
     cluster = within_reach(cluster)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import library_programs
@@ -18,7 +19,7 @@ from argosy.cluster.file import cluster_from_content
 from argosy.dtype import Dtype
 from argosy.errors import InputError
 from argosy.plan.file import dumps_plan, loads_plan
-from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
+from argosy.plan.plan import ClusterRef, ModelRef, Plan, Recompute, Replica, Stage
 from argosy.planner import CapturedProgram, find_plan
 from argosy.runtime.operations import divides, forward_of, mixes_samples
 from argosy.runtime.trainer import parallelize
@@ -27,6 +28,7 @@ from argosy.solve.stagecut import cut_graph
 from argosy.space.segments import chain_of_step
 from argosy.workload.capture.initial import Recording, build_fake, run_build
 from argosy.workload.capture.trace import capture, capture_fake
+from argosy.workload.chain import Chain
 from argosy.workload.graph import Phase
 
 STEPS, SEED = 3, 3
@@ -121,22 +123,42 @@ def cut_of(name: str, way: str) -> tuple[int, ...]:
     return cut_graph(graph, (0.4, 0.6)).stages if way == "stages" else (0,) * count
 
 
+def captured(name: str) -> CapturedProgram:
+    fake = build_fake(PROGRAMS[name])
+    graph, forward = capture_fake(fake, name=name), forward_of(fake)
+    return CapturedProgram(
+        graph=graph,
+        chain=chain_of_step(graph, BATCH, Dtype.FP32),
+        samples=BATCH,
+        mixes=mixes_samples(forward),
+        divides=lambda plan: divides(forward, plan),
+    )
+
+
 def plan_for(name: str, way: str) -> str:
-    """What the planner finds for a program on three unequal devices, as a plan file."""
+    """A plan of segments as a file: what the planner finds on three unequal devices, or one that saves memory."""
     torch.set_default_dtype(torch.float64)
     try:
-        fake = build_fake(PROGRAMS[name])
-        graph, forward = capture_fake(fake, name=name), forward_of(fake)
-        program = CapturedProgram(
-            graph=graph,
-            chain=chain_of_step(graph, BATCH, Dtype.FP32),
-            samples=BATCH,
-            mixes=mixes_samples(forward),
-            divides=lambda plan: divides(forward, plan),
-        )
-        return dumps_plan(find_plan(program, cluster_from_content(UNEQUAL)))
+        program = captured(name)
+        if way == "planned":
+            return dumps_plan(find_plan(program, cluster_from_content(UNEQUAL)))
+        return dumps_plan(_saving(program.chain))
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def _saving(chain: Chain) -> Plan:
+    """Replicas that shard weights and recompute everything, before a stage that recomputes what is cheap."""
+    plan, end = plan_of(chain.name, "stages"), len(chain.layers)
+    middle = max(1, end // 2)
+    bounds, how = ((0, middle), (middle, end)), ((Recompute.FULL, 3), (Recompute.SELECTIVE, 0))
+    if end == 1:
+        bounds, how = ((0, 1),), ((Recompute.FULL, 3),)
+    stages = tuple(
+        replace(stage, first=first, end=last, recompute=recompute, zero=zero)
+        for stage, (first, last), (recompute, zero) in zip(plan.stages, bounds, how, strict=False)
+    )
+    return replace(plan, model=ModelRef.of(chain), stages=stages)
 
 
 def train(name: str, way: str, plan: str | None = None) -> tuple[str, Any]:

@@ -48,12 +48,13 @@ QUICK = (
     "drawn_by_generator",
     "layers_that_drop_out",
 )
+SAVING = ("sum_loss", "gradient_reversal", "spectral_norm", "dropout", "transformer_of_torch", "one_block_many_times")
 
 
 def check(ranks: RankPool, name: str, way: str) -> None:
     prepared(name)
-    plan = plan_for(name, way) if way == "planned" and name not in REFUSED else None
-    wanted = REFUSED.get(name) or (MIXED.get(name) if way in ("replicas", "stages") else None)
+    plan = plan_for(name, way) if way not in WAYS and name not in REFUSED else None
+    wanted = REFUSED.get(name) or (MIXED.get(name) if way in ("replicas", "stages", "saving") else None)
     outcomes = ranks(3, train, name, way, plan)
     if wanted is not None:
         for kind, found in outcomes:
@@ -73,8 +74,13 @@ def test_a_program_in_stages_trains_as_one_process_or_is_refused(ranks: RankPool
     check(ranks, name, "stages")
 
 
+@pytest.mark.parametrize("name", SAVING)
+def test_segments_are_gathered_and_recomputed_one_by_one(ranks: RankPool, name: str) -> None:
+    check(ranks, name, "saving")
+
+
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("way", [*WAYS, "planned"])
+@pytest.mark.parametrize("way", [*WAYS, "planned", "saving"])
 @pytest.mark.parametrize("name", list(PROGRAMS))
 def test_every_program_trains_as_one_process_or_is_refused(ranks: RankPool, name: str, way: str) -> None:
     check(ranks, name, way)

@@ -320,8 +320,15 @@ class Plan:
         """The stage of every operation of the forward, in a plan for a captured program; else None."""
         if not self.model.content:
             return None
-        ends = _operation_ends(self.model.content)
-        bounds = itertools.pairwise((0, *(ends[stage.end - 1] for stage in self.stages)))
+        stages = [at for at, stage in enumerate(self.stages) for _ in range(stage.first, stage.end)]
+        return tuple(stages[layer] for layer in self.operation_layers or ())
+
+    @property
+    def operation_layers(self) -> tuple[int, ...] | None:
+        """The layer of every operation of the forward, in a plan for a captured program; else None."""
+        if not self.model.content:
+            return None
+        bounds = itertools.pairwise((0, *_operation_ends(self.model.content)))
         return tuple(at for at, (first, end) in enumerate(bounds) for _ in range(first, end))
 
     def zero_of(self, stages: Collection[int], num_layers: int) -> int:

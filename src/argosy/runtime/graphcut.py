@@ -8,6 +8,9 @@ A cut gives every operation a stage, as ``solve.stagecut`` does. From it:
          weights it is made of are held by all of them, as tied weights are
     (3)  every stage is given its rows of the batch, so inputs are not handed on
     (4)  what is made of the whole batch (``samples``) is made by every stage that reads it, once in a step
+
+A stage is a row of segments: the operations of each of its layers. Around them weights are gathered, and by them
+activations are recomputed. As between stages, (2) holds between segments, so that no part of a weight outlives them.
 """
 
 from __future__ import annotations
@@ -46,14 +49,30 @@ class StagePart:
     """What makes them."""
 
 
+@dataclass(frozen=True)
+class Segment:
+    """Operations of a stage that are recomputed, and whose weights are gathered, together."""
+
+    operations: tuple[int, ...]
+    reads: frozenset[int]
+    """Values that it does not make."""
+    leaves: tuple[int, ...]
+    """Values that others read after it."""
+
+
 class GraphCut:
     """A forward and the stage of each of its operations."""
 
-    def __init__(self, forward: Forward, stages: Sequence[int], num_stages: int) -> None:
+    def __init__(
+        self, forward: Forward, stages: Sequence[int], num_stages: int, layers: Sequence[int] | None = None
+    ) -> None:
+        """``layers``: of each operation, where the stages consist of layers; else a stage is one segment."""
         self.forward, self.num_stages = forward, num_stages
+        self.layers = layers
         self.graph = forward.graph
         self.division = divide(forward)
         self.of_batch, self.places = self.division.of_batch, self.division.places
+        self._given = tuple(stages)
         self.stages = self._with_loss_last(stages)
         self._check_order()
 
@@ -115,6 +134,39 @@ class GraphCut:
             whole=tuple(taken),
             whole_operations=self._ancestors(taken),
         )
+
+    @cached_property
+    def segments(self) -> tuple[tuple[Segment, ...], ...]:
+        """Of every stage."""
+        return tuple(tuple(self._segments(stage)) for stage in range(self.num_stages))
+
+    def _segments(self, stage: int) -> Iterator[Segment]:
+        graph, part = self.graph, self.parts[stage]
+        own: dict[int, list[int]] = {}
+        for index in part.operations:
+            if self._runs_once(index):
+                own.setdefault(0 if self.layers is None else self._layer(index, stage), []).append(index)
+        groups = [self._with_free(indices) for _, indices in sorted(own.items())]
+        results = {*part.sends, *(after for _, after in part.updates), graph.loss}
+        later = {value: at for at, group in enumerate(groups) for index in group for value in graph.nodes[index].inputs}
+        for at, group in enumerate(groups):
+            made = {value for index in group for value in graph.nodes[index].outputs if value is not None}
+            once = {v for index in group if self._runs_once(index) for v in graph.nodes[index].outputs if v is not None}
+            read = {value for index in group for value in graph.nodes[index].inputs}
+            read |= {before for before, after in part.updates if after in made}
+            leaves = sorted(value for value in once if value in results or later.get(value, at) > at)
+            yield Segment(operations=group, reads=frozenset(read - made), leaves=tuple(leaves))
+
+    def _layer(self, index: int, stage: int) -> int:
+        """The layer of an operation, or the first of its stage where it was moved there from an earlier one."""
+        assert self.layers is not None
+        return max(self.layers[index], self._first_layers.get(stage, 0))
+
+    @cached_property
+    def _first_layers(self) -> dict[int, int]:
+        """By stage."""
+        assert self.layers is not None
+        return {stage: layer for layer, stage in sorted(zip(self.layers, self._given, strict=True), reverse=True)}
 
     def _runs_once(self, index: int) -> bool:
         """What depends on the batch, and what counts its steps."""

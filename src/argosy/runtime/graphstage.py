@@ -1,11 +1,12 @@
 """A stage of a captured program: the operations of its part of the forward, called one by one, differentiated by torch.
 
-What is recomputed, put off or gathered is so for the stage as a whole.
+What is recomputed, put off or gathered is so segment by segment (``graphcut``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from argosy.plan.plan import Recompute
 from argosy.runtime.calls import RANDOM, drawn, filled, function, run_node, tensor_constants
 from argosy.runtime.carry import Carry
 from argosy.runtime.defer import Deferral
-from argosy.runtime.graphcut import GraphCut
+from argosy.runtime.graphcut import GraphCut, Segment
 from argosy.runtime.moment import Moment
 from argosy.runtime.parameters import Weight, places_of
 from argosy.runtime.samples import Kind, Place
@@ -33,7 +34,7 @@ class GraphStage:
     def __init__(
         self, cut: GraphCut, index: int, model: nn.Module, *, recompute: Recompute, device: torch.device, seed: int
     ) -> None:
-        self.cut, self.part = cut, cut.parts[index]
+        self.cut, self.part, self.segments = cut, cut.parts[index], cut.segments[index]
         self.is_last = index == cut.num_stages - 1
         self.recompute, self.device, self.seed = recompute, device, seed
         self.gate: LayerGate | None = None
@@ -88,11 +89,10 @@ class GraphStage:
 
     @property
     def num_layers(self) -> int:
-        return 1
+        return len(self.segments)
 
     def users(self, weight: Weight) -> list[int]:
-        del weight
-        return [0]
+        return segments_with(self.cut, self.segments, weight)
 
     def _transposed_weights(self) -> Iterator[tuple[int, Node]]:
         for index in self.part.operations:
@@ -108,30 +108,32 @@ class GraphStage:
             for value, tensor in zip(self.part.receives, carry or (), strict=True)
         }
 
-        def once(given: dict[int, Tensor]) -> list[Tensor]:
-            return self._run(given, batch, moment)
-
-        run = recomputed(self.recompute, deferring(self.deferral, once), draws=False)
-        made = self.gate.run(0, run, (received,), {}) if self.gate is not None else run(received)
-        if self.is_last:
-            return made[0]
-        return tuple(
-            self.cut.places[value].to_front(tensor) for value, tensor in zip(self.part.sends, made, strict=True)
-        )
-
-    def _run(self, received: dict[int, Tensor], batch: Any, moment: Moment) -> list[Tensor]:
-        """The operations of one micro-batch."""
-        held = {**self.given(batch, moment), **received}
-        self.compute(held, moment)
+        held: dict[Any, Any] = {**self.given(batch, moment), **received}
+        for at, segment in enumerate(self.segments):
+            once = partial(self.run_segment, segment, moment=moment)
+            run = recomputed(self.recompute, deferring(self.deferral, once), draws=False)
+            given = self.read_by(segment, held)
+            held.update(self.gate.run(at, run, (given,), {}) if self.gate is not None else run(given))
         for buffer, after in self.part.updates:
             self.changed.setdefault(buffer, held[after].detach())
-        loss = self.cut.graph.loss
-        return [held[loss]] if self.is_last and loss is not None else [held[value] for value in self.part.sends]
+        if self.is_last:
+            assert self.cut.graph.loss is not None
+            result: Tensor = held[self.cut.graph.loss]
+            return result
+        return tuple(self.cut.places[value].to_front(held[value]) for value in self.part.sends)
+
+    def read_by(self, segment: Segment, held: dict[Any, Any]) -> dict[Any, Any]:
+        """What a segment reads of what is held."""
+        return {value: held[value] for value in segment.reads if value in held}
+
+    def run_segment(self, segment: Segment, given: dict[Any, Any], *, moment: Moment) -> dict[Any, Any]:
+        """What a segment leaves. Its weights and buffers are read here, where they are present."""
+        own = {value: self._held(value) for value in segment.reads if value in self.owners or value in self.buffers}
+        return self.compute(segment, {**given, **own}, moment)
 
     def given(self, batch: Any, moment: Moment) -> dict[int, Any]:
-        """Weights, buffers, constants, rows of the batch and of what is made of the whole batch."""
+        """Constants, rows of the batch and of what is made of the whole batch."""
         held: dict[int, Any] = dict(self.constants)
-        held |= {value: self._held(value) for value in (*self.owners, *self.buffers)}
         for value, tensor in self.whole.items():
             place = self.cut.places.get(value)
             held[value] = tensor if place is None else place.rows(tensor, moment.first_sample, moment.samples)
@@ -140,14 +142,15 @@ class GraphStage:
             held |= {value: leaves[self.cut.graph.values[value].name] for value in self.part.inputs}
         return held
 
-    def compute(self, held: dict[int, Any], moment: Moment) -> None:
-        """Every operation of the stage; what they make joins what is held."""
+    def compute(self, segment: Segment, held: dict[Any, Any], moment: Moment) -> dict[Any, Any]:
+        """What the operations of a segment leave."""
         nodes = self.cut.forward.nodes(moment.samples, moment.total)
-        for index in self.part.operations:
+        for index in segment.operations:
             node = nodes[index]
             made = self._call(node, held, moment)
             parts = self.scaled(index, made if isinstance(made, (tuple, list)) else (made,), moment)
             held.update({v: p for v, p in zip(node.outputs, parts, strict=True) if v is not None})
+        return {value: held[value] for value in segment.leaves}
 
     def scaled(self, index: int, parts: Sequence[Any], moment: Moment) -> Sequence[Any]:
         """What an operation makes; sums over the samples of this part as if over all (``samples``, (4))."""
@@ -229,6 +232,13 @@ class _OwnGradient(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         return (None, None, *[None] * ctx.count, *ctx.find(gradients))
+
+
+def segments_with(cut: GraphCut, segments: Sequence[Segment], weight: Weight) -> list[int]:
+    """The segments that read a weight."""
+    values = cut.graph.values
+    own = {number for number, value in enumerate(values) if value.role is Role.PARAMETER and value.name == weight.name}
+    return [at for at, segment in enumerate(segments) if not own.isdisjoint(segment.reads)]
 
 
 def owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:

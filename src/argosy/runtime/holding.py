@@ -143,20 +143,19 @@ class Keeping(NamedTuple):
 
 def keeping(
     weight: Weight,
-    layers: Sequence[nn.Module],
+    num_users: Callable[[Weight], int],
     plan: Plan,
     roster: Sequence[str],
     proportions: Proportions | None,
     rank: int,
 ) -> Keeping:
     """By ZeRO in rows, unless it is tied across stages, or from level 2 on shared by layers of one stage, or whole on
-    every member of a tensor-parallel group. A stage of operations has no ``layers`` and gathers all that it holds at
-    once. ``rank``: whose part of it, where it is cut."""
+    every member of a tensor-parallel group. ``num_users``: of its stage's layers; ``rank``: whose part of it, where it
+    is cut."""
     each = holders(weight, plan, roster)
     ranks = next((found for found in each if rank in found), each[0])
     stage = plan.stages[weight.stages[0]]
-    own = layers[stage.first : stage.end] if stage.zero > 1 else ()
-    num_layers = sum(_uses(layer, weight) for layer in own)
+    num_layers = num_users(weight) if stage.zero > 1 else 0
     zero = plan.zero_of(weight.stages, num_layers) if len(ranks) > 1 and weight.parameter.dim() > 0 else 0
     if not zero or (stage.replicas[0].width > 1 and not weight.cut.is_sharded):
         return Keeping(ranks, 0, ())
@@ -243,6 +242,16 @@ class Division:
             sets.append(shard_set(own) if own else None)
         self.gates[stage] = program.gate = WeightGate(sets)
         return [shards for shards in sets if shards is not None]
+
+
+def users_among(layers: Sequence[nn.Module], plan: Plan) -> Callable[[Weight], int]:
+    """How many layers of its stage use a weight."""
+
+    def num_users(weight: Weight) -> int:
+        stage = plan.stages[weight.stages[0]]
+        return sum(_uses(layer, weight) for layer in layers[stage.first : stage.end])
+
+    return num_users
 
 
 def _uses(layer: nn.Module, weight: Weight) -> bool:

@@ -30,7 +30,7 @@ from argosy.plan.runnable import check_movable
 from argosy.runtime.collectives import offsets
 from argosy.runtime.failure import in_contact
 from argosy.runtime.handover import About, Handover, HeldRows, Key
-from argosy.runtime.holding import Division, Keeping, groups_of, keeping
+from argosy.runtime.holding import Division, Keeping, groups_of, keeping, users_among
 from argosy.runtime.mixing import check_mixing
 from argosy.runtime.parameters import Weight, buffers_of, weights_of
 from argosy.runtime.ranks import seats_of
@@ -73,9 +73,8 @@ def migrate(trainer: Trainer, plan: Plan) -> Moved:
     making = _checked(trainer, plan)
     recipe = making.recipe
     weights = weights_of(recipe.model, recipe.layers, plan)
-    keepings = {
-        weight.name: keeping(weight, recipe.layers, plan, recipe.roster, None, trainer.rank) for weight in weights
-    }
+    num_users = users_among(recipe.layers, plan)
+    keepings = {weight.name: keeping(weight, num_users, plan, recipe.roster, None, trainer.rank) for weight in weights}
     groups = open_groups(groups_of(weights, plan, recipe.roster), making.groups)
     old = _held(trainer, making, weights)
     about = _shared_description(trainer, weights, old)

@@ -3,7 +3,7 @@
 A cut that is given decides: the stage of every operation, as ``solve.stagecut.cut_graph`` has it. Without one, a model
 with layers is cut where they end, which is how stages of layers get to be shared by tensor-parallel groups:
 
-    (1)  an operation that runs in a module of layer l is in the stage of layer l
+    (1)  an operation that runs in a module of layer l belongs to layer l, and to its stage
     (2)  any other goes with what it reads; none comes before what it reads
 
 and one without layers in proportion to the numbers of layers that the plan gives its stages.
@@ -28,7 +28,7 @@ from argosy.plan.plan import Plan
 from argosy.runtime.boxes import boxes_of
 from argosy.runtime.exchange import Exchange
 from argosy.runtime.graphcut import ADDED, GraphCut, aligned
-from argosy.runtime.graphstage import GraphStage, graph_weights, owner
+from argosy.runtime.graphstage import GraphStage, graph_weights, owner, segments_with
 from argosy.runtime.holding import Kept, seats_in_group
 from argosy.runtime.measure import Exchanging, untold
 from argosy.runtime.parameters import Weight
@@ -70,11 +70,15 @@ class GraphSource:
         autocast = autocast_for(plan, model.parameters())
         if autocast is not None:
             forward = capture_forward(model, loss_fn, batch, autocast=autocast, **given)
+        planned = plan.operation_layers if cut == plan.cut else None
+        layer_of = None if planned is None else aligned(forward, planned, plain)
         if cut is None and layers:
-            stages = by_layers(forward, model, layers, plan)
+            layer_of = by_layers(forward, model, layers)
+            stage_of = [at for at, stage in enumerate(plan.stages) for _ in range(stage.first, stage.end)]
+            stages = tuple(stage_of[layer] for layer in layer_of)
         else:
             stages = aligned(forward, cut if cut is not None else agreed_cut(plain, plan, device), plain)
-        self.cut = GraphCut(forward, stages, len(plan.stages))
+        self.cut = GraphCut(forward, stages, len(plan.stages), layer_of)
         self.cut.check_divided([len(stage.replicas) for stage in plan.stages], plan.num_micro_batches)
         weights = graph_weights(model, self.cut)
         self.shared = self._shared({weight.name for weight in weights if len(weight.stages) > 1})
@@ -137,6 +141,10 @@ class GraphSource:
 
         return part
 
+    def num_users(self, weight: Weight) -> int:
+        """Segments of its stage that read a weight."""
+        return len(segments_with(self.cut, self.cut.segments[weight.stages[0]], weight))
+
     def buffers(self, mine: Sequence[int]) -> Places:
         names = [self.cut.graph.values[value].name for index in mine for value in self.cut.parts[index].buffers]
         return [owner(self.model, name) for name in names]
@@ -156,23 +164,22 @@ class GraphSource:
         return TensorStage(sharing, exchange, self.model, recompute=recompute, device=self.device, seed=self.seed)
 
 
-def by_layers(forward: Forward, model: nn.Module, layers: Sequence[nn.Module], plan: Plan) -> tuple[int, ...]:
-    """(1), (2)."""
+def by_layers(forward: Forward, model: nn.Module, layers: Sequence[nn.Module]) -> tuple[int, ...]:
+    """(1), (2): the layer of every operation."""
     names = {id(module): name for name, module in model.named_modules()}
-    stage_of: dict[str, int] = {}
-    for index, stage in enumerate(plan.stages):
-        for layer in layers[stage.first : stage.end]:
-            for module in layer.modules():
-                if names.get(id(module)):
-                    stage_of.setdefault(names[id(module)], index)
+    layer_of: dict[str, int] = {}
+    for index, layer in enumerate(layers):
+        for module in layer.modules():
+            if names.get(id(module)):
+                layer_of.setdefault(names[id(module)], index)
     found: list[int] = []
     for node in forward.graph.nodes:
         makers = [forward.graph.producer[value] for value in node.inputs if value in forward.graph.producer]
         before = max((found[maker] for maker in makers), default=0)
         path = node.module
-        while path and path not in stage_of:
+        while path and path not in layer_of:
             path = path.rpartition(".")[0]
-        found.append(max(before, stage_of.get(path, 0)))
+        found.append(max(before, layer_of.get(path, 0)))
     return tuple(found)
 
 

@@ -17,20 +17,18 @@ from torch.utils import checkpoint
 
 from argosy.errors import InputError, Problem
 from argosy.plan.plan import Recompute
+from argosy.runtime.calls import function
 from argosy.runtime.carry import Carry
 from argosy.runtime.defer import Deferral
 from argosy.runtime.dropout import Randomness, drops, masking
 from argosy.runtime.moment import Moment
 from argosy.runtime.parameters import Weight
+from argosy.space.segments import KEPT_PRODUCTS
 
 LossFunction = Callable[[Any, Any], Tensor]
 """``loss_fn(model, batch)``: a mean over the samples of the batch."""
 
-_KEPT = (
-    torch.ops.aten.mm.default,
-    torch.ops.aten.addmm.default,
-    torch.ops.aten.convolution.default,
-)
+_KEPT = tuple(function(op) for op in KEPT_PRODUCTS)
 """What selective recomputation keeps: products with weights. Attention and everything cheap is computed again."""
 
 

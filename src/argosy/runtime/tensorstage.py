@@ -22,7 +22,7 @@ from argosy.plan.plan import Recompute
 from argosy.runtime.calls import RANDOM, filled
 from argosy.runtime.differentiable import converted, taken
 from argosy.runtime.exchange import Exchange
-from argosy.runtime.graphcut import GraphCut
+from argosy.runtime.graphcut import GraphCut, Segment
 from argosy.runtime.graphstage import GraphStage, apply
 from argosy.runtime.local import Clock, LocalCall
 from argosy.runtime.moment import Moment
@@ -113,10 +113,18 @@ class TensorStage(GraphStage):
         self.members: dict[int, _Member] = {}
         """By number of samples."""
 
-    def compute(self, held: dict[int, Any], moment: Moment) -> None:
+    def read_by(self, segment: Segment, held: dict[Any, Any]) -> dict[Any, Any]:
+        return {key: tensor for key, tensor in held.items() if _value(key) in segment.reads}
+
+    def compute(self, segment: Segment, held: dict[Any, Any], moment: Moment) -> dict[Any, Any]:
         if moment.samples not in self.members:
             self.members[moment.samples] = _Member(self, self.sharing.program(moment.samples))
-        self.members[moment.samples].run(held, moment)
+        return self.members[moment.samples].run(segment, held, moment)
+
+
+def _value(key: int | tuple[int, State]) -> int:
+    """Of a value that is held whole, or in a state."""
+    return key if isinstance(key, int) else key[0]
 
 
 class _Member:
@@ -128,8 +136,8 @@ class _Member:
         for move in program.moves:
             if move.step.kind is not Collective.SLICE:
                 self.moves.setdefault(move.value, []).append(move)
-        self.calls = [
-            LocalCall(
+        self.calls = {
+            index: LocalCall(
                 graph=program.graph,
                 node=node,
                 row=row,
@@ -137,24 +145,30 @@ class _Member:
                 rank=self.exchange.rank,
                 clock=Clock(),
             )
-            for node, row in zip(program.graph.nodes, program.rows, strict=True)
-        ]
+            for index, node, row in zip(stage.part.operations, program.graph.nodes, program.rows, strict=True)
+        }
+        """By operation."""
         part = stage.part
         loss = [] if program.graph.loss is None else [program.graph.loss]
         self.results = {*part.sends, *loss, *(after for _, after in part.updates)}
 
-    def run(self, held: dict[int, Any], moment: Moment) -> None:
-        """Every operation; what the stage gives away joins what is held, whole."""
-        have: dict[tuple[int, State], Tensor] = {}
+    def run(self, segment: Segment, held: dict[Any, Any], moment: Moment) -> dict[Any, Any]:
+        """What the operations of a segment leave, in the states in which it is had; what the stage gives away whole."""
+        have: dict[tuple[int, State], Tensor] = {key: tensor for key, tensor in held.items() if isinstance(key, tuple)}
         for value, tensor in held.items():
-            self._made(have, value, self.stage.sharing.stored.get(value, REPLICATED), tensor)
-        for index, call in zip(self.stage.part.operations, self.calls, strict=True):
+            if isinstance(value, int) and (value, REPLICATED) not in have:
+                self._made(have, value, self.stage.sharing.stored.get(value, REPLICATED), tensor)
+        for index in segment.operations:
+            call = self.calls[index]
             made = self._call(call, have, moment)
             parts = self.stage.scaled(index, made if isinstance(made, (tuple, list)) else (made,), moment)
             for made_value, state, part in zip(call.node.outputs, call.row.outputs, parts, strict=True):
                 if made_value is not None:
                     self._made(have, made_value, state, part)
-        held.update({value: have[value, REPLICATED] for value in self.results if (value, REPLICATED) in have})
+        left: dict[Any, Any] = {key: tensor for key, tensor in have.items() if key[0] in segment.leaves}
+        return left | {
+            v: have[v, REPLICATED] for v in self.results.intersection(segment.leaves) if (v, REPLICATED) in have
+        }
 
     def _made(self, have: dict[tuple[int, State], Tensor], value: int, state: State, tensor: Tensor) -> None:
         """A value as it was made, and as it is delivered."""

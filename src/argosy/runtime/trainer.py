@@ -35,6 +35,7 @@ from argosy.runtime.holding import (
     keep_own,
     keeping,
     share_buffers,
+    users_among,
     whole,
 )
 from argosy.runtime.layers import find_layers, has_layers
@@ -111,7 +112,8 @@ def parallelize(
     )
     mine = recipe.stages_of(plan, rank)
     weights = source.weights if source is not None else weights_of(model, layers, plan)
-    keepings = {weight.name: keeping(weight, layers, plan, roster, shard_proportions, rank) for weight in weights}
+    num_users = source.num_users if source is not None else users_among(layers, plan)
+    keepings = {weight.name: keeping(weight, num_users, plan, roster, shard_proportions, rank) for weight in weights}
     groups = open_groups(groups_of(weights, plan, roster), {})
     share = initial_values(plan, roster, groups)
     part = source.part(rank) if source is not None else whole

@@ -99,13 +99,6 @@ def search_scope(settings: Settings, pools: Sequence[Pool], units: Vector) -> Sc
     return only_runnable(scope) if settings.runnable else scope
 
 
-def for_program(settings: Settings) -> Settings:
-    """For a captured program: its stages are not recomputed, and ZeRO shards optimizer state at most. The runtime does
-    either for a stage of operations as a whole, which would save less memory than the cost model says."""
-    zero = tuple(level for level in settings.zero or (0, 1) if level <= 1) or (0,)
-    return replace(settings, recompute=(Recompute.NONE,), zero=zero)
-
-
 def without_deadlock(settings: Settings, model: ComputeModel) -> Settings:
     """Of the schedules only 1f1b where transfers keep both ends waiting (``sim.blocking``): others could lock up."""
     return replace(settings, schedules=(ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),)) if model.blocking else settings

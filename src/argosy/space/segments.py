@@ -17,6 +17,8 @@ Of a segment, per sample:
     (3)  kept       storage that its forward makes and a backward reads; views of one tensor count once
     (4)  output     c_p at its end
     (5)  launches   its forward operations that start a kernel, over those of a transformer's block
+    (6)  dropped    by selective recomputation: what it keeps and neither hands on nor makes by products with weights;
+                    the FLOP of what it then computes again are those of attention
 
 Weights belong to the first segment that reads them; others that read them are tied to it.
 """
@@ -48,6 +50,8 @@ _BYTE_WORK = 100.0
 """FLOP that take as long as to move a byte, for the measure of work in (1)."""
 _LEAST_WORK = 1e-4
 """Share of all work that any segment comes after, and before."""
+KEPT_PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.convolution.default")
+"""Products with weights, whose results selective recomputation keeps."""
 _PRODUCTS = ("product", "convolution", "attention")
 _VIEWS = frozenset({"view", "permute", "split", "whole"})
 """Families of operations that start no kernel; their results are views or single numbers."""
@@ -128,7 +132,9 @@ class _Step:
         for node, part, amount, is_view in zip(graph.nodes, of_node, self.flop, self.is_view, strict=True):
             flop[node.phase][part] += amount
             launches[part] += node.phase is Phase.FORWARD and not is_view
-        kept = self._kept(of_node, count)
+        kept, dropped, again = self._kept(of_node, count), self._dropped(of_node, count), [0.0] * count
+        for node, part, amount in zip(graph.nodes, of_node, self.flop, strict=True):
+            again[part] += amount if node.phase is Phase.FORWARD and node.op not in KEPT_PRODUCTS else 0.0
         crossing = self.crossing()
         homes = self._homes(of_node)
         own, tied = _weights(graph, homes, count)
@@ -144,6 +150,8 @@ class _Step:
                 parameters=own[part],
                 activation_bytes=kept[part] / samples,
                 output_bytes=float(crossing[end - 1]) / samples if end < ends[-1] else 0.0,
+                selective_bytes=dropped[part] / samples,
+                selective_flop=again[part] / samples,
                 launches=launches[part] / BLOCK_LAUNCHES,
                 tied_to=home,
                 tied_parameters=number,
@@ -153,11 +161,28 @@ class _Step:
     def _kept(self, of_node: Sequence[int], count: int) -> list[float]:
         """(3)."""
         found = [0.0] * count
-        for base in {self.base[value] for value in self.graph.kept}:
-            maker = self.graph.producer.get(base)
-            if maker is not None and self.graph.nodes[maker].phase is Phase.FORWARD:
+        for base, maker in self._kept_bases():
+            found[of_node[maker]] += self.graph.values[base].num_bytes
+        return found
+
+    def _dropped(self, of_node: Sequence[int], count: int) -> list[float]:
+        """(6)."""
+        found = [0.0] * count
+        read_by: dict[int, set[int]] = {}
+        for value, readers in enumerate(self.graph.consumers):
+            read_by.setdefault(self.base[value], set()).update(of_node[r] for r in readers if r in self.place)
+        for base, maker in self._kept_bases():
+            leaves = any(part > of_node[maker] for part in read_by.get(base, ()))
+            if not leaves and self.graph.nodes[maker].op not in KEPT_PRODUCTS:
                 found[of_node[maker]] += self.graph.values[base].num_bytes
         return found
+
+    def _kept_bases(self) -> Iterator[tuple[int, int]]:
+        """Storage that the forward makes and a backward reads, with the operation that makes it."""
+        for base in sorted({self.base[value] for value in self.graph.kept}):
+            maker = self.graph.producer.get(base)
+            if maker is not None and self.graph.nodes[maker].phase is Phase.FORWARD:
+                yield base, maker
 
     def _homes(self, of_node: Sequence[int]) -> dict[int, tuple[int, ...]]:
         """Per parameter, the segments that read it in the forward."""
