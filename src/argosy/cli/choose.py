@@ -136,3 +136,19 @@ def courses_over(task: Task, name: str) -> Courses:
         settings=task.settings,
         model=task.model,
     )
+
+
+def show_courses(courses: Courses, *, json: bool, width: int | None) -> None:
+    """One plan, re-planning and hindsight over a trace."""
+    from argosy.cli.terminal import print_json, stdout_console
+    from argosy.report.courses import course_table, courses_to_dict, switch_table
+
+    if json:
+        print_json("plan", {"courses": courses_to_dict(courses)})
+        return
+    console = stdout_console(width)
+    console.print(course_table(courses))
+    replanned = courses.courses[2]
+    if replanned.switches:
+        console.print("\nre-planned:", style="bold")
+        console.print(switch_table(replanned))

@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from argosy.choose.replan import Courses
     from argosy.cli.choose import Outcome, Task
     from argosy.cluster.topology import Cluster
     from argosy.cost.compute import ComputeModel
@@ -116,7 +115,7 @@ def plan(
         argosy plan -m llama-3-8b -c mixed-16 -b 64 --dtype fp16 \\
             --scenario "v*.nic=on-off:low=0.1" --robust p95
     """
-    from argosy.cli.choose import Task, check_what_counts, courses_over
+    from argosy.cli.choose import Task, check_what_counts, courses_over, show_courses
     from argosy.cli.inputs import (
         check_at_least,
         compute_model,
@@ -380,22 +379,6 @@ def show_infeasibility(why: Infeasibility, *, json: bool, width: int | None, out
         console.print()
     for line in change_lines(why):
         console.print(line)
-
-
-def show_courses(courses: Courses, *, json: bool, width: int | None) -> None:
-    """One plan, re-planning and hindsight over a trace."""
-    from argosy.cli.terminal import print_json, stdout_console
-    from argosy.report.courses import course_table, courses_to_dict, switch_table
-
-    if json:
-        print_json("plan", {"courses": courses_to_dict(courses)})
-        return
-    console = stdout_console(width)
-    console.print(course_table(courses))
-    replanned = courses.courses[2]
-    if replanned.switches:
-        console.print("\nre-planned:", style="bold")
-        console.print(switch_table(replanned))
 
 
 def _show_alternatives(console: Console, plan: Plan, cluster: Cluster) -> None:
