@@ -28,8 +28,8 @@ from argosy.lab.system import namespaces, why_not
 
 STEP = 0.15
 """Seconds of a step, at least."""
-LONGEST = 64.0
-"""Seconds in which something must happen: patience and twice the silence after which a host is lost."""
+LONGEST = 180.0
+"""Seconds in which something must happen: well above patience and the silences after which hosts are lost."""
 _RATE = 300e6 / 8
 
 

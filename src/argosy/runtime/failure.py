@@ -55,7 +55,7 @@ def in_contact_beside_others(what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not _is_of_torch_distributed(error):
+        if not is_of_torch_distributed(error):
             raise
         raise _lost(what, error) from error
 
@@ -66,7 +66,7 @@ def _lost(what: str, error: RuntimeError) -> ElsewhereError:
     return ElsewhereError(f"lost contact {what}: {reason.partition('. This is typically')[0]}")
 
 
-def _is_of_torch_distributed(error: RuntimeError) -> bool:
+def is_of_torch_distributed(error: RuntimeError) -> bool:
     """By its type, by the function that raised it, or, where that is none of Python's, by gloo's own words."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     innermost = traceback.extract_tb(error.__traceback__)[-1].filename

@@ -49,9 +49,11 @@ class Member:
     devices: tuple[str, ...]
     line: Line
     answers: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
+    is_leaving: bool = False
+    is_stopped: bool = False
+    """Whether it has answered (1) for the generation that is being formed; what follows is known only then."""
     headers: tuple[Header, ...] = ()
     free_port: int = 0
-    is_leaving: bool = False
 
 
 class Leader:
@@ -150,6 +152,9 @@ class Leader:
         while time.monotonic() - began < self.spec.wait:
             await self._stop()
             members = await self._connected()
+            if self._has_unstopped() and time.monotonic() - began < self.spec.lost_after:
+                continue  # a host that joined meanwhile may hold the only copies
+            members = [name for name in members if self.members[name].is_stopped]
             if not self.is_settled and not self._is_enough():
                 self.claims.release()
                 raise DeposedError("this is the smaller part of the hosts")
@@ -160,21 +165,28 @@ class Leader:
                 told = True
             if plan is None:
                 await asyncio.sleep(self.spec.interval)
-            elif set(members) <= self.members.keys():
+            elif all(name in self.members and self.members[name].is_stopped for name in members):
                 return self._start(plan, members)
         message = f"no plan fits on the hosts that are there, and nobody came for {self.spec.wait:g} s"
         return Outcome(message=message, exit_code=InfeasibleError.exit_code)
 
     async def _stop(self) -> None:
         """(1). What was said before is about a generation that has ended."""
+        for member in self.members.values():
+            member.is_stopped = False
         answers = await self._ask_all({"kind": "stop"})
         for name, answer in answers.items():
             member = self.members[name]
             member.headers = tuple(Header.of(content) for content in answer["headers"])
             member.free_port = answer["free_port"]
+            member.is_stopped = True
         while not self.inbox.empty():
             name, message = self.inbox.get_nowait()
             self.note(name, message)
+
+    def _has_unstopped(self) -> bool:
+        """Whether a host joined, or its agent was started again, after the others had been stopped."""
+        return not all(member.is_stopped for member in self.members.values())
 
     async def _connected(self) -> list[str]:
         """(2), without those who were told to go."""
@@ -268,7 +280,7 @@ class Leader:
                 member.line.send(message)
 
     async def _ask_all(self, message: Message) -> Mapping[str, Message]:
-        """Every host's answer; whoever gives none in time is lost."""
+        """Return the answer of every host that is still the member that was asked; one without an answer is lost."""
         asked = dict(self.members)
         serial = time.monotonic_ns()
         self.tell_all({**message, "serial": serial})
@@ -276,7 +288,8 @@ class Leader:
         for name, answer in zip(asked, answers, strict=True):
             if answer is None:
                 asked[name].line.close()
-        return {name: answer for name, answer in zip(asked, answers, strict=True) if answer and name in self.members}
+        answered = {name: answer for name, answer in zip(asked, answers, strict=True) if answer}
+        return {name: answer for name, answer in answered.items() if self.members.get(name) is asked[name]}
 
     async def _answer(self, member: Member, serial: int) -> Message | None:
         try:

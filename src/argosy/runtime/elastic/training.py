@@ -20,12 +20,13 @@ import torch.distributed as dist
 from argosy.adapt.controller import Reach
 from argosy.errors import ArgosyError, RunError
 from argosy.plan.file import loads_plan
+from argosy.plan.plan import Plan
 from argosy.runtime.adapting import Adapter
 from argosy.runtime.agreement import given_facts
 from argosy.runtime.elastic.copies import Header, Source
 from argosy.runtime.elastic.snapshot import Copier, Place, restore
 from argosy.runtime.emulated import join_device, say_ready
-from argosy.runtime.failure import ElsewhereError, told
+from argosy.runtime.failure import ElsewhereError, is_of_torch_distributed, told
 from argosy.runtime.folder import CHECKPOINTS, DECISIONS, PROGRESS, TIMELINE, append
 from argosy.runtime.hardware import check_hardware
 from argosy.runtime.program import load_program
@@ -47,7 +48,9 @@ def work(task: dict[str, Any], pipe: Connection) -> dict[str, Any]:
     except BrokenPipeError:
         return {"kind": "ending", "how": "elsewhere", "message": "the agent of this host has gone"}
     except Exception as error:  # the user's own code may raise anything
-        return {"kind": "ending", "how": "failed", "message": told(error), "exit_code": RunError.exit_code}
+        is_elsewhere = isinstance(error, RuntimeError) and is_of_torch_distributed(error)
+        how = "elsewhere" if is_elsewhere else "failed"
+        return {"kind": "ending", "how": how, "message": told(error), "exit_code": RunError.exit_code}
     return {"kind": "ending", "how": "paused" if paused else "finished", "step": step}
 
 
@@ -66,7 +69,7 @@ class _Worker:
             check_hardware(plan, rank)
         program = load_program(self.spec.program)
         try:
-            join(plan, patience=datetime.timedelta(seconds=self.spec.patience))
+            self._meet(plan)
             compare(given_facts(self.spec, plan, elastic=True), plan)
             self.trainer, self.data = prepare(program, plan, self._own_spec())
             self._take_up()
@@ -78,6 +81,13 @@ class _Worker:
         self.adapter = self._adapter() if self.spec.adapt != Reach.OFF else None
         pipe.send({"kind": "ready"})
         say_ready()
+
+    def _meet(self, plan: Plan) -> None:
+        """Join the other ranks; if they cannot meet, this generation has failed, not the job."""
+        try:
+            join(plan, patience=datetime.timedelta(seconds=self.spec.patience))
+        except RunError as error:
+            raise ElsewhereError(str(error)) from error
 
     def _own_spec(self) -> RunSpec:
         """The run's options, of which those about its beginning count only in a generation that begins there."""
