@@ -25,7 +25,7 @@ from argosy.lab.system import namespaces, why_no_core_share, why_not
 REASON = why_not()
 pytestmark = [
     pytest.mark.skipif(REASON is not None, reason=f"no lab here: {REASON}"),
-    pytest.mark.flaky(reruns=2),  # it measures real time
+    pytest.mark.flaky(reruns=4),  # it measures real time
 ]
 NO_SHARES = REASON or why_no_core_share()
 needs_shares = pytest.mark.skipif(NO_SHARES is not None, reason=f"no shares of a core here: {NO_SHARES}")

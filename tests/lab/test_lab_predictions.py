@@ -16,7 +16,7 @@ from benchmarks.lab.run import known_of, play
 REASON = why_not()
 pytestmark = [
     pytest.mark.skipif(REASON is not None, reason=f"no lab here: {REASON}"),
-    pytest.mark.flaky(reruns=2),  # it measures real time
+    pytest.mark.flaky(reruns=4),  # it measures real time
 ]
 
 

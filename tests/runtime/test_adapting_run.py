@@ -56,7 +56,7 @@ def poor_plan(folder: Path) -> tuple[Path, Path]:
     return path, profile
 
 
-@pytest.mark.flaky(reruns=2)  # whether it decides in time depends on real time
+@pytest.mark.flaky(reruns=4)  # whether it decides in time depends on real time
 def test_a_run_adapts_and_tells_of_it_on_the_terminal_in_files_to_prometheus_and_in_the_report(tmp_path: Path) -> None:
     plan, profile = poor_plan(tmp_path)
     port, out = free_port(), tmp_path / "run"

@@ -11,7 +11,7 @@ from argosy.cli import demo_training
 from argosy.lab.system import why_not
 
 
-@pytest.mark.flaky(reruns=2)  # it measures real time
+@pytest.mark.flaky(reruns=4)  # it measures real time
 @pytest.mark.parametrize("in_lab", [True, False], ids=["lab", "processes"])
 def test_the_demo_trains_as_a_plain_loop_does(tmp_path: Path, in_lab: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")

@@ -163,12 +163,13 @@ class _Worker:
 
     def _step(self) -> None:
         trainer = self.trainer
-        if self.pipe.poll():
+        begin = time.perf_counter()
+        batch = self.data(trainer.steps)
+        if self.pipe.poll():  # after the data, which may take long: what was asked for meanwhile counts
             self.pausing, self.saving = True, self.pipe.recv()["save"]
         trainer.votes = tuple(map(float, (self.pausing, self.saving, self.copier.is_busy, self.copier.failed)))
-        begin = time.perf_counter()
         with self.saver.heeded():
-            loss = trainer.step(self.data(trainer.steps))
+            loss = trainer.step(batch)
         self.seconds = time.perf_counter() - begin
         if trainer.rank == 0:
             self._tell(trainer, loss)

@@ -112,6 +112,7 @@ class Watch:
         if not self.why:
             self.why, self.is_pausing = why, True
             self.deadline = time.monotonic() + self._longest
+            self.leader.events.write("pausing", why=why)
             save = all(member.is_leaving for member in self.leader.members.values())
             self.leader.tell_all({"kind": "pause", "generation": self.generation.number, "save": save})
 
