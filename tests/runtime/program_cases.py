@@ -69,14 +69,14 @@ def prepared(name: str) -> None:
         library_programs.pretrained()
 
 
-def alone(name: str) -> list[float]:
+def alone(name: str, steps: int = STEPS) -> list[float]:
     """The losses of the training loop that everybody writes."""
     torch.set_default_dtype(torch.float64)
     prepared(name)
     torch.manual_seed(SEED)
     model, loss_fn, batch = PROGRAMS[name]()
     updates, losses = optimizer([p for p in model.parameters() if p.requires_grad]), []
-    for _ in range(STEPS):
+    for _ in range(steps):
         given = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
         loss = loss_fn(model, given)
         loss.backward()
@@ -159,6 +159,54 @@ def _saving(chain: Chain) -> Plan:
         for stage, (first, last), (recompute, zero) in zip(plan.stages, bounds, how, strict=False)
     )
     return replace(plan, model=ModelRef.of(chain), stages=stages)
+
+
+def plans_of_a_journey(name: str) -> list[str]:
+    """From a pipeline that saves memory over replicas with sharded state to another pipeline and back."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        chain = captured(name).chain
+    finally:
+        torch.set_default_dtype(torch.float32)
+    first = _saving(chain)
+    whole = plan_of(name, "replicas")
+    (stage,) = whole.stages
+    wide = replace(whole, model=ModelRef.of(chain), stages=(replace(stage, end=len(chain.layers), zero=2),))
+    pipeline = first.stages
+    ends = (max(1, len(chain.layers) - 1), len(chain.layers))
+    moved = tuple(
+        replace(stage, first=begin, end=end, zero=0, recompute=Recompute.NONE, replicas=replicas)
+        for stage, begin, end, replicas in zip(
+            pipeline,
+            (0, ends[0]),
+            ends,
+            (
+                (Replica(devices=("n0.2",), samples=3),),
+                (Replica(devices=("n0.1",), samples=1), Replica(devices=("n0.0",), samples=2)),
+            ),
+            strict=False,
+        )
+    )
+    return [dumps_plan(plan) for plan in (first, wide, replace(first, stages=moved), first)]
+
+
+def travel(name: str, plans: list[str]) -> list[float]:
+    """On every rank: two steps by each plan; the losses."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        first, *others = map(loads_plan, plans)
+        torch.manual_seed(SEED)
+        recording = Recording()
+        model, loss_fn, batch = run_build(PROGRAMS[name], recording)
+        batch = tree_map(lambda leaf: recording.materialise([leaf])[0] if isinstance(leaf, Tensor) else leaf, batch)
+        trainer = parallelize(model, loss_fn, optimizer, batch, first, recording=recording, seed=SEED)
+        losses = [trainer.step(batch), trainer.step(batch)]
+        for plan in others:
+            trainer.move(plan)
+            losses += [trainer.step(batch), trainer.step(batch)]
+        return losses
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def train(name: str, way: str, plan: str | None = None) -> tuple[str, Any]:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from own_programs import PROGRAMS
-from program_cases import WAYS, alone, plan_for, prepared, train
+from program_cases import WAYS, alone, plan_for, plans_of_a_journey, prepared, train, travel
 from rank_pool import RankPool
 
 DRAWN = {"variational", "diffusion", "dropout", "sampled_actions", "shuffled_pairs"}
@@ -77,6 +77,12 @@ def test_a_program_in_stages_trains_as_one_process_or_is_refused(ranks: RankPool
 @pytest.mark.parametrize("name", SAVING)
 def test_segments_are_gathered_and_recomputed_one_by_one(ranks: RankPool, name: str) -> None:
     check(ranks, name, "saving")
+
+
+@pytest.mark.parametrize("name", ["transformer_of_torch", "spectral_norm"])
+def test_a_captured_program_moves_from_plan_to_plan(ranks: RankPool, name: str) -> None:
+    for losses in ranks(3, travel, name, plans_of_a_journey(name)):
+        assert losses == pytest.approx(alone(name, 8), rel=1e-6)
 
 
 @pytest.mark.exhaustive

@@ -27,6 +27,7 @@ from argosy.adapt.advisor import Advisor, Brief, Observation
 from argosy.adapt.controller import Decision
 from argosy.adapt.signals import Message, Work, bandwidths_seen, speeds_seen, work_of
 from argosy.adapt.watch import World
+from argosy.errors import InputError
 from argosy.plan.file import dumps_plan, loads_plan, schedule_to_dict
 from argosy.plan.plan import Plan, Stage
 from argosy.runtime.failure import in_contact
@@ -184,7 +185,12 @@ class Adapter:
 
     def _apply(self, told: Mapping[str, Any]) -> None:
         plan = loads_plan(told["plan"])
-        moved = change_to(self.trainer, plan)
+        try:
+            moved = change_to(self.trainer, plan)
+        except InputError as error:  # before anything has changed, and alike on all ranks
+            if self.trainer.rank == 0:
+                self.tell({"event": "refused", **told["decision"], "why": str(error)})
+            return
         self.is_fresh, self.last_move = moved is not None, moved
         if self.trainer.rank == 0:
             event = {"event": "decision", **told["decision"], "applied_before": self.trainer.steps}

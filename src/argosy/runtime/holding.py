@@ -18,7 +18,7 @@ from argosy.runtime.boxes import Box
 from argosy.runtime.collectives import split_by
 from argosy.runtime.gradients import Gradients, in_buckets
 from argosy.runtime.measure import Exchanging, untold
-from argosy.runtime.parameters import Weight, holders, ranks_holding
+from argosy.runtime.parameters import Places, Weight, holders, ranks_holding
 from argosy.runtime.ranks import members_of, seats_of
 from argosy.runtime.sharding import ShardSet, WeightGate
 from argosy.runtime.stage import StageProgram
@@ -31,7 +31,6 @@ Proportions = Callable[[int], Sequence[float]]
 """How ZeRO divides the rows of a stage's weights among its replicas."""
 Kept = tuple[tuple[Box, ...], Callable[[Tensor], Tensor]]
 """Where the part of a weight lies that a rank keeps, and what takes it out of the whole."""
-Places = Sequence[tuple[nn.Module, str]]
 """Modules that hold buffers, and their names in them."""
 _Holders = tuple[tuple[int, ...], tuple[int, ...]]
 """The ranks that hold some weights, and the stages that use them."""
@@ -242,18 +241,3 @@ class Division:
             sets.append(shard_set(own) if own else None)
         self.gates[stage] = program.gate = WeightGate(sets)
         return [shards for shards in sets if shards is not None]
-
-
-def users_among(layers: Sequence[nn.Module], plan: Plan) -> Callable[[Weight], int]:
-    """How many layers of its stage use a weight."""
-
-    def num_users(weight: Weight) -> int:
-        stage = plan.stages[weight.stages[0]]
-        return sum(_uses(layer, weight) for layer in layers[stage.first : stage.end])
-
-    return num_users
-
-
-def _uses(layer: nn.Module, weight: Weight) -> bool:
-    modules = {id(module) for module in layer.modules()}
-    return any(id(module) in modules for module, _ in weight.places)

@@ -30,12 +30,12 @@ from argosy.plan.runnable import check_movable
 from argosy.runtime.collectives import offsets
 from argosy.runtime.failure import in_contact
 from argosy.runtime.handover import About, Handover, HeldRows, Key
-from argosy.runtime.holding import Division, Keeping, groups_of, keeping, users_among
-from argosy.runtime.mixing import check_mixing
-from argosy.runtime.parameters import Weight, buffers_of, weights_of
+from argosy.runtime.holding import Division, Keeping, groups_of, keeping
+from argosy.runtime.parameters import Weight, buffers_at
 from argosy.runtime.ranks import seats_of
-from argosy.runtime.recipe import Recipe, autocast_for
+from argosy.runtime.recipe import Recipe
 from argosy.runtime.rows import Interval, Piece, moves_between, waves
+from argosy.runtime.source import StageSource
 from argosy.runtime.summing import Groups
 from argosy.runtime.world import check_supported, gather_texts, open_groups
 
@@ -43,12 +43,14 @@ if TYPE_CHECKING:
     from argosy.runtime.trainer import Trainer
 
 VALUE = "value"
+BUFFER = "buffer"
 
 
 class Making(NamedTuple):
     """How a trainer was made: what a migration starts from."""
 
     recipe: Recipe
+    source: StageSource
     keepings: Mapping[str, Keeping]
     groups: Groups
 
@@ -71,15 +73,17 @@ def migrate(trainer: Trainer, plan: Plan) -> Moved:
     """(1) to (3)."""
     begin = time.perf_counter()
     making = _checked(trainer, plan)
-    recipe = making.recipe
-    weights = weights_of(recipe.model, recipe.layers, plan)
-    num_users = users_among(recipe.layers, plan)
-    keepings = {weight.name: keeping(weight, num_users, plan, recipe.roster, None, trainer.rank) for weight in weights}
+    recipe, source = making.recipe, making.source.under(plan)
+    weights = source.weights
+    keepings = {
+        weight.name: keeping(weight, source.num_users, plan, recipe.roster, None, trainer.rank) for weight in weights
+    }
+    before, after = _buffer_ranks(recipe, making.source, trainer.plan), _buffer_ranks(recipe, source, plan)
     groups = open_groups(groups_of(weights, plan, recipe.roster), making.groups)
-    old = _held(trainer, making, weights)
+    old = _held(trainer, making, weights, before)
     about = _shared_description(trainer, weights, old)
     pieces = list(_pieces(weights, making.keepings, keepings, about.tensors))
-    pieces += _buffer_pieces(recipe, trainer.plan, plan, about.tensors)
+    pieces += _buffer_pieces(before, after, about.tensors)
     moves = moves_between(pieces, recipe.roster)
     carrier = torch.device("cpu") if trainer.transport.staged else trainer.device
     handover = Handover(trainer.rank, trainer.device, carrier, about.tensors)
@@ -90,15 +94,15 @@ def migrate(trainer: Trainer, plan: Plan) -> Moved:
         new |= handover.run(some, under_way, old)
         for name in dict.fromkeys(piece.name for piece in some if piece.name in by_name):
             kept += _install(by_name[name], keepings[name], new.get((name, VALUE)), trainer.rank)
-    _install_buffers(trainer, plan, new, about)
+    _install_buffers(trainer, before, after, new, about)
     rows = {name: piece.tensor for (name, what), piece in new.items() if what == VALUE and keepings[name].level == 3}
-    programs = recipe.programs(plan, trainer.rank, autocast_for(plan, [weight.parameter for weight in kept]))
-    exchanging = trainer.recorder.exchanging
+    exchanging, mine = trainer.recorder.exchanging, recipe.stages_of(plan, trainer.rank)
+    programs = source.programs(trainer.rank, mine, groups, exchanging)
     division = Division(kept, keepings, programs, plan, groups, trainer.rank, recipe.roster, rows, exchanging)
     trainer.take_up(plan, programs, division.gradients, division.gates, recipe.optimizer_factory)
     _give_state(trainer, new, about)
-    trainer.buffers = buffers_of(recipe.model, [layer for program in programs.values() for layer in program.layers])
-    trainer.making = Making(recipe, keepings, groups)
+    trainer.buffers = buffers_at(recipe.model, source.buffers(mine))
+    trainer.making = Making(recipe, source, keepings, groups)
     trainer.recorder.marks.clear()
     with in_contact("at the end of a migration"):
         dist.barrier()
@@ -113,9 +117,8 @@ def migrate(trainer: Trainer, plan: Plan) -> Moved:
 
 def _checked(trainer: Trainer, plan: Plan) -> Making:
     """(1)."""
-    if trainer.making is None:
-        raise InputError([Problem(path="trainer", found="stages of operations", expected="stages of layers")])
     making = trainer.making
+    assert making is not None, "set by parallelize"
     strangers = [device for device in plan.devices if device not in making.recipe.roster]
     problems = []
     if strangers:
@@ -124,18 +127,17 @@ def _checked(trainer: Trainer, plan: Plan) -> Making:
     if plan.global_batch != trainer.plan.global_batch:
         expected = f"{trainer.plan.global_batch}, as before"
         problems.append(Problem(path="plan.global_batch", found=str(plan.global_batch), expected=expected))
-    if plan.stages[-1].end != len(making.recipe.layers):
-        expected = f"{len(making.recipe.layers)}, the model's layers"
-        problems.append(Problem(path="plan.stages", found=f"{plan.stages[-1].end} layers", expected=expected))
     if problems:
         raise InputError(problems)
     check_supported(plan)
+    check_movable(trainer.plan)
     check_movable(plan)
-    check_mixing(making.recipe.layers, plan)
     return making
 
 
-def _held(trainer: Trainer, making: Making, weights: Sequence[Weight]) -> dict[Key, HeldRows]:
+def _held(
+    trainer: Trainer, making: Making, weights: Sequence[Weight], buffers: Mapping[str, _Buffer]
+) -> dict[Key, HeldRows]:
     """What this rank holds now; the old optimizer's state is handed over."""
     whole = {weight.name: weight.parameter for weight in weights}
     found: dict[Key, HeldRows] = {}
@@ -147,18 +149,34 @@ def _held(trainer: Trainer, making: Making, weights: Sequence[Weight]) -> dict[K
         for what, state_value in state.items():
             same = isinstance(state_value, Tensor) and state_value.shape == held.parameter.shape
             found[held.name, what] = HeldRows(state_value, held.begin if same else 0)
-    for layer in {layer for index in trainer.executor.programs for layer in _layers(trainer.plan, index)}:
-        for path, buffer in making.recipe.layers[layer].named_buffers():
-            found[_layer_name(layer), path] = HeldRows(buffer, 0)
+    for path, buffer in buffers.items():
+        if trainer.rank in buffer.ranks and buffer.tensor is not None:
+            found[path, BUFFER] = HeldRows(buffer.tensor, 0)
     return found
 
 
-def _layers(plan: Plan, stage: int) -> range:
-    return range(plan.stages[stage].first, plan.stages[stage].end)
+class _Buffer(NamedTuple):
+    """A buffer of the model, and the ranks that hold it under a plan."""
+
+    module: nn.Module
+    name: str
+    ranks: frozenset[int]
+
+    @property
+    def tensor(self) -> Tensor | None:
+        return self.module._buffers[self.name]
 
 
-def _layer_name(layer: int) -> str:
-    return f"layer {layer}"
+def _buffer_ranks(recipe: Recipe, source: StageSource, plan: Plan) -> dict[str, _Buffer]:
+    """By path in the model."""
+    paths = {id(module): path for path, module in recipe.model.named_modules()}
+    found: dict[str, _Buffer] = {}
+    for index, seats in enumerate(seats_of(plan, recipe.roster)):
+        for at, (module, name) in enumerate(source.buffers([index])):
+            path = f"{paths.get(id(module), f'module {at} of stage {index}')}.{name}"
+            before = found[path].ranks if path in found else frozenset[int]()
+            found[path] = _Buffer(module, name, before | {seat.rank for seat in seats})
+    return found
 
 
 class _Described(NamedTuple):
@@ -254,20 +272,17 @@ def _intervals(keep: Keeping, told: About, *, value: bool) -> dict[int, Interval
     return {rank: (begin, begin + size) for rank, begin, size in zip(keep.ranks, begins, keep.sizes, strict=True)}
 
 
-def _buffer_pieces(recipe: Recipe, before: Plan, after: Plan, tensors: Mapping[Key, About]) -> Iterator[Piece]:
-    found = _by_name(tensors)
-    for layer, name in enumerate(map(_layer_name, range(len(recipe.layers)))):
-        for path, told in found.get(name, ()):
+def _buffer_pieces(
+    before: Mapping[str, _Buffer], after: Mapping[str, _Buffer], tensors: Mapping[Key, About]
+) -> Iterator[Piece]:
+    for path in dict.fromkeys((*before, *after)):
+        if (path, BUFFER) in tensors:
+            told = tensors[path, BUFFER]
             old, new = (
-                dict.fromkeys(_ranks_of(layer, plan, recipe.roster), (0, _num_rows(told))) for plan in (before, after)
+                dict.fromkeys(sorted(buffers[path].ranks) if path in buffers else (), (0, _num_rows(told)))
+                for buffers in (before, after)
             )
-            yield Piece(name=name, what=path, row_bytes=_row_bytes(told), before=old, after=new)
-
-
-def _ranks_of(layer: int, plan: Plan, roster: Sequence[str]) -> list[int]:
-    seats = seats_of(plan, roster)
-    held = [seats[index] for index, stage in enumerate(plan.stages) if stage.first <= layer < stage.end]
-    return sorted({seat.rank for stage in held for seat in stage})
+            yield Piece(name=path, what=BUFFER, row_bytes=_row_bytes(told), before=old, after=new)
 
 
 def _install(weight: Weight, keep: Keeping, value: HeldRows | None, rank: int) -> list[Weight]:
@@ -288,21 +303,21 @@ def _install(weight: Weight, keep: Keeping, value: HeldRows | None, rank: int) -
     return [] if rank not in keep.ranks else [replace(weight, parameter=parameter)]
 
 
-def _install_buffers(trainer: Trainer, plan: Plan, new: Mapping[Key, HeldRows], about: _Described) -> None:
-    """Those of layers that this rank holds now; the others' are let go of."""
-    assert trainer.making is not None
-    recipe = trainer.making.recipe
-    held = {layer for layer in range(len(recipe.layers)) if trainer.rank in _ranks_of(layer, plan, recipe.roster)}
-    used = {id(module) for layer in held for module in recipe.layers[layer].modules()}
-    for layer in range(len(recipe.layers)):
-        for path, buffer in list(recipe.layers[layer].named_buffers()):
-            owner, _, name = path.rpartition(".")
-            module, key = recipe.layers[layer].get_submodule(owner), (_layer_name(layer), path)
-            if layer in held:
-                value = new[key].tensor if key in new else about.values[key].to(trainer.device)
-                module._buffers[name] = value
-            elif id(module) not in used:
-                module._buffers[name] = buffer.to("meta")
+def _install_buffers(
+    trainer: Trainer,
+    before: Mapping[str, _Buffer],
+    after: Mapping[str, _Buffer],
+    new: Mapping[Key, HeldRows],
+    about: _Described,
+) -> None:
+    """Those that this rank holds now; the others are let go of."""
+    for path, buffer in (*before.items(), *after.items()):
+        key, module, name = (path, BUFFER), buffer.module, buffer.name
+        if path in after and trainer.rank in after[path].ranks:
+            if key in new or key in about.values:
+                module._buffers[name] = new[key].tensor if key in new else about.values[key].to(trainer.device)
+        elif buffer.tensor is not None:
+            module._buffers[name] = buffer.tensor.to("meta")
 
 
 def _give_state(trainer: Trainer, new: Mapping[Key, HeldRows], about: _Described) -> None:

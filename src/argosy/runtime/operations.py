@@ -11,6 +11,7 @@ and one without layers in proportion to the numbers of layers that the plan give
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from torch import nn
 
 from argosy.cluster.file import cluster_from_content
 from argosy.cost.group import device_group
-from argosy.errors import InputError, RunError
+from argosy.errors import InputError, Problem, RunError
 from argosy.plan.plan import Plan
 from argosy.runtime.boxes import boxes_of
 from argosy.runtime.exchange import Exchange
@@ -31,7 +32,7 @@ from argosy.runtime.graphcut import ADDED, GraphCut, aligned
 from argosy.runtime.graphstage import GraphStage, graph_weights, owner, segments_with
 from argosy.runtime.holding import Kept, seats_in_group
 from argosy.runtime.measure import Exchanging, untold
-from argosy.runtime.parameters import Weight
+from argosy.runtime.parameters import Places, Weight
 from argosy.runtime.ranks import members_of, seats_of
 from argosy.runtime.recipe import autocast_for
 from argosy.runtime.shards import take
@@ -43,8 +44,6 @@ from argosy.solve.stagecut import cut_graph
 from argosy.space.sharding import REPLICATED, Segments, State
 from argosy.workload.capture.forward import Forward, capture_forward
 from argosy.workload.capture.initial import FakeModel, Recording
-
-Places = list[tuple[nn.Module, str]]
 
 
 class GraphSource:
@@ -64,26 +63,47 @@ class GraphSource:
         layers: Sequence[nn.Module] = (),
         recording: Recording | None = None,
     ) -> None:
-        self.model, self.plan, self.device, self.roster, self.seed = model, plan, device, roster, seed
+        self.model, self.device, self.roster, self.seed = model, device, roster, seed
+        self.layers = layers
         given: dict[str, Any] = {"device": device, "recording": recording, "name": plan.model.name}
-        forward = plain = capture_forward(model, loss_fn, batch, **given)
+        self.forward = self.plain = capture_forward(model, loss_fn, batch, **given)
         autocast = autocast_for(plan, model.parameters())
         if autocast is not None:
-            forward = capture_forward(model, loss_fn, batch, autocast=autocast, **given)
+            self.forward = capture_forward(model, loss_fn, batch, autocast=autocast, **given)
+        self._take_up(plan, cut)
+
+    def _take_up(self, plan: Plan, cut: Sequence[int] | None) -> None:
+        """Cut the forward into the stages of a plan."""
+        self.plan, forward, plain = plan, self.forward, self.plain
         planned = plan.operation_layers if cut == plan.cut else None
         layer_of = None if planned is None else aligned(forward, planned, plain)
-        if cut is None and layers:
-            layer_of = by_layers(forward, model, layers)
+        if cut is None and self.layers:
+            layer_of = by_layers(forward, self.model, self.layers)
             stage_of = [at for at, stage in enumerate(plan.stages) for _ in range(stage.first, stage.end)]
             stages = tuple(stage_of[layer] for layer in layer_of)
         else:
-            stages = aligned(forward, cut if cut is not None else agreed_cut(plain, plan, device), plain)
+            stages = aligned(forward, cut if cut is not None else agreed_cut(plain, plan, self.device), plain)
         self.cut = GraphCut(forward, stages, len(plan.stages), layer_of)
         self.cut.check_divided([len(stage.replicas) for stage in plan.stages], plan.num_micro_batches)
-        weights = graph_weights(model, self.cut)
+        weights = graph_weights(self.model, self.cut)
         self.shared = self._shared({weight.name for weight in weights if len(weight.stages) > 1})
         """Per stage of tensor-parallel groups, how they share it."""
         self.weights = tuple(replace(weight, cut=self._stored(weight)) for weight in weights)
+
+    @property
+    def undivided(self) -> tuple[int, ...]:
+        """All layers, if the program mixes samples anywhere."""
+        return tuple(range(self.plan.stages[-1].end)) if mixes_samples(self.forward) else ()
+
+    def under(self, plan: Plan) -> GraphSource:
+        """The same forward under another plan for it."""
+        if plan.model.content != self.plan.model.content:
+            raise InputError([Problem(path="plan.model", found=plan.model.name, expected="the program that runs")])
+        if self.plan.cut is None and not self.layers:
+            raise InputError([Problem(path="trainer", found="a cut of its own", expected="a plan that has its cut")])
+        other = copy.copy(self)
+        other._take_up(plan, plan.cut)
+        return other
 
     def _shared(self, tied: set[str]) -> dict[int, Sharing]:
         values = self.cut.graph.values
@@ -145,14 +165,14 @@ class GraphSource:
         """Segments of its stage that read a weight."""
         return len(segments_with(self.cut, self.cut.segments[weight.stages[0]], weight))
 
-    def buffers(self, mine: Sequence[int]) -> Places:
-        names = [self.cut.graph.values[value].name for index in mine for value in self.cut.parts[index].buffers]
+    def buffers(self, stages: Sequence[int]) -> Places:
+        names = [self.cut.graph.values[value].name for index in stages for value in self.cut.parts[index].buffers]
         return [owner(self.model, name) for name in names]
 
     def programs(
-        self, rank: int, mine: Sequence[int], groups: Groups, exchanging: Exchanging = untold
+        self, rank: int, stages: Sequence[int], groups: Groups, exchanging: Exchanging = untold
     ) -> dict[int, GraphStage]:
-        return {index: self._program(index, rank, groups, exchanging) for index in mine}
+        return {index: self._program(index, rank, groups, exchanging) for index in stages}
 
     def _program(self, index: int, rank: int, groups: Groups, exchanging: Exchanging) -> GraphStage:
         recompute = self.plan.stages[index].recompute

@@ -12,6 +12,9 @@ from argosy.runtime.boxes import Box
 from argosy.runtime.ranks import seats_of
 from argosy.space.sharding import REPLICATED, State
 
+Places = Sequence[tuple[nn.Module, str]]
+"""Modules, and the name of something in each."""
+
 
 @dataclass(frozen=True, eq=False)
 class Weight:
@@ -73,11 +76,6 @@ def weights_of(model: nn.Module, layers: Sequence[nn.Module], plan: Plan) -> tup
 def buffer_places(layers: Iterable[nn.Module]) -> list[tuple[nn.Module, str]]:
     """The modules of some layers that hold buffers, and their names in them."""
     return [(module, name) for layer in layers for module in layer.modules() for name in module._buffers]
-
-
-def buffers_of(model: nn.Module, layers: Iterable[nn.Module]) -> dict[str, Tensor]:
-    """The buffers of some layers that belong into a state dict, by the model's names."""
-    return buffers_at(model, buffer_places(layers))
 
 
 def buffers_at(model: nn.Module, places: Iterable[tuple[nn.Module, str]]) -> dict[str, Tensor]:

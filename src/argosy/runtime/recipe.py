@@ -11,7 +11,7 @@ from torch import nn
 from argosy.dtype import Dtype
 from argosy.plan.plan import Plan
 from argosy.runtime.ranks import seats_of
-from argosy.runtime.stage import LayerStage, LossFunction
+from argosy.runtime.stage import LossFunction
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 AUTOCAST = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
@@ -23,7 +23,6 @@ class Recipe:
     """A model whose weights are elsewhere where this rank does not hold them, and what to do with it."""
 
     model: nn.Module
-    layers: tuple[nn.Module, ...]
     loss_fn: LossFunction
     optimizer_factory: OptimizerFactory
     device: torch.device
@@ -35,26 +34,6 @@ class Recipe:
     def stages_of(self, plan: Plan, rank: int) -> list[int]:
         """The stages that a rank has a seat in."""
         return [seat.stage for stage in seats_of(plan, self.roster) for seat in stage if seat.rank == rank]
-
-    def layers_of(self, plan: Plan, stages: Iterable[int]) -> list[nn.Module]:
-        return [layer for i in stages for layer in self.layers[plan.stages[i].first : plan.stages[i].end]]
-
-    def programs(self, plan: Plan, rank: int, autocast: torch.dtype | None) -> dict[int, LayerStage]:
-        return {index: self._program(plan, index, autocast) for index in self.stages_of(plan, rank)}
-
-    def _program(self, plan: Plan, index: int, autocast: torch.dtype | None) -> LayerStage:
-        stage = plan.stages[index]
-        return LayerStage(
-            self.model,
-            self.layers,
-            self.loss_fn,
-            first=stage.first,
-            end=stage.end,
-            recompute=stage.recompute,
-            autocast=autocast,
-            device=self.device,
-            seed=self.seed,
-        )
 
 
 def autocast_for(plan: Plan, weights: Iterable[nn.Parameter]) -> torch.dtype | None:

@@ -27,7 +27,6 @@ from argosy.runtime.failure import ElsewhereError, in_contact, in_contact_beside
 from argosy.runtime.gradients import Gradients
 from argosy.runtime.holding import (
     Division,
-    Places,
     Proportions,
     groups_of,
     initial_values,
@@ -35,20 +34,18 @@ from argosy.runtime.holding import (
     keep_own,
     keeping,
     share_buffers,
-    users_among,
-    whole,
 )
 from argosy.runtime.layers import find_layers, has_layers
 from argosy.runtime.measure import Recorder
 from argosy.runtime.measured import gather_timeline
 from argosy.runtime.migrate import Making, Moved, migrate
-from argosy.runtime.mixing import check_mixing
 from argosy.runtime.operations import GraphSource
-from argosy.runtime.parameters import buffer_places, buffers_at, weights_of
+from argosy.runtime.parameters import buffers_at
 from argosy.runtime.ranks import devices_by_rank
 from argosy.runtime.recipe import OptimizerFactory, Recipe, autocast_for
 from argosy.runtime.scaling import LossScale
 from argosy.runtime.sharding import WeightGate
+from argosy.runtime.source import LayerSource, StageSource
 from argosy.runtime.stage import LossFunction, StageProgram
 from argosy.runtime.state import Held, trainer_state
 from argosy.runtime.transport import Transport
@@ -89,52 +86,26 @@ def parallelize(
     check_batch(example_batch, plan)
     rank = dist.get_rank()
     device = device_of(roster, rank)
-    layers: tuple[nn.Module, ...] = ()
-    source: GraphSource | None = None
-    if cut is None and has_layers(model):
-        layers = find_layers(model)
-        _check_layers(layers, plan)
-        check_mixing(layers, plan)
-    if not layers or any(stage.replicas[0].width > 1 for stage in plan.stages):
-        source = GraphSource(
-            model, loss_fn, example_batch, plan, device, roster, seed=seed, cut=cut, layers=layers, recording=recording
-        )
-        source.check_agreed()
-        layers = ()
     recipe = Recipe(
-        model=model,
-        layers=layers,
-        loss_fn=loss_fn,
-        optimizer_factory=optimizer_factory,
-        device=device,
-        roster=roster,
-        seed=seed,
+        model=model, loss_fn=loss_fn, optimizer_factory=optimizer_factory, device=device, roster=roster, seed=seed
     )
+    source = _source(recipe, plan, example_batch, cut, recording)
     mine = recipe.stages_of(plan, rank)
-    weights = source.weights if source is not None else weights_of(model, layers, plan)
-    num_users = source.num_users if source is not None else users_among(layers, plan)
-    keepings = {weight.name: keeping(weight, num_users, plan, roster, shard_proportions, rank) for weight in weights}
+    weights = source.weights
+    keepings = {
+        weight.name: keeping(weight, source.num_users, plan, roster, shard_proportions, rank) for weight in weights
+    }
     groups = open_groups(groups_of(weights, plan, roster), {})
     share = initial_values(plan, roster, groups)
-    part = source.part(rank) if source is not None else whole
-    kept = keep_own(weights, mine, device, recording, share, part)
-
-    def places_of(stages: Sequence[int]) -> Places:
-        return source.buffers(stages) if source is not None else buffer_places(recipe.layers_of(plan, stages))
-
+    kept = keep_own(weights, mine, device, recording, share, source.part(rank))
     if recording is None:
-        share_buffers([places_of([stage]) for stage in range(len(plan.stages))], plan, roster, device)
-    places = places_of(mine)
+        share_buffers([source.buffers([stage]) for stage in range(len(plan.stages))], plan, roster, device)
+    places = source.buffers(mine)
     keep_buffers(places, device, recording)
-    autocast = autocast_for(plan, model.parameters())
     recorder = Recorder(device)
-    programs: Mapping[int, StageProgram] = (
-        source.programs(rank, mine, groups, recorder.exchanging)
-        if source is not None
-        else recipe.programs(plan, rank, autocast)
-    )
+    programs = source.programs(rank, mine, groups, recorder.exchanging)
     division = Division(kept, keepings, programs, plan, groups, rank, roster, exchanging=recorder.exchanging)
-    scale = LossScale(active=autocast is torch.float16)
+    scale = LossScale(active=autocast_for(plan, model.parameters()) is torch.float16)
     trainer = Trainer(
         plan,
         programs,
@@ -148,8 +119,35 @@ def parallelize(
     )
     trainer.aliases = {weight.name: weight.aliases for weight in weights if weight.aliases}
     trainer.buffers = buffers_at(model, places)
-    trainer.making = Making(recipe, keepings, groups) if source is None else None
+    trainer.making = Making(recipe, source, keepings, groups)
     return trainer
+
+
+def _source(
+    recipe: Recipe, plan: Plan, batch: Any, cut: Sequence[int] | None, recording: Recording | None
+) -> StageSource:
+    """Layers, if the model has them, no cut is given, and no tensor-parallel group shares any; else operations."""
+    model, layers = recipe.model, tuple[nn.Module, ...]()
+    if cut is None and has_layers(model):
+        layers = find_layers(model)
+        _check_layers(layers, plan)
+        found = LayerSource(recipe, layers, plan)
+        if all(stage.replicas[0].width == 1 for stage in plan.stages):
+            return found
+    source = GraphSource(
+        model,
+        recipe.loss_fn,
+        batch,
+        plan,
+        recipe.device,
+        recipe.roster,
+        seed=recipe.seed,
+        cut=cut,
+        layers=layers,
+        recording=recording,
+    )
+    source.check_agreed()
+    return source
 
 
 class Trainer:

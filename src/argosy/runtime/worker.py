@@ -36,7 +36,6 @@ from argosy.runtime.failure import ElsewhereError, leave_note, told
 from argosy.runtime.folder import CHECKPOINTS, DECISIONS, PROGRESS, TIMELINE, append, checkpoints, forget_after
 from argosy.runtime.hardware import check_hardware
 from argosy.runtime.metrics import Metrics, serve
-from argosy.runtime.mixing import undivided
 from argosy.runtime.orphan import end_with_parent
 from argosy.runtime.program import Program, load_program
 from argosy.runtime.ranks import devices_by_rank
@@ -172,7 +171,7 @@ def adapter_of(trainer: Trainer, spec: RunSpec, tell: Callable[[dict[str, Any]],
         model=costs.compute_model,
         limits=Limits(reach=spec.adapt, horizon=spec.horizon, min_gain=spec.min_gain),
         roster=trainer.roster,
-        undivided=() if trainer.making is None else undivided(trainer.making.recipe.layers),
+        undivided=() if trainer.making is None else trainer.making.source.undivided,
     )
     return Adapter(trainer, brief, tell)
 
