@@ -1,0 +1,216 @@
+"""Play an island plan: the steps of every island, and what islands exchange over the links between them.
+
+    (1)  A step of an island is an iteration of its plan (``sim.simulate``), from its own moment on under the traces.
+    (2)  An exchange begins when the last island has reached its step, and moves, with S the bytes of a fragment as the
+         plan compresses it and N islands: weights to each island's lead, S / N from each lead to each other one, the
+         sums of these S / N back to each other one, new weights from each lead to its island.
+    (3)  Blocking: an island goes on when its exchange has ended. Overlapped by tau steps: after tau more steps.
+
+An exchange that is overlapped is played without the traffic inside islands, which uses other links except for the NICs
+of leads. Time to add up, compress and copy to host memory is not counted.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from argosy.cluster.lasting import from_moment, last_change
+from argosy.cluster.topology import Cluster
+from argosy.cost.compute import ComputeModel
+from argosy.plan.islands import IslandPlan, lead
+from argosy.plan.plan import Plan
+from argosy.sim.exact import simulate_exact
+from argosy.sim.graph import Flow, Task, TaskGraph
+from argosy.sim.simulate import first_end, play
+from argosy.timeline import SpanKind
+from argosy.workload.chain import Chain
+
+_WEIGHT_BYTES = 4
+"""Of a parameter between the devices of an island and its lead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """One exchange of a fragment."""
+
+    step: int
+    """After which it began."""
+    arrived: tuple[float, ...]
+    """Per island, when it had done that step; seconds."""
+    end: float
+
+    @property
+    def begin(self) -> float:
+        return max(self.arrived)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IslandCourse:
+    """What islands did over a number of steps."""
+
+    steps: int
+    ends: tuple[float, ...]
+    """Per island, when it had done its last step and had the results of the exchanges that were due."""
+    exchanges: tuple[Exchange, ...]
+    waited: tuple[float, ...]
+    """Per island, seconds in which it waited for exchanges or for other islands."""
+    stalled: str | None = None
+    """Why a step or an exchange never ends."""
+
+    @property
+    def end(self) -> float:
+        return max(self.ends)
+
+    @property
+    def step_seconds(self) -> float:
+        return self.end / self.steps if self.steps else math.inf
+
+
+def held_parameters(plan: Plan, chain: Chain) -> list[tuple[str, float, float]]:
+    """Per device of a plan: parameters that it keeps, and how many of them it sends when each is sent once."""
+    found = []
+    for stage in plan.stages:
+        total = float(sum(layer.parameters for layer in chain.layers[stage.first : stage.end]))
+        count = len(stage.devices)
+        first = set(stage.holders[0])
+        for holder in stage.holders:
+            for device in holder:
+                kept = total / (count if stage.zero else len(holder))
+                found.append((device, kept, kept if stage.zero or device in first else 0.0))
+    return found
+
+
+def exchange_graph(plan: IslandPlan, chain: Chain) -> TaskGraph:
+    """The transfers of one exchange (2)."""
+    devices = tuple(dict.fromkeys(device for island in plan.islands for device in island.devices))
+    index = {name: at for at, name in enumerate(devices)}
+    leads = [index[lead(island)] for island in plan.islands]
+    count = len(leads)
+    piece = chain.parameters * plan.compression.bytes_per_value / plan.fragments / count
+    tasks: list[Task] = []
+
+    def inside(at: int, after: tuple[int, ...], *, outward: bool) -> int:
+        flows = []
+        for device, kept, sent in held_parameters(plan.islands[at], chain):
+            amount = _WEIGHT_BYTES * (kept if outward else sent) / plan.fragments
+            ends = (leads[at], index[device]) if outward else (index[device], leads[at])
+            if amount and index[device] != leads[at]:
+                flows.append(Flow(*ends, amount))
+        if not flows:
+            tasks.append(Task(kind=SpanKind.UPDATE, device=leads[at], after=after))
+        else:
+            tasks.append(Task(kind=SpanKind.TRANSFER, flows=tuple(flows), after=after))
+        return len(tasks) - 1
+
+    def between(after: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+        """Every lead sends a piece to every other one; per island, the tasks that bring it something."""
+        come: dict[int, list[int]] = {at: [] for at in range(count)}
+        for sender in range(count):
+            for receiver in range(count):
+                if sender != receiver:
+                    flow = Flow(leads[sender], leads[receiver], piece)
+                    needs = tuple(dict.fromkeys((*after[sender], *after[receiver])))
+                    tasks.append(Task(kind=SpanKind.TRANSFER, flows=(flow,), after=needs))
+                    come[receiver].append(len(tasks) - 1)
+        return {at: tuple(numbers) for at, numbers in come.items()}
+
+    gathered: dict[int, tuple[int, ...]] = {at: (inside(at, (), outward=False),) for at in range(count)}
+    summed = between(between(gathered))
+    for at in range(count):
+        inside(at, summed[at], outward=True)
+    return TaskGraph(devices=devices, tasks=tuple(tasks), resident=(0.0,) * len(devices))
+
+
+def exchange_seconds(plan: IslandPlan, chain: Chain, cluster: Cluster) -> float:
+    """What one exchange takes from time 0 of the cluster on; infinite if it never ends."""
+    return first_end(simulate_exact(exchange_graph(plan, chain), cluster, record=0))
+
+
+@dataclass
+class _Player:
+    """An island plan on a cluster, and what was played where nothing changes any more."""
+
+    plan: IslandPlan
+    chain: Chain
+    cluster: Cluster
+    model: ComputeModel | None
+    known: dict[tuple[int, int], float] = field(default_factory=dict)
+    """Seconds by island and number of steps, after the last change."""
+    exchanged: float | None = None
+    """Seconds of an exchange after the last change."""
+
+    def __post_init__(self) -> None:
+        self.graph = exchange_graph(self.plan, self.chain)
+        self.last = last_change([self.cluster])
+
+    def steps(self, island: int, begin: float, count: int) -> float:
+        """When an island that begins now has done so many steps (1)."""
+        if count == 0 or math.isinf(begin):
+            return begin
+        key = (island, count)
+        if begin >= self.last and key in self.known:
+            return begin + self.known[key]
+        where = from_moment(self.cluster, begin)
+        timeline = play(self.plan.islands[island], self.chain, where, self.model, iterations=count, record=0)
+        ends = timeline.iteration_ends
+        seconds = ends[-1] if len(ends) == count else math.inf
+        if begin >= self.last:
+            self.known[key] = seconds
+        return begin + seconds
+
+    def exchange(self, begin: float) -> float:
+        """When an exchange that begins now has ended (2)."""
+        if math.isinf(begin):
+            return begin
+        if begin >= self.last and self.exchanged is not None:
+            return begin + self.exchanged
+        seconds = first_end(simulate_exact(self.graph, from_moment(self.cluster, begin), record=0))
+        if begin >= self.last:
+            self.exchanged = seconds
+        return begin + seconds
+
+
+def play_islands(
+    plan: IslandPlan,
+    chain: Chain,
+    cluster: Cluster,
+    model: ComputeModel | None = None,
+    *,
+    steps: int,
+    until: float = math.inf,
+) -> IslandCourse:
+    """Play ``steps`` of an island plan from time 0; no period between exchanges begins after ``until`` seconds."""
+    player = _Player(plan, chain, cluster, model)
+    numbers = range(len(plan.islands))
+    now, waited = [0.0 for _ in numbers], [0.0 for _ in numbers]
+    exchanges: list[Exchange] = []
+    done, late, arrives = 0, 0, 0.0
+    while done < steps and max(now) <= until:
+        count = min(plan.period, steps - done)
+        first = min(late, count)
+        for at in numbers:
+            now[at] = player.steps(at, now[at], first)
+            if first == late > 0:
+                waited[at] += max(0.0, arrives - now[at])
+                now[at] = max(now[at], arrives)
+            now[at] = player.steps(at, now[at], count - first)
+        done += count
+        if math.isinf(max(now)):
+            island = next(at for at in numbers if math.isinf(now[at]))
+            return _stalled(f"a step of island {island} never ends", done - count, exchanges, waited, now)
+        if count == plan.period:
+            exchange = Exchange(step=done, arrived=tuple(now), end=player.exchange(max(now)))
+            if math.isinf(exchange.end):
+                return _stalled(f"the exchange after step {done} never ends", done, exchanges, waited, now)
+            exchanges.append(exchange)
+            arrives, late = exchange.end, plan.overlap
+            if not plan.overlap:
+                waited = [past + exchange.end - here for past, here in zip(waited, now, strict=True)]
+                now = [exchange.end for _ in numbers]
+    return IslandCourse(steps=done, ends=tuple(now), exchanges=tuple(exchanges), waited=tuple(waited))
+
+
+def _stalled(why: str, steps: int, exchanges: list[Exchange], waited: list[float], now: list[float]) -> IslandCourse:
+    ends = tuple(end if math.isfinite(end) else 0.0 for end in now)
+    return IslandCourse(steps=steps, ends=ends, exchanges=tuple(exchanges), waited=tuple(waited), stalled=why)
