@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,14 @@ from small_models import build
 from torch.utils._pytree import tree_map
 from training_cases import Case, plan_of
 
+from argosy.adapt.sync import SyncLimits
+from argosy.cluster.file import cluster_from_content
+from argosy.cluster.topology import canonical
 from argosy.plan.islands import Compression, IslandPlan, OuterOptimizer
+from argosy.plan.islands_file import dumps_island_plan
+from argosy.plan.plan import ClusterRef
+from argosy.runtime.folder import checkpoints
+from argosy.runtime.islands.keeping import load_island, save_island
 from argosy.runtime.islands.lead import Lead
 from argosy.runtime.islands.membership import Membership
 from argosy.runtime.islands.training import IslandTrainer
@@ -34,6 +42,11 @@ class IslandCase:
     nesterov: bool = True
     compression: Compression = Compression.NONE
     inner: str = "adamw"
+    save_at: int | None = None
+    """Steps after which a checkpoint is written."""
+    folder: str = ""
+    resumes: bool = False
+    limits: SyncLimits | None = None
 
     @property
     def plan(self) -> IslandPlan:
@@ -118,12 +131,21 @@ def train_islands(case: IslandCase) -> dict[str, Any]:
     trainer = parallelize(model, loss_fn, case.optimizer, case.rows(example, island), plan.islands[island])
     training = IslandTrainer(trainer, plan, island)
     outer = training.initial_state()
+    kept = Path(case.folder) / f"island-{island}"
+    if case.resumes:
+        (saved,) = checkpoints(kept)
+        trainer.load(saved)
+        load_island(training, outer, saved)
     lines: list[dict[str, Any]] = []
     if outer is not None:
         membership = Membership(connect, island, len(plan.islands))
-        training.lead = Lead(plan, outer, membership, note=lines.append)
+        training.lead = Lead(plan, outer, membership, limits=case.limits, note=lines.append)
     assert training.begin("same")
-    losses = [training.step(case.rows(case.batch(step), island)) for step in range(case.steps)]
+    losses = []
+    while trainer.steps < case.steps:
+        losses.append(training.step(case.rows(case.batch(trainer.steps), island)))
+        if trainer.steps == case.save_at:
+            save_island(training, kept)
     training.end()
     weights = {
         (held.name, box.whole): box.of(held.parameter.data).clone().numpy()
@@ -201,3 +223,22 @@ def train_alone(case: IslandCase) -> tuple[dict[str, torch.Tensor], list[list[fl
         use(outer_step(turn % case.fragments), 0.0)
         turn += 1
     return shared, losses
+
+
+def written_islands(folder: Path, case: IslandCase) -> Path:
+    """An island plan on disk whose nodes are CPU cores, one node for each island."""
+    nodes = [
+        {
+            "name": f"i{at}n",
+            "devices": {"kind": "CPU-core", "count": one.num_ranks},
+            "intra": [{"medium": "pcie", "bandwidth": "10 GB/s", "latency": "5 us"}],
+            "nic": {"bandwidth": "1 Gbit/s", "latency": "1 ms"},
+        }
+        for at, one in enumerate(case.islands)
+    ]
+    content = canonical({"name": "local", "nodes": nodes})
+    ref = ClusterRef.of(cluster_from_content(content))
+    plan = replace(case.plan, islands=tuple(replace(island, cluster=ref) for island in case.plan.islands))
+    path = folder / "islands.json"
+    path.write_text(dumps_island_plan(plan))
+    return path

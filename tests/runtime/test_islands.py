@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from rank_pool import RankPool
 from small_models import build
 from training_cases import Case
 
+from argosy.adapt.sync import SyncLimits, next_sync_every
 from argosy.plan.islands import Compression
 from argosy.runtime.islands.codec import decode, encode, encoded_size
 
@@ -99,6 +102,41 @@ def test_what_is_exchanged_is_counted_once(ranks: RankPool) -> None:
         for island in (0, 1):
             rows = {line["exchange"]: line["samples"][island] for line in lines if line["fragment"] == fragment}
             assert sum(rows.values()) == case.steps * case.shares[island]
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_a_checkpoint_between_exchanges_continues_bit_by_bit(ranks: RankPool, tmp_path: Path, overlap: int) -> None:
+    case = IslandCase(
+        islands=(PIPELINE, SHARDED), every=4, fragments=2, overlap=overlap, steps=11, save_at=7, folder=str(tmp_path)
+    )
+    whole = ranks(case.num_ranks, train_islands, case)
+    rest = ranks(case.num_ranks, train_islands, replace(case, save_at=None, resumes=True))
+    for one, other in zip(whole, rest, strict=True):
+        assert one["losses"][7:] == other["losses"]
+        assert all(np.array_equal(one["weights"][key], other["weights"][key]) for key in one["weights"])
+
+
+def test_islands_choose_the_same_number_of_steps_by_what_they_measure(ranks: RankPool) -> None:
+    """Exchanges of a few kilobytes take about as long as steps here, so that H grows up to its limit."""
+    limits = SyncLimits(most=6, share=1e-9)
+    case = IslandCase(islands=(ALONE, ALONE), every=1, steps=20, limits=limits)
+    lines = [outcome["lines"] for outcome in ranks(2, train_islands, case)]
+    chosen = [[(line["step"], line["sync_every"]) for line in own] for own in lines]
+    assert chosen[0] == chosen[1]
+    assert [step for step, _ in chosen[0]] == [1, 2, 8, 14, 20]
+    for island in (0, 1):
+        assert sum(line["samples"][island] for line in lines[0]) == case.steps * case.shares[island]
+
+
+def test_the_number_of_steps_follows_the_link_and_ignores_noise() -> None:
+    limits = SyncLimits(least=2, most=200, share=0.05)
+    assert next_sync_every(10, 0.1, 1.0, limits) == 200
+    assert next_sync_every(200, 0.1, 0.25, limits) == 50
+    assert next_sync_every(50, 0.1, 0.26, limits) == 50
+    assert next_sync_every(50, 0.1, 1e-6, limits) == 2
+    assert next_sync_every(50, 0.1, 0.0, limits) == 50
+    assert next_sync_every(8, 0.1, 0.9, limits, fragments=2, overlap=3) == 20
+    assert next_sync_every(8, 0.1, 0.01, limits, fragments=2, overlap=3) == 8
 
 
 @pytest.mark.parametrize("count", [0, 1, 1023, 1024, 5000])
