@@ -95,7 +95,10 @@ def _course(plan: IslandPlan, course: IslandCourse) -> Iterator[tuple[str, str]]
         return
     seconds = course.step_seconds
     yield "step", f"{TIME.format(seconds)} on average over {course.steps}, exchanges included"
-    yield "throughput", throughput(plan.global_batch / seconds, plan.model.sequence_length)
+    yield "throughput", throughput(course.samples_per_second, plan.model.sequence_length)
+    alone = sum(len(one.islands) < len(plan.islands) for one in course.exchanges)
+    if alone:
+        yield "lost", f"{counted(alone, 'exchange')} without every island; what those left out trained does not count"
     if course.exchanges:
         took = [exchange.end - exchange.begin for exchange in course.exchanges]
         best, worst = TIME.format(min(took)), TIME.format(max(took))
@@ -110,9 +113,16 @@ def course_to_dict(plan: IslandPlan, course: IslandCourse) -> dict[str, Any]:
         "steps": course.steps,
         "seconds": course.end,
         "step_seconds": seconds,
-        "samples_per_second": None if seconds is None else plan.global_batch / seconds,
+        "samples": course.samples,
+        "samples_per_second": None if seconds is None else course.samples_per_second,
         "exchanges": [
-            {"step": one.step, "arrived": list(one.arrived), "begin": one.begin, "end": one.end}
+            {
+                "step": one.step,
+                "islands": list(one.islands),
+                "arrived": list(one.arrived),
+                "begin": one.begin,
+                "end": one.end,
+            }
             for one in course.exchanges
         ],
         "waited": list(course.waited),
