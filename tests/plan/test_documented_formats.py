@@ -18,6 +18,7 @@ from argosy.cost import calibration_file
 from argosy.cost.calibration import Calibration
 from argosy.document import Schema, parse_toml
 from argosy.plan import file as plan_file
+from argosy.plan import islands_file
 from argosy.plan.file import loads_plan
 from argosy.runtime.run_spec import run_schema
 from argosy.timeline import file as timeline_file
@@ -56,6 +57,9 @@ TABLES: dict[type[Schema], tuple[str, str]] = {
     plan_file.SearchSchema: ("`plan.json`", "`search`"),
     plan_file.RunnerUpSchema: ("`plan.json`", "`runner_ups`"),
     plan_file.LeftOutSchema: ("`plan.json`", "`left_out`"),
+    islands_file.IslandPlanSchema: ("Island plans", "The island plan"),
+    islands_file.OuterSchema: ("Island plans", "`outer`"),
+    islands_file.IslandPredictionSchema: ("Island plans", "`predicted` of an island plan"),
     timeline_file.TimelineSchema: ("`timeline.json`", "The timeline"),
     timeline_file.SpanSchema: ("`timeline.json`", "`spans`"),
     timeline_file.ContactSchema: ("`timeline.json`", "`contacts`"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,7 @@ import typer
 from argosy.cli.names import known_name
 from argosy.cli.options import (
     DtypeName,
+    Islands,
     Json,
     Level,
     ModelSource,
@@ -20,6 +22,7 @@ from argosy.cli.options import (
     RobustName,
     Scenarios,
     SequenceLength,
+    SyncEvery,
     TargetCluster,
     Traces,
     Width,
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from argosy.choose.scenario import Robust
     from argosy.cluster.topology import Cluster
     from argosy.cost.compute import ComputeModel
+    from argosy.plan.islands import IslandPlan
     from argosy.plan.plan import Plan
     from argosy.report.contest import Row
     from argosy.workload.chain import Chain
@@ -66,6 +70,8 @@ def compare(
     optimizer: OptimizerName = None,
     profile: Profiles = None,
     level: Level = 1,
+    islands: Islands = "off",
+    sync_every: SyncEvery = "auto",
     width: Width = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -74,7 +80,8 @@ def compare(
 
     Prints how long an iteration takes with the plan of each, how that compares with ours, and why it is slower. Where
     links or devices change, each plan is played from several moments (of every scenario), and the mean counts, or what
-    --robust says; the others plan for the cluster as it is at time 0, ours for its changes.
+    --robust says; the others plan for the cluster as it is at time 0, ours for its changes. With --islands, plans whose
+    groups of devices exchange parameters now and then are shown beside ours, for the cluster at time 0.
 
     \b
     Examples:
@@ -83,19 +90,25 @@ def compare(
         argosy compare -m gravity:512^3 -c mixed-16
         argosy compare -m gpt2-xl -c mixed-16 -b 64 --dtype fp16 \\
             --scenario "v*.nic=on-off:low=0.1" --robust p95
+        argosy compare -m gpt2-xl -c geo-8 -b 256 --islands auto
     """
     from argosy.choose.scenario import Robust
+    from argosy.cli.choose import Task
     from argosy.cli.gravity import PREFIX, compare_gravity
     from argosy.cli.inputs import check_at_least, compute_model, refuse_options, with_traces
+    from argosy.cli.islands import compared_islands, island_options
     from argosy.cli.scenarios import load_scenarios
     from argosy.cli.terminal import print_json, stdout_console
     from argosy.cluster.file import load_cluster
     from argosy.cost.remembered import cost_model_ref
     from argosy.errors import bad_input
     from argosy.explain.contest import moments
-    from argosy.report.contest import contest_table, counted_over, rows_to_dict
+    from argosy.planner import Settings
+    from argosy.report.contest import OURS, contest_table, counted_over, rows_to_dict
+    from argosy.report.islands import compared_to_dict, side_by_side
     from argosy.workload.load import load_model
 
+    wanted_islands = island_options(islands, sync_every)
     where = load_cluster(cluster)
     if trace and scenario:
         raise bad_input("--trace or --scenario, not both", where="argosy compare")
@@ -103,6 +116,7 @@ def compare(
     if model.startswith(PREFIX):
         given = {"--global-batch": global_batch, "--only": only, "--sequence-length": sequence_length, "--dtype": dtype}
         given |= {"--optimizer": optimizer, "--profile": profile, "--scenario": scenario}
+        given |= {"--islands": None if islands == "off" else islands}
         refuse_options(given, "for gravity")
         compare_gravity(model, where, width=width, json=json, quiet=quiet)
         return
@@ -113,17 +127,25 @@ def compare(
     chain = load_model(model, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
     costs = compute_model(profile or (), chain=chain, cluster=where, quiet=quiet)
     rows = compared(chain, where, batch, costs, names=_chosen(only), level=level, quiet=quiet, changes=changes)
+    apart: list[IslandPlan] = []
+    ours = next((row.entry.seconds for row in rows if row.name == OURS and row.entry is not None), math.inf)
+    if wanted_islands is not None:
+        task = Task(chain=chain, cluster=where, global_batch=batch, settings=Settings(level=level), model=costs)
+        apart = compared_islands(task, ours, wanted_islands, quiet=quiet)
     if json:
         ref = cost_model_ref(chain, where, costs)
         names = {"model": model, "cluster": {"name": where.name, "hash": where.hash}, "global_batch": batch}
         names["cost_model"] = "default" if ref is None else ref.hash
         begun = max(len(moments(cluster)) for cluster in changes.scenarios)
         counted = {"scenarios": scenario or [], "robust": robust, "moments": begun}
-        print_json("compare", {**names, **counted, "rows": rows_to_dict(rows)})
+        print_json("compare", {**names, **counted, "rows": rows_to_dict(rows), "islands": compared_to_dict(apart)})
         return
     console = stdout_console(width)
     console.print(f"{chain!r}; {where!r}; {batch} samples an iteration\n")
     console.print(contest_table(rows, with_shape=console.width >= _WIDE))
+    if apart:
+        console.print()
+        console.print(side_by_side(apart, ours))
     told = counted_over(changes.scenarios, robust)
     if told is not None:
         console.print(f"\n{told}")

@@ -100,7 +100,7 @@ def demo(
 
 def _plan(by_hand: Scenario, *, quiet: bool) -> tuple[Plan, Explanation, float]:
     """A plan for what the plan by hand does, why it is as fast as it is, and the seconds that the one by hand takes."""
-    from argosy.cli.plan import search
+    from argosy.cli.searching import search
     from argosy.explain import explain_plan
     from argosy.planner import Settings
     from argosy.sim.simulate import simulate

@@ -186,7 +186,7 @@ def _plans(
 ) -> tuple[Chain, dict[str, Plan]]:
     """Argosy's and the even one, both with what they are predicted to take."""
     from argosy.baselines import BASELINES, Job, NoPlan
-    from argosy.cli.plan import search
+    from argosy.cli.searching import search
     from argosy.cli.terminal import write_file
     from argosy.explain import with_prediction
     from argosy.plan.file import dumps_plan

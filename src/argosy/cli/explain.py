@@ -54,6 +54,19 @@ def explain(
             refuse_options({"--profile": profile}, "for a gravity plan")
             explain_gravity(document, cluster=cluster, traces=trace or (), width=width, json=json, quiet=quiet)
             return
+        if document.data.get("kind") == "islands":
+            from argosy.cli.islands import explain_islands
+
+            explain_islands(
+                document,
+                cluster=cluster,
+                traces=trace or (),
+                profiles=profile or (),
+                width=width,
+                json=json,
+                quiet=quiet,
+            )
+            return
         scenario = load_scenario(document, cluster=cluster, traces=trace or (), profiles=profile or (), quiet=quiet)
     with progress(f"simulating {scenario.plan!r} and changes to it", quiet=quiet):
         explanation = explain_plan(scenario.plan, scenario.chain, scenario.cluster, model=scenario.model)

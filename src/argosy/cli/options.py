@@ -199,6 +199,37 @@ MaxPrice = Annotated[
 MaxCost = Annotated[
     float | None, typer.Option("--max-cost-per-step", min=0, help="Steps for at most so much each.", callback=no_nan)
 ]
+Islands = Annotated[
+    str,
+    typer.Option(
+        "--islands",
+        metavar="auto|off|N",
+        help="Groups of devices that train on their own and exchange parameters now and then (DiLoCo): another "
+        "algorithm, for slow links. auto: where that is faster than the best synchronous plan.",
+    ),
+]
+SyncEvery = Annotated[
+    str,
+    typer.Option(
+        "--sync-every", metavar="H|auto", help="With --islands: steps between exchanges. auto: as few as are cheap."
+    ),
+]
+MaxSyncEvery = Annotated[
+    int, typer.Option("--max-sync-every", min=1, help="With --islands: the most that --sync-every auto chooses.")
+]
+Fragments = Annotated[
+    int, typer.Option("--fragments", min=1, help="With --islands: parts of the model that are exchanged in turn.")
+]
+Overlap = Annotated[bool, typer.Option("--overlap", help="With --islands: steps go on during exchanges.")]
+Compress = Annotated[
+    str, typer.Option("--compress", help="With --islands: none, bf16 or int8, the numbers that are exchanged.")
+]
+OuterRates = Annotated[
+    str,
+    typer.Option(
+        "--outer", metavar="RATE,MOMENTUM", help="With --islands: the outer optimizer; 1,0 is a plain average."
+    ),
+]
 Runnable = Annotated[
     bool, typer.Option("--runnable", help="Only plans that argosy's own runtime executes as they are.")
 ]

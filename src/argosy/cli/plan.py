@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import shlex
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -17,17 +14,21 @@ import typer
 from argosy.cli.names import known_name
 from argosy.cli.options import (
     CalibrationFile,
+    Compress,
     DtypeName,
     EvenShares,
     ExecutorName,
     ForTrace,
+    Fragments,
     Gap,
+    Islands,
     Json,
     Level,
     MaxContext,
     MaxCost,
     MaxExpert,
     MaxPrice,
+    MaxSyncEvery,
     MaxWidth,
     MemoryBudget,
     NoMixed,
@@ -36,6 +37,8 @@ from argosy.cli.options import (
     OptimizerName,
     OptionalBatch,
     OptionalModel,
+    OuterRates,
+    Overlap,
     Profiles,
     ProgramSource,
     Quiet,
@@ -44,6 +47,7 @@ from argosy.cli.options import (
     Scenarios,
     Schedules,
     SequenceLength,
+    SyncEvery,
     TargetCluster,
     TimeBudget,
     Width,
@@ -57,10 +61,9 @@ if TYPE_CHECKING:
 
     from argosy.cli.choose import Outcome, Task
     from argosy.cluster.topology import Cluster
-    from argosy.cost.compute import ComputeModel
     from argosy.explain.infeasible import Infeasibility
     from argosy.plan.plan import Plan
-    from argosy.planner import CapturedProgram, Progress, Settings
+    from argosy.planner import CapturedProgram, Settings
     from argosy.schedule import ScheduleSpec
     from argosy.workload.chain import Chain
 
@@ -93,6 +96,13 @@ def plan(
     objective: Objective = "throughput",
     max_price_per_hour: MaxPrice = None,
     max_cost_per_step: MaxCost = None,
+    islands: Islands = "off",
+    sync_every: SyncEvery = "auto",
+    max_sync_every: MaxSyncEvery = 100,
+    fragments: Fragments = 1,
+    overlap: Overlap = False,
+    compress: Compress = "none",
+    outer: OuterRates = "0.7,0.9",
     workers: Workers = 1,
     executor: ExecutorName = "process",
     output: Annotated[
@@ -112,6 +122,7 @@ def plan(
         argosy plan -m gpt2-xl -c mixed-16 -b 128 --dtype fp16 -o plan.json
         argosy plan -m gpt2-xl -c two-cards -b 64 --dtype fp16 --level 2
         argosy plan --program train.py:build -c two-cards
+        argosy plan -m gpt2-xl -c geo-8 -b 256 --islands auto -o islands.json
         argosy plan -m llama-3-8b -c mixed-16 -b 64 --dtype fp16 \\
             --scenario "v*.nic=on-off:low=0.1" --robust p95
     """
@@ -124,6 +135,7 @@ def plan(
         parse_time,
         refuse_options,
     )
+    from argosy.cli.islands import island_options, plan_islands
     from argosy.cli.program import capture_program
     from argosy.cli.terminal import STDOUT, check_output, print_json, progress, stdout_console, write_file
     from argosy.cluster.file import load_cluster
@@ -144,9 +156,20 @@ def plan(
     if model is None or global_batch is None:
         raise bad_input("--model and --global-batch, or --program FILE.py:build", where="argosy plan")
     check_at_least("--global-batch", global_batch, 1)
+    sync = (sync_every, max_sync_every, fragments, overlap, compress, outer)
+    wanted = island_options(islands, *sync)
     check_what_counts(
         scenario, robust, for_trace, objective, (max_price_per_hour, max_cost_per_step), has_output=output is not None
     )
+    if wanted is not None:
+        other: dict[str, object] = {
+            "--scenario": scenario,
+            "--for-trace": for_trace,
+            "--max-price-per-hour": max_price_per_hour,
+        }
+        other |= {"--max-cost-per-step": max_cost_per_step, "--objective": None if objective != "cost" else objective}
+        mixes = captured is not None and captured.mixes is not None
+        refuse_options({**other, "--program": program if mixes else None}, "with --islands")
     if output is not None:
         check_output(output, cluster, model, calibration, *(profile or ()), json=json)
     budget = parse_time("--time-budget", time_budget)
@@ -192,6 +215,10 @@ def plan(
         raise NothingFitsError(why.reason) from None
     found = outcome.plan
     found = replace(found, model=replace(found.model, name=model))  # what ``planned_chain`` takes, also for a file
+    if wanted is not None and plan_islands(
+        wanted, task, found, auto=islands == "auto", output=output, json=json, width=width, quiet=quiet
+    ):
+        return
     if output is not None:
         write_file(output, dumps_plan(found).encode())
     if json:
@@ -223,6 +250,7 @@ def _find(
 ) -> Outcome:
     """The plan by whatever counts: time at time 0, time over scenarios, or money."""
     from argosy.cli.choose import Outcome, plan_for_money, plan_for_scenarios
+    from argosy.cli.searching import search
     from argosy.cli.terminal import progress
 
     if scenarios:
@@ -260,55 +288,6 @@ def _divided(task: Task, program: CapturedProgram | None, choose: Callable[[Task
     if divided_plan(program, task.settings, find) is not None:
         return outcomes[-1]
     return Outcome(plan=undivided_plan(program, task.cluster, task.model))
-
-
-def search(
-    workload: Chain | CapturedProgram,
-    cluster: Cluster,
-    *,
-    global_batch: int,
-    settings: Settings,
-    model: ComputeModel,
-    quiet: bool,
-) -> Plan:
-    """Find a plan, with progress on stderr; an interrupt ends the search with the best plan so far."""
-    from argosy.planner import find_plan
-
-    with _watch(f"planning {workload.name} for {cluster!r}", quiet=quiet) as tell:
-        settings = replace(settings, progress=tell)
-        return find_plan(workload, cluster, global_batch=global_batch, settings=settings, model=model)
-
-
-@contextlib.contextmanager
-def _watch(message: str, *, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """How far a search is, on stderr: on a terminal one line that changes, elsewhere a line per percent of the gap."""
-    from argosy.cli.terminal import has_spinner, spinner
-
-    if quiet:
-        yield None
-    elif has_spinner():
-        with spinner(message) as say:
-            yield lambda state: say(f"{_state(state)}; {message}")
-    else:
-        sys.stderr.write(f"{message}\n")
-        told: set[tuple[float, float]] = set()
-
-        def tell(state: Progress) -> None:
-            news = (state.seconds, round(state.gap, 2))
-            if news not in told:
-                told.add(news)
-                sys.stderr.write(f"{_state(state)}\n")
-
-        yield tell
-
-
-def _state(state: Progress) -> str:
-    from argosy.units import TIME
-
-    if not math.isfinite(state.seconds):
-        return f"no plan yet, bound {TIME.format(state.bound)}, {state.candidates:,} plans judged"
-    times = f"best {TIME.format(state.seconds)}, bound {TIME.format(state.bound)}"
-    return f"{times}, gap {100 * state.gap:.1f} %, {state.candidates:,} plans judged"
 
 
 def _workers(name: str, count: int) -> AbstractContextManager[Executor | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import subprocess
@@ -10,7 +9,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from argosy.runtime.run_spec import RunSpec
 
 _POLL = 0.05
-_GRACE = 40.0
-"""Seconds that torchrun gets to end its workers when asked to."""
 
 ProgramName = Annotated[
     str, typer.Argument(metavar="FILE.py:build", help="A Python file and its function.", show_default=False)
@@ -85,6 +82,19 @@ def run(
         int, typer.Option("--copy-every", min=0, help="Steps between copies in other nodes' memory; 0: none.")
     ] = 1,
     lost_after: LostAfter = 10.0,
+    island: Annotated[
+        int | None, typer.Option("--island", min=0, help="Of an island plan: start only this island.")
+    ] = None,
+    meeting: Annotated[
+        str | None,
+        typer.Option("--meeting", metavar="HOST:PORT", help="With --island: where islands meet; island 0 serves it."),
+    ] = None,
+    max_sync_every: Annotated[
+        int, typer.Option("--max-sync-every", min=1, help="Of an island plan with --adapt full: most steps apart.")
+    ] = 500,
+    restarts: Annotated[
+        int, typer.Option("--restarts", min=0, help="Of an island plan: times that a lost island is started again.")
+    ] = 3,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command of every node, and stop.")] = False,
     slurm: Annotated[
         Path | None, typer.Option("--slurm", help="Write a batch script for SLURM (- is stdout), and stop.")
@@ -107,10 +117,13 @@ def run(
         argosy run plan.json train.py --elastic --here --copy-every 5
         argosy run plan.json train.py --elastic --node v1 \\
             --out /shared/run --adapt k
+        argosy run islands.json train.py --steps 1000
+        argosy run islands.json train.py --island 1 --meeting x0:29600
     """
     from argosy.adapt.controller import Reach
     from argosy.cli.adapting import check_reach
-    from argosy.cli.inputs import costs_of_run
+    from argosy.cli.inputs import costs_of_run, refuse_options
+    from argosy.cli.names import known_name
     from argosy.cli.terminal import check_output, no_stdout, print_json, say_written, stdout_console, write_file
     from argosy.errors import bad_input
     from argosy.plan.file import plan_from_document, read_plan
@@ -123,6 +136,50 @@ def run(
     split_name(program)
     check_reach(adapt)
     document = read_plan(plan)
+    if document.data.get("kind") == "islands":
+        from argosy.cli.islands_run import run_islands
+
+        unused: dict[str, object] = {
+            "--elastic": elastic,
+            "--node": node,
+            "--slurm": slurm,
+            "--metrics-port": metrics_port,
+        }
+        unused |= {"--profile": profile, "--model": model, "--copy-every": None if copy_every == 1 else copy_every}
+        refuse_options(unused, "for an island plan")
+        known_name("--adapt", adapt, ("off", "full"), "ways for an island plan to adapt")
+        spec = RunSpec(
+            plan=plan,
+            program=program,
+            out=str(out),
+            steps=steps,
+            save_every=save_every,
+            resume=resume,
+            init=None if init is None else str(init),
+            clip=clip,
+            seed=seed,
+            patience=patience,
+            any_device=any_device,
+            adapt=Reach(adapt),
+            lost_after=lost_after,
+            meeting=meeting,
+            max_sync_every=max_sync_every,
+        )
+        here_or = (lab, address, port)
+        run_islands(
+            document,
+            spec,
+            island,
+            node_rank,
+            here_or,
+            restarts=restarts,
+            dry_run=dry_run,
+            width=width,
+            json=json,
+            quiet=quiet,
+        )
+        return
+    refuse_options({"--island": island, "--meeting": meeting}, "for a plan without islands")
     planned = plan_from_document(document)
     spec = RunSpec(
         plan=plan,
@@ -200,6 +257,7 @@ def _follow(
 
     ``is_new``: a folder with checkpoints of an earlier run is refused.
     """
+    from argosy.cli.processes import end_process, start_process
     from argosy.document import make_folder
     from argosy.runtime.folder import held
     from argosy.runtime.launch import command_line
@@ -217,12 +275,12 @@ def _follow(
         spec_file.write_text(dumps_run_spec(spec), encoding="utf-8")
         with log.open("a" if spec.resume else "w") as file:
             began = file.tell()
-            process = _start(command_line(launch, node_rank, spec_file), file, lock, environment or {})
+            process = start_process(command_line(launch, node_rank, spec_file), file, lock, environment or {})
             asked = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
             try:
                 lines = _watch(process, launch, is_first=node_rank == 0, quiet=quiet)
             finally:
-                _end(process)
+                end_process(process)
                 signal.signal(signal.SIGTERM, asked)
         if process.returncode != 0:
             _fail(launch, log, began)
@@ -238,20 +296,6 @@ def _clear(spec: RunSpec) -> None:
     forget_after(spec.folder, steps_saved(spec.folder) if spec.resume else 0)
     if not spec.resume:
         (spec.folder / TIMELINE).unlink(missing_ok=True)
-
-
-def _start(command: list[str], log: IO[str], lock: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """The folder is let go when both this process and the one that it starts have ended."""
-    from argosy.runtime.orphan import end_with_parent
-
-    return subprocess.Popen(
-        command,
-        env={**os.environ, **environment},
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        pass_fds=(lock,),
-        preexec_fn=end_with_parent,  # noqa: PLW1509 (there is one thread)
-    )
 
 
 def _watch(process: subprocess.Popen[bytes], launch: Launch, *, is_first: bool, quiet: bool) -> list[dict[str, Any]]:
@@ -282,17 +326,6 @@ def _progress_line(line: dict[str, Any], plan: Plan) -> str:
     if plan.predicted is not None:
         text += f" (predicted {TIME.format(plan.predicted.iteration_seconds)})"
     return text + (f"  {line['schedule']}" if "schedule" in line else "")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """No worker stays behind: torchrun ends them when it is asked to end, and they end with it."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(_GRACE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _fail(launch: Launch, log: Path, began: int) -> None:

@@ -112,6 +112,23 @@ def simulate(
             quiet=quiet,
         )
         return
+    if document.data.get("kind") == "islands":
+        from argosy.cli.islands import simulate_islands
+
+        given = {"--schedule": schedule, "--k": k, "--calibration": calibration, "--adapt": adapt, "--output": output}
+        refuse_options({**given, "--iteration": iteration or None, "--transfers": transfers}, "for an island plan")
+        simulate_islands(
+            document,
+            cluster=cluster,
+            traces=trace or (),
+            profiles=profile or (),
+            iterations=iterations,
+            until=until,
+            width=width,
+            json=json,
+            quiet=quiet,
+        )
+        return
     scenario = load_scenario(
         document,
         cluster=cluster,

@@ -214,6 +214,8 @@ def loads_plan(text: str, *, file: str = "plan.json") -> Plan:
 
 def plan_from_document(document: Document) -> Plan:
     """A plan, or one ``InputError`` with everything that is wrong with the file, the cluster in it included."""
+    if document.data.get("kind") == "islands":
+        raise document.error(("kind",), "a plan of one group of devices, such as one of those under islands", "islands")
     schema = validate(document, PlanSchema)
     build_cluster(document.inside("cluster", "content"), folder=Path())
     cost_model = None if schema.cost_model is None else _cost_model(document)

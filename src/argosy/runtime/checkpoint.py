@@ -157,12 +157,28 @@ def read_state_dict(path: Path | str) -> dict[str, Tensor]:
     return result
 
 
+class OuterFacts(Schema):
+    """What a checkpoint of an island says about its exchanges."""
+
+    exchanges: Natural
+    step: Natural
+    next_step: Natural
+    sync_every: Natural
+    shared_since: list[Natural]
+
+
 class _About(Schema):
     version: Literal[1]
     steps: Natural
     scale: float
     calm: Natural = 0
     aliases: dict[str, list[str]]
+    outer: OuterFacts | None = None
+
+
+def outer_facts(path: Path) -> OuterFacts | None:
+    """What a checkpoint says about exchanges; None if it is not of an island."""
+    return _about(path).outer
 
 
 def _about(path: Path) -> _About:

@@ -31,6 +31,11 @@ class Launch:
     """Where rank 0 can be reached; its node's own name unless given."""
     port: int | None = None
 
+    @property
+    def worker(self) -> str:
+        """The module that a process runs."""
+        return "argosy.runtime.worker" if self.spec.island is None else "argosy.runtime.islands.worker"
+
     def nodes(self) -> tuple[Node, ...]:
         """The hosts to start processes on."""
         nodes = nodes_of(self.plan)
@@ -44,7 +49,7 @@ def command_line(launch: Launch, node_rank: int, spec_file: Path, *, python: str
 
     ``spec_file`` is where the run's options are written.
     """
-    worker = ["-m", "argosy.runtime.worker", str(spec_file)]
+    worker = ["-m", launch.worker, str(spec_file)]
     if launch.lab is not None:
         options = ["--clock", "ready", "--timeout", "inf", "--devices", ",".join(devices_by_rank(launch.plan))]
         return [python, "-m", "argosy", "lab", "run", launch.lab, *options, "--", python, *worker]

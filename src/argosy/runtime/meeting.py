@@ -43,7 +43,7 @@ def meet(backend: str, *, patience: datetime.timedelta) -> None:
         dist.init_process_group(backend, timeout=patience)
         return
     rank, size, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
-    store = _listening_store(port, patience) if rank == 0 else TCPStore(_LOOPBACK, port, timeout=patience)
+    store = listening_store(port, patience) if rank == 0 else TCPStore(_LOOPBACK, port, timeout=patience)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
 
 
@@ -52,7 +52,7 @@ class OneMachine(RendezvousHandler):
 
     def __init__(self, parameters: RendezvousParameters) -> None:
         _, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=0)
-        self._store = _listening_store(port, datetime.timedelta(minutes=10))
+        self._store = listening_store(port, datetime.timedelta(minutes=10))
         self._run_id = parameters.run_id
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -82,7 +82,7 @@ class OneMachine(RendezvousHandler):
         return True
 
 
-def _listening_store(port: int, patience: datetime.timedelta) -> TCPStore:
+def listening_store(port: int, patience: datetime.timedelta) -> TCPStore:
     """A store that serves this machine only; port 0: any that is free."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -75,6 +75,12 @@ class RunSpec:
     """Of elastic runs: seconds to wait for nodes while nothing fits on those that are there."""
     grace: _Seconds = 30.0
     """Of elastic runs: seconds between the notice that a node will be taken away and its end."""
+    island: _Whole | None = None
+    """Of island plans: the island that these processes are; None if they are all of them."""
+    meeting: Name | None = None
+    """Of island plans: HOST:PORT where the leads of islands meet."""
+    max_sync_every: _Positive = 500
+    """Of island plans: the most steps between two exchanges that adapting may choose."""
 
     @property
     def folder(self) -> Path:

@@ -101,9 +101,11 @@ def compare(facts: Facts, plan: Plan) -> None:
     check_agreed(facts, roster, device_of(roster, dist.get_rank()))
 
 
-def prepare(program: Program, plan: Plan, spec: RunSpec) -> tuple[Trainer, Callable[[int], Any]]:
-    """The trainer of this rank, and where its batches come from. Raises an ``InputError`` if ranks built other things,
-    and when the first batch is asked for, if they have other data."""
+def prepare(
+    program: Program, plan: Plan, spec: RunSpec, part: Callable[[Any], Any] = lambda batch: batch
+) -> tuple[Trainer, Callable[[int], Any]]:
+    """The trainer of this rank, and where its batches come from: ``part`` of those of the program. Raises an
+    ``InputError`` if ranks built other things, and when the first batch is asked for, if they have other data."""
     torch.manual_seed(spec.seed)
     recording = Recording()
     model, loss_fn, batch = run_build(program.build, recording)
@@ -111,14 +113,15 @@ def prepare(program: Program, plan: Plan, spec: RunSpec) -> tuple[Trainer, Calla
     compare({**loaded_facts(spec.program), "initial values": initial_digest(recording, model)}, plan)
     optimizer = program.optimizer or torch.optim.AdamW
     trainer = parallelize(
-        model, loss_fn, optimizer, batch, plan, clip_norm=spec.clip, recording=recording, seed=spec.seed
+        model, loss_fn, optimizer, part(batch), plan, clip_norm=spec.clip, recording=recording, seed=spec.seed
     )
     if spec.init is not None:
         checkpoint.load_weights(trainer, Path(spec.init))
     saved = checkpoints(spec.folder / CHECKPOINTS)
     if spec.resume and saved:
         trainer.load(saved[-1])
-    return trainer, with_first_compared(program.data or (lambda step: batch), lambda facts: compare(facts, plan))
+    given = program.data or (lambda step: batch)
+    return trainer, with_first_compared(lambda step: part(given(step)), lambda facts: compare(facts, plan))
 
 
 def train(trainer: Trainer, data: Callable[[int], Any], spec: RunSpec) -> None:

@@ -1,0 +1,47 @@
+"""How many steps islands should train between two exchanges, by what steps and exchanges were measured to take.
+
+    (1)  H = the least with which exchanges add at most ``share`` of the time of steps, within limits
+    (2)  H changes only if (1) is off by more than ``_HYSTERESIS``, so that noise changes nothing
+
+With steps that go on during exchanges, H is the least with which an exchange ends before its result is due.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+_HYSTERESIS = 0.25
+"""Relative change of H below which it stays."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncLimits:
+    """Between which numbers of steps H may change."""
+
+    least: int = 1
+    most: int = 500
+    share: float = 0.05
+    """Of the time of steps that exchanges may add."""
+
+
+def next_sync_every(
+    current: int,
+    step_seconds: float,
+    exchange_seconds: float,
+    limits: SyncLimits,
+    *,
+    fragments: int = 1,
+    overlap: int = 0,
+) -> int:
+    """The H for the following exchanges; every island computes it from the same numbers."""
+    if step_seconds <= 0 or exchange_seconds <= 0:
+        return current
+    if overlap:
+        wanted = fragments * max(overlap + 1, math.ceil(exchange_seconds / step_seconds) + 1)
+    else:
+        wanted = math.ceil(fragments * exchange_seconds / (limits.share * step_seconds))
+    least = max(limits.least, fragments * (overlap + 1))
+    wanted = min(max(wanted, least), max(limits.most, least))
+    wanted = -(-wanted // fragments) * fragments
+    return wanted if abs(wanted - current) > _HYSTERESIS * current else current

@@ -1,0 +1,259 @@
+"""Which islands, with how many samples each and how many steps between exchanges.
+
+    (1)  islands   parts of the cluster between which links are slower than inside (``cluster.divide``), without those
+                   on which the model does not fit or run
+    (2)  samples   b[i] proportional to b[i] / T[i], with T[i] the time of island i's plan for b[i] samples
+                   (``planner.find_plan`` on the island's devices), until the slowest island gets no faster
+    (3)  H         the least number of steps with which the exchange e adds at most ``EXCHANGE_SHARE`` of the time:
+                   e <= share H max T[i]; at most the limit. Overlapped by tau steps: the least H with
+                   e <= tau max T[i] and tau < H / fragments
+
+Larger H is faster and changes training more, so H is no larger than (3) needs. The certificate holds for the algorithm
+with these islands, samples and H: no step takes less than the slowest island's lower bound and its part of an exchange.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from argosy.cluster.divide import Division, division_into, divisions
+from argosy.cluster.lasting import at_time_zero, with_only
+from argosy.cluster.topology import Cluster
+from argosy.cost.compute import ComputeModel
+from argosy.errors import InfeasibleError, bad_input
+from argosy.plan.islands import Compression, IslandPlan, IslandPrediction, OuterOptimizer
+from argosy.plan.islands_file import check_island_plan
+from argosy.plan.plan import Certificate, Plan
+from argosy.planner import Settings, find_plan
+from argosy.sim.islands import exchange_seconds, play_islands
+from argosy.workload.chain import Chain
+
+EXCHANGE_SHARE = 0.05
+"""Of the time of a step that an exchange may add before H grows (3)."""
+DEFAULT_LIMIT = 100
+"""Steps between two exchanges that "auto" does not pass."""
+_MOST_ISLANDS = 8
+"""Divisions of a cluster with more parts are not tried unless they are asked for."""
+_MOST_ROUNDS = 4
+"""Times that samples are shared out again (2)."""
+_PARTS_OF_BATCH = 64
+"""Shares are multiples of a power of two that is at least the global batch over twice this number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IslandOptions:
+    """What is asked of an island plan."""
+
+    count: int | None = None
+    """Islands; None: as many as are fastest."""
+    sync_every: int | None = None
+    """H; None: by (3)."""
+    limit: int = DEFAULT_LIMIT
+    """Largest H that (3) may choose."""
+    fragments: int = 1
+    overlaps: bool = False
+    """Whether steps go on during exchanges."""
+    outer: OuterOptimizer = field(default_factory=OuterOptimizer)
+    compression: Compression = Compression.NONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Task:
+    chain: Chain
+    cluster: Cluster
+    global_batch: int
+    settings: Settings
+    model: ComputeModel
+
+
+def find_island_plan(
+    chain: Chain,
+    cluster: Cluster,
+    *,
+    global_batch: int,
+    options: IslandOptions,
+    settings: Settings | None = None,
+    model: ComputeModel | None = None,
+    synchronous: Plan | None = None,
+) -> IslandPlan:
+    """Return the fastest island plan; ``synchronous`` is the plan whose time it carries for comparison."""
+    still = at_time_zero(cluster)
+    task = _Task(
+        chain=chain,
+        cluster=still,
+        global_batch=global_batch,
+        settings=settings or Settings(),
+        model=model or ComputeModel(),
+    )
+    plans: list[IslandPlan] = []
+    reason = "all of its nodes reach each other equally fast"
+    for division in _candidates(still, options):
+        try:
+            plans.append(_planned(division, task, options))
+        except InfeasibleError as error:
+            reason = str(error).splitlines()[0]
+    if not plans:
+        raise InfeasibleError(f"Cannot divide {cluster.name} into islands because {reason}. Try --islands N or off.")
+    best = min(plans, key=lambda plan: plan.predicted.step_seconds if plan.predicted else math.inf)
+    assert best.predicted is not None
+    if synchronous is None or synchronous.predicted is None:
+        return best
+    seconds = synchronous.predicted.iteration_seconds
+    return replace(best, predicted=replace(best.predicted, synchronous_seconds=seconds))
+
+
+def _candidates(cluster: Cluster, options: IslandOptions) -> list[Division]:
+    """(1)."""
+    if options.count is not None:
+        return [division_into(cluster, options.count)]
+    return [division for division in divisions(cluster) if len(division) <= _MOST_ISLANDS]
+
+
+def _planned(division: Division, task: _Task, options: IslandOptions) -> IslandPlan:
+    """The plan of a division, predicted and certified."""
+    if task.global_batch < len(division):
+        expected = f"a global batch of at least {len(division)}, one sample for each island"
+        raise bad_input(expected, task.global_batch, where="--global-batch")
+    islands = _shared_out(*_able(division, task), task)
+    plan = IslandPlan(
+        islands=islands,
+        sync_every=options.fragments,
+        fragments=options.fragments,
+        outer=options.outer,
+        compression=options.compression,
+    )
+    seconds = exchange_seconds(plan, task.chain, task.cluster)
+    if math.isinf(seconds):
+        raise InfeasibleError("a link between its parts is down")
+    slowest = max(_seconds(island) for island in islands)
+    every, late = _timing(seconds, slowest, options)
+    plan = replace(plan, sync_every=every, overlap=late)
+    check_island_plan(plan)
+    return certified(plan, task.chain, task.cluster, task.model)
+
+
+def _able(division: Division, task: _Task) -> tuple[Division, list[float]]:
+    """The parts on which the model fits and runs, with samples per second of equal shares; others are left out."""
+    able: list[tuple[str, ...]] = []
+    rates: list[float] = []
+    reason = ""
+    for part in division:
+        try:
+            plan = _find(part, max(1, task.global_batch // len(division)), task)
+            able.append(part)
+            rates.append(plan.global_batch / _seconds(plan))
+        except InfeasibleError as error:
+            reason = str(error).splitlines()[0].rstrip(".")
+    if len(able) < 2:
+        raise InfeasibleError(f"fewer than two parts can train alone: {reason}")
+    return tuple(able), rates
+
+
+def _find(part: tuple[str, ...], samples: int, task: _Task) -> Plan:
+    where = with_only(task.cluster, part)
+    return find_plan(task.chain, where, global_batch=samples, settings=task.settings, model=task.model)
+
+
+def _shared_out(division: Division, rates: list[float], task: _Task) -> tuple[Plan, ...]:
+    """Plans of islands that take about equally long (2), from these samples per second of each on."""
+    unit = 2 ** int(math.log2(max(1.0, task.global_batch / _PARTS_OF_BATCH)))
+    known: dict[tuple[int, int], Plan] = {}
+    best: tuple[Plan, ...] = ()
+    tried: set[tuple[int, ...]] = set()
+    for _ in range(_MOST_ROUNDS):
+        shares = proportional(task.global_batch, rates, unit)
+        if shares in tried:
+            break
+        tried.add(shares)
+        for at, share in enumerate(shares):
+            if (at, share) not in known:
+                known[at, share] = _find(division[at], share, task)
+        plans = tuple(known[at, share] for at, share in enumerate(shares))
+        if not best or max(map(_seconds, plans)) < max(map(_seconds, best)):
+            best = plans
+        rates = [plan.global_batch / _seconds(plan) for plan in plans]
+    return best
+
+
+def proportional(total: int, rates: list[float], unit: int) -> tuple[int, ...]:
+    """``total`` in whole multiples of ``unit``, at least one each, in proportion to rates; the fastest takes the rest.
+
+    >>> proportional(64, [3.0, 1.0], 8)
+    (48, 16)
+    >>> proportional(10, [1.0, 1.0, 1.0], 1)
+    (4, 3, 3)
+    """
+    unit = unit if total >= unit * len(rates) else 1
+    units = total // unit
+    exact = [units * rate / math.fsum(rates) for rate in rates]
+    shares = [max(1, int(share)) for share in exact]
+    while sum(shares) < units:
+        at = max(range(len(rates)), key=lambda at: (exact[at] - shares[at], rates[at], -at))
+        shares[at] += 1
+    while sum(shares) > units:
+        at = max((at for at in range(len(rates)) if shares[at] > 1), key=lambda at: (shares[at] - exact[at], -at))
+        shares[at] -= 1
+    result = [share * unit for share in shares]
+    result[max(range(len(rates)), key=lambda at: (rates[at], -at))] += total - units * unit
+    return tuple(result)
+
+
+def _seconds(plan: Plan) -> float:
+    assert plan.predicted is not None
+    return plan.predicted.iteration_seconds
+
+
+def _timing(exchange: float, step: float, options: IslandOptions) -> tuple[int, int]:
+    """H and tau (3)."""
+    parts = options.fragments
+    if not options.overlaps:
+        needed = math.ceil(parts * exchange / (EXCHANGE_SHARE * step))
+        chosen = options.sync_every or min(needed, options.limit)
+        return _multiple(chosen, parts, options), 0
+    late = max(1, math.ceil(exchange / step))
+    chosen = options.sync_every or min(parts * (late + 1), options.limit)
+    every = _multiple(max(chosen, 2 * parts), parts, options)
+    return every, min(late, every // parts - 1)
+
+
+def _multiple(steps: int, parts: int, options: IslandOptions) -> int:
+    if options.sync_every is not None and (options.sync_every % parts or options.sync_every < steps):
+        expected = f"a multiple of the {parts} fragments" if options.sync_every % parts else f"at least {steps} steps"
+        raise bad_input(expected, options.sync_every, where="--sync-every")
+    return max(parts, -(-steps // parts) * parts)
+
+
+def certified(plan: IslandPlan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None) -> IslandPlan:
+    """The plan with what it is predicted to do on a cluster that does not change, and its certificate."""
+    course = play_islands(plan, chain, cluster, model, steps=2 * plan.sync_every)
+    exchange = exchange_seconds(plan, chain, cluster)
+    count = len(plan.islands)
+    piece = chain.parameters * plan.compression.bytes_per_value / count
+    seconds = course.step_seconds
+    predicted = IslandPrediction(
+        step_seconds=seconds,
+        samples_per_second=plan.global_batch / seconds,
+        island_seconds=tuple(map(_seconds, plan.islands)),
+        exchange_seconds=exchange,
+        exchange_bytes=2 * (count - 1) * piece,
+        outer_bytes=4.0 * chain.parameters * (2 + 1 / plan.fragments),
+    )
+    return replace(plan, predicted=predicted, certificate=_certificate(plan, predicted))
+
+
+def _certificate(plan: IslandPlan, predicted: IslandPrediction) -> Certificate | None:
+    """What is proven of the algorithm; None if an island has no certificate of its own."""
+    proofs = [island.certificate for island in plan.islands if island.certificate is not None]
+    if len(proofs) < len(plan.islands):
+        return None
+    exchanged = 0.0 if plan.overlap else plan.fragments * predicted.exchange_seconds / plan.sync_every
+    bound = max(proof.lower_bound_seconds for proof in proofs) + exchanged
+    shares = ", ".join(str(island.global_batch) for island in plan.islands)
+    return Certificate(
+        lower_bound_seconds=bound,
+        gap=max(0.0, predicted.step_seconds / bound - 1),
+        granularity=max(proof.granularity for proof in proofs),
+        scope=f"{plan.algorithm}, with {shares} samples a step on these devices ({proofs[0].scope} on each)",
+        cost_model=proofs[0].cost_model,
+    )

@@ -1,0 +1,81 @@
+"""Parts of a cluster between which links are slower than inside: candidates for sites that train on their own.
+
+With b(x, y) the bandwidth between two nodes at time 0, the parts of level b are the connected components of the graph
+of nodes with an edge wherever b(x, y) >= b. Every bandwidth that occurs gives a division.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from argosy.cluster.topology import Cluster, Node
+from argosy.errors import InfeasibleError, bad_input
+
+Division = tuple[tuple[str, ...], ...]
+"""Devices by part, in the cluster's order."""
+
+_PROBE_BYTES = 1e6
+"""Of the message by which the fastest of several routes is chosen."""
+
+
+def divisions(cluster: Cluster) -> list[Division]:
+    """Every division of at least two parts that follows from the bandwidths between nodes, coarsest first."""
+    nodes = _live(cluster)
+    edges: dict[float, list[tuple[int, int]]] = {}
+    for one, other in itertools.combinations(range(len(nodes)), 2):
+        edges.setdefault(_bandwidth(cluster, nodes[one], nodes[other]), []).append((one, other))
+    part_of = list(range(len(nodes)))
+    found = [_parts(cluster, nodes, part_of)]
+    for bandwidth in sorted(edges, reverse=True):
+        if bandwidth > 0:
+            for one, other in edges[bandwidth]:
+                old, new = part_of[other], part_of[one]
+                part_of = [new if part == old else part for part in part_of]
+            found.append(_parts(cluster, nodes, part_of))
+    distinct = {len(division): division for division in found if len(division) > 1}
+    return [distinct[count] for count in sorted(distinct)]
+
+
+def division_into(cluster: Cluster, count: int) -> Division:
+    """The division into so many parts: the coarsest that has at least as many, with its slowest parts joined."""
+    finer = next((division for division in divisions(cluster) if len(division) >= count), None)
+    if count < 2 or finer is None:
+        most = len(_live(cluster))
+        raise bad_input(f"a number of islands from 2 to {most}, the nodes of {cluster.name}", count, where="--islands")
+    parts = [list(part) for part in finer]
+    while len(parts) > count:
+        parts.sort(key=lambda part: (_speed(cluster, part), part))
+        parts = [parts[0] + parts[1], *parts[2:]]
+    order = cluster.device_index
+    return tuple(sorted((tuple(sorted(part, key=order.__getitem__)) for part in parts), key=lambda p: order[p[0]]))
+
+
+def _live(cluster: Cluster) -> list[Node]:
+    """The nodes with a device that is not lost at time 0."""
+    return [node for node in cluster.nodes if any(cluster.device(name).speed.at(0) > 0 for name in node.devices)]
+
+
+def _bandwidth(cluster: Cluster, one: Node, other: Node) -> float:
+    """Bytes/s between two nodes at time 0, in the slower direction; 0 without a route."""
+    slower = math.inf
+    for source, target in ((one, other), (other, one)):
+        try:
+            route = cluster.fastest(source.devices[0], target.devices[0], _PROBE_BYTES)
+        except InfeasibleError:
+            return 0.0
+        slower = min(slower, cluster.bandwidth_at(route))
+    return slower
+
+
+def _parts(cluster: Cluster, nodes: list[Node], part_of: list[int]) -> Division:
+    parts: dict[int, list[str]] = {}
+    for node, part in zip(nodes, part_of, strict=True):
+        parts.setdefault(part, []).extend(name for name in node.devices if cluster.device(name).speed.at(0) > 0)
+    return tuple(tuple(devices) for devices in parts.values())
+
+
+def _speed(cluster: Cluster, devices: list[str]) -> float:
+    """FLOP/s of devices at time 0, each in the format in which it is fastest."""
+    found = [cluster.device(name) for name in devices]
+    return math.fsum(device.speed.at(0) * max(rate for _, rate in device.kind.flops) for device in found)

@@ -1,0 +1,134 @@
+"""``plan.json`` of kind ``islands``, version 1. Its fields: ``docs/formats.md``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from argosy.document import Document, Schema, validate
+from argosy.errors import InputError, Problem
+from argosy.plan.file import CertificateSchema, Real, plan_from_document, plan_to_dict
+from argosy.plan.islands import Compression, IslandPlan, IslandPrediction, OuterOptimizer
+from argosy.plan.plan import Certificate
+from argosy.workload.fields import Amount, Count, Natural
+
+KIND = "islands"
+"""Of a plan file; a plan without islands has no kind."""
+
+_Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class OuterSchema(Schema):
+    learning_rate: Annotated[Real, Field(gt=0)]
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    nesterov: bool = False
+
+
+class IslandPredictionSchema(Schema):
+    step_seconds: Amount
+    samples_per_second: Amount
+    island_seconds: list[Amount]
+    exchange_seconds: Amount
+    exchange_bytes: Amount
+    outer_bytes: Amount
+    synchronous_seconds: Amount | None = None
+
+
+class IslandPlanSchema(Schema):
+    version: Literal[1]
+    kind: Literal["islands"]
+    islands: list[dict[str, Any]] = Field(min_length=2)
+    sync_every: Count
+    fragments: Count = 1
+    overlap: Natural = 0
+    mixing: _Share = 0.5
+    outer: OuterSchema
+    compression: Annotated[Compression, Field(strict=False)] = Compression.NONE
+    predicted: IslandPredictionSchema | None = None
+    certificate: CertificateSchema | None = None
+
+
+def is_island_plan(document: Document) -> bool:
+    return document.data.get("kind") == KIND
+
+
+def island_plan_from_document(document: Document) -> IslandPlan:
+    """An island plan, or one ``InputError`` with what is wrong with the file or with a plan in it."""
+    schema = validate(document, IslandPlanSchema)
+    plans = tuple(plan_from_document(document.inside("islands", at)) for at in range(len(schema.islands)))
+    predicted = schema.predicted
+    plan = IslandPlan(
+        islands=plans,
+        sync_every=schema.sync_every,
+        fragments=schema.fragments,
+        overlap=schema.overlap,
+        mixing=schema.mixing,
+        outer=OuterOptimizer(**schema.outer.model_dump()),
+        compression=schema.compression,
+        predicted=None if predicted is None else _prediction(predicted),
+        certificate=None if schema.certificate is None else Certificate(**schema.certificate.model_dump()),
+    )
+    problems = [document.problem(location, expected, found) for location, expected, found in _mistakes(plan)]
+    if problems:
+        raise InputError(problems)
+    return plan
+
+
+def check_island_plan(plan: IslandPlan) -> None:
+    """Raise one ``InputError`` with everything that keeps the islands from training one model together."""
+    problems = [Problem(path=str(where[0]), expected=text, found=str(found)) for where, text, found in _mistakes(plan)]
+    if problems:
+        raise InputError(problems)
+
+
+def _mistakes(plan: IslandPlan) -> list[tuple[tuple[str | int, ...], str, object]]:
+    """Where, what was expected, what was found."""
+    found: list[tuple[tuple[str | int, ...], str, object]] = []
+    first = plan.islands[0]
+    owner: dict[str, int] = {}
+    for at, island in enumerate(plan.islands):
+        if island.model != first.model:
+            found.append((("islands", at, "model"), "the model of island 0", island.model.name))
+        if island.cluster.hash != first.cluster.hash:
+            found.append((("islands", at, "cluster"), "the cluster of island 0", island.cluster.name))
+        for device in island.devices:
+            if owner.setdefault(device, at) != at:
+                expected = f"a device that island {owner[device]} does not use"
+                found.append((("islands", at, "stages"), expected, device))
+    if plan.sync_every % plan.fragments:
+        found.append((("fragments",), f"a divisor of sync_every, {plan.sync_every}", plan.fragments))
+    elif plan.overlap >= plan.period:
+        expected = f"fewer than {plan.period} steps, so that one exchange ends before the next begins"
+        found.append((("overlap",), expected, plan.overlap))
+    return found
+
+
+def _prediction(schema: IslandPredictionSchema) -> IslandPrediction:
+    return IslandPrediction(**{**schema.model_dump(), "island_seconds": tuple(schema.island_seconds)})
+
+
+def dumps_island_plan(plan: IslandPlan) -> str:
+    """JSON text; equal plans give equal bytes."""
+    return json.dumps(island_plan_to_dict(plan), indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+
+def island_plan_to_dict(plan: IslandPlan) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "version": 1,
+        "kind": KIND,
+        "islands": [plan_to_dict(island) for island in plan.islands],
+        "sync_every": plan.sync_every,
+        "fragments": plan.fragments,
+        "overlap": plan.overlap,
+        "mixing": plan.mixing,
+        "outer": asdict(plan.outer),
+        "compression": str(plan.compression),
+    }
+    if plan.predicted is not None:
+        result["predicted"] = {**asdict(plan.predicted), "island_seconds": list(plan.predicted.island_seconds)}
+    if plan.certificate is not None:
+        result["certificate"] = asdict(plan.certificate)
+    return result

@@ -1,0 +1,45 @@
+"""Checkpoints of an island: those of its trainer, with the shared parameters and their momentum beside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from argosy.errors import InputError, Problem
+from argosy.runtime import checkpoint
+from argosy.runtime.islands.outer import OuterState
+from argosy.runtime.islands.training import IslandTrainer
+from argosy.runtime.reading import load_tensors
+from argosy.runtime.state import trainer_state
+
+
+def save_island(training: IslandTrainer, folder: Path) -> Path:
+    """Write a checkpoint; every rank of the island calls this, while no exchange is under way."""
+    assert not training.is_waiting, "an exchange that is under way is not in a checkpoint"
+    state: dict[str, Any] = dict(trainer_state(training.trainer))
+    about = checkpoint.facts(training.trainer)
+    if training.lead is not None:
+        outer = training.lead.outer
+        state |= _entries(outer)
+        about["outer"] = {**outer.counters(), "shared_since": list(training.shared_since)}
+    return checkpoint.write(state, about, folder)
+
+
+def load_island(training: IslandTrainer, outer: OuterState | None, path: Path) -> None:
+    """Take up what a checkpoint says of exchanges; the trainer has loaded the rest. Every rank calls this."""
+    known = checkpoint.outer_facts(path)
+    if known is None or len(known.shared_since) != training.plan.fragments:
+        found = "no exchanges" if known is None else f"{len(known.shared_since)} fragments"
+        expected = f"a checkpoint of islands with {training.plan.fragments} fragments"
+        raise InputError([Problem(file=str(path), found=found, expected=expected)])
+    training.shared_since = list(known.shared_since)
+    if outer is not None:
+        load_tensors(_entries(outer), path, alone=True)
+        outer.take_counters(known.model_dump(exclude={"shared_since"}))
+
+
+def _entries(outer: OuterState) -> dict[str, torch.Tensor]:
+    names = {"theta": outer.theta, "momentum": outer.momentum}
+    return {f"outer.{name}.{at}": vector for name, vectors in names.items() for at, vector in enumerate(vectors)}

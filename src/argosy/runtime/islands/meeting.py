@@ -1,0 +1,38 @@
+"""Where the leads of islands meet: ``python -m argosy.runtime.islands.meeting HOST:PORT FILE``.
+
+A store in a process of its own, so that it outlives every island. It ends with the process that started it. On the
+loopback address only this machine reaches it; otherwise it listens on all interfaces. Port 0 is any that is free; the
+port is written into FILE.
+"""
+
+from __future__ import annotations
+
+import datetime
+import sys
+import threading
+from pathlib import Path
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from argosy.runtime.meeting import listening_store
+from argosy.runtime.orphan import end_with_parent
+
+_PATIENCE = datetime.timedelta(minutes=10)
+
+
+def main(values: list[str]) -> None:
+    end_with_parent()
+    place, file = values
+    host, _, port = place.rpartition(":")
+    if host in ("127.0.0.1", "localhost"):
+        store = listening_store(int(port), _PATIENCE)
+    else:
+        store = TCPStore("0.0.0.0", int(port), is_master=True, wait_for_workers=False, timeout=_PATIENCE)
+    draft = Path(f"{file}.partial")
+    draft.write_text(str(store.port))
+    draft.replace(file)
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,203 @@
+"""Which islands take part: generations of members, agreed on through a store that all leads reach.
+
+    (1)  A lead writes a sign of life every interval; one that has not changed for ``lost_after`` seconds is lost.
+    (2)  A generation begins when every member of the one before has announced itself or is lost. The first that is
+         there, by number, writes down who is a member; a lead that comes later announces itself for the next one.
+    (3)  Members of a generation form a process group of their own.
+
+Keys: ``alive/I`` (1), ``next/G/I`` an announcement with what island I has done, ``members/G`` (2), ``generation``,
+``joining/I`` the generation that an island from outside waits for, ``last`` the step after which the run ends.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed import PrefixStore, ProcessGroupGloo, Store  # type: ignore[attr-defined]
+
+from argosy.errors import RunError
+
+_POLL = 0.02
+
+
+class LostIslandError(RunError):
+    """Another island went away during an exchange."""
+
+
+class Membership:
+    """One lead's view of the islands."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Store],
+        island: int,
+        count: int,
+        *,
+        lost_after: float = 10.0,
+        gather: float = 60.0,
+        patience: float = 600.0,
+        interface: str | None = None,
+    ) -> None:
+        self.store = connect()
+        self.island, self.count = island, count
+        self.lost_after, self.first_wait = lost_after, gather
+        self.patience = datetime.timedelta(seconds=patience)
+        self.interface = interface
+        """The network interface of groups; None: as gloo finds it."""
+        self.generation = -1
+        self.members: list[int] = []
+        self.infos: dict[int, dict[str, Any]] = {}
+        """What members of this generation announced."""
+        self.group: Any = None
+        self._connect = connect
+        self._seen: dict[int, float] = {}
+        """When an island's sign of life last changed, by this lead's clock."""
+        self._signs: dict[int, bytes] = {}
+        self._stop = threading.Event()
+        self._broken: Exception | None = None
+        self._thread = threading.Thread(target=self._live, name="signs-of-life", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(self.lost_after)
+
+    def start(self, info: dict[str, Any]) -> bool:
+        """Take part, from the first generation on or from the next one; False if the run is over."""
+        if self.store.check(["generation"]):
+            return self.join(info)
+        if self._form(0, list(range(self.count)), info):
+            return True
+        return self.join(info)
+
+    def join(self, info: dict[str, Any]) -> bool:
+        """Announce this island until a generation has it; False if the run is over before."""
+        while True:
+            following = int(self.store.get("generation")) + 1
+            self.store.set(f"joining/{self.island}", str(following))
+            if self._form(following, [], info):
+                return True
+            if self.store.check(["over"]):
+                return False
+
+    def joiners(self) -> list[int]:
+        """Islands that wait for the next generation."""
+        wanted = str(self.generation + 1).encode()
+        keys = [(at, f"joining/{at}") for at in range(self.count) if at != self.island]
+        return [at for at, key in keys if self.store.check([key]) and self.store.get(key) == wanted]
+
+    def regroup(self, info: dict[str, Any]) -> None:
+        """The next generation, of this one's members that are left and of those that wait for it."""
+        expected = sorted({*self.members, *self.joiners()})
+        if not self._form(self.generation + 1, expected, info):
+            raise RunError(f"island {self.island} was taken for lost by the others")
+
+    def over(self) -> None:
+        """Write down that the run has ended."""
+        self.store.set("over", "1")
+
+    def agree(self, key: str, value: str) -> str:
+        """What the first island wrote under a key: this value, if it was this one."""
+        return bytes(self.store.compare_set(key, "", value)).decode()
+
+    def lost(self) -> list[int]:
+        """Members without a sign of life (1)."""
+        if self._broken is not None:
+            raise RunError(f"island {self.island} lost contact with the meeting point: {self._broken}")
+        now = time.monotonic()
+        others = [at for at in self.members if at != self.island]
+        return [at for at in others if now - self._seen.get(at, now) > self.lost_after]
+
+    def guarded(self, call: Callable[[], Any]) -> Any:
+        """What a call that waits for other members returns; raise ``LostIslandError`` if one of them is lost."""
+        result: list[Any] = []
+        failure: list[Exception] = []
+
+        def run() -> None:
+            try:
+                result.append(call())
+            except Exception as error:  # gloo's own errors, told below
+                failure.append(error)
+
+        thread = threading.Thread(target=run, name="exchange", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(_POLL * 10)
+            if thread.is_alive() and (lost := self.lost()):
+                raise LostIslandError(f"no sign of life from island {', '.join(map(str, lost))}")
+        if failure:
+            if not isinstance(failure[0], RuntimeError):
+                raise failure[0]
+            raise LostIslandError(str(failure[0]).partition("\n")[0]) from failure[0]
+        return result[0]
+
+    def _form(self, generation: int, expected: list[int], info: dict[str, Any]) -> bool:
+        """Announce this island for a generation and join its group; False if it began without this island, or if
+        the run ended."""
+        self.store.set(f"next/{generation}/{self.island}", json.dumps(info))
+        key, began = f"members/{generation}", time.monotonic()
+        while not self.store.check([key]):
+            if expected:
+                self._decide(generation, expected, began)
+            elif self.store.check(["over"]):
+                return False
+            if self._broken is not None:
+                self.lost()
+            time.sleep(_POLL)
+        members = json.loads(self.store.get(key))
+        if self.island not in members:
+            return False
+        self.generation, self.members = generation, members
+        self.infos = {at: json.loads(self.store.get(f"next/{generation}/{at}")) for at in members}
+        now = time.monotonic()
+        self._seen = dict.fromkeys(members, now)
+        self._open()
+        return True
+
+    def _decide(self, generation: int, expected: list[int], began: float) -> None:
+        """Write down the members if this lead is the first that is there, and nobody is waited for (2)."""
+        there = [at for at in range(self.count) if self.store.check([f"next/{generation}/{at}"])]
+        now = time.monotonic()
+        grace = self.first_wait if generation == 0 else self.lost_after
+        awaited = [at for at in expected if at not in there and now - self._seen.get(at, began) <= grace]
+        if there[0] == self.island and not awaited:
+            self.store.compare_set(f"members/{generation}", "", json.dumps(there))
+            self.store.set("generation", str(generation))
+
+    def _open(self) -> None:
+        """The group of this generation (3)."""
+        name = "GLOO_SOCKET_IFNAME"
+        before = os.environ.pop(name, None)
+        if self.interface is not None:
+            os.environ[name] = self.interface
+        store = PrefixStore(f"group/{self.generation}", self._connect())
+        rank, size, patience = self.members.index(self.island), len(self.members), self.patience
+        try:
+            self.group = self.guarded(lambda: ProcessGroupGloo(store, rank, size, timeout=patience))
+        except LostIslandError:
+            self.group = None  # the first exchange will find out, and regroup
+        finally:
+            os.environ.pop(name, None)
+            if before is not None:
+                os.environ[name] = before
+
+    def _live(self) -> None:
+        """Write and read signs of life (1)."""
+        try:
+            store, beat = self._connect(), 0
+            while not self._stop.wait(self.lost_after / 10 if beat else 0.0):
+                beat += 1
+                store.set(f"alive/{self.island}", f"{os.getpid()}-{beat}")
+                for at in range(self.count):
+                    if at != self.island and store.check([f"alive/{at}"]):
+                        sign = bytes(store.get(f"alive/{at}"))
+                        if self._signs.get(at) != sign:
+                            self._signs[at], self._seen[at] = sign, time.monotonic()
+        except Exception as error:  # told by the thread that waits
+            self._broken = error

@@ -1,0 +1,212 @@
+"""One process of an island: ``python -m argosy.runtime.islands.worker RUN.json``.
+
+torchrun starts the processes of each island on their own, and the leads meet where ``run.json`` says. In a lab all
+islands are started at once; ranks then count the devices of one island after the other.
+
+The lead appends a line to ``progress.jsonl`` in its island's folder after every step, and one to ``exchanges.jsonl``
+for every exchange, loss and return of islands.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.utils._pytree import tree_map
+
+from argosy.adapt.controller import Reach
+from argosy.adapt.sync import SyncLimits
+from argosy.document import read_json
+from argosy.errors import ArgosyError, RunError
+from argosy.plan.islands import IslandPlan
+from argosy.plan.islands_file import dumps_island_plan, island_plan_from_document
+from argosy.plan.plan import Plan
+from argosy.runtime.agreement import given_facts
+from argosy.runtime.emulated import join_device, say_ready
+from argosy.runtime.failure import ElsewhereError, leave_note, told
+from argosy.runtime.folder import CHECKPOINTS, PROGRESS, append, checkpoints, forget_after
+from argosy.runtime.hardware import check_hardware
+from argosy.runtime.islands.files import EXCHANGES, island_folder
+from argosy.runtime.islands.keeping import load_island, save_island
+from argosy.runtime.islands.lead import Lead
+from argosy.runtime.islands.membership import Membership
+from argosy.runtime.islands.training import IslandTrainer
+from argosy.runtime.orphan import end_with_parent
+from argosy.runtime.program import load_program
+from argosy.runtime.ranks import devices_by_rank
+from argosy.runtime.run_spec import RunSpec, read_run_spec
+from argosy.runtime.worker import compare, prepare
+from argosy.runtime.world import check_supported, join
+
+_LOOPBACK = ("127.0.0.1", "localhost")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where a process stands."""
+
+    island: int
+    rank: int
+    """In the island."""
+    connect: Callable[[], Store]
+    """A connection of its own to the store where leads meet."""
+    finish: Callable[[], None] = lambda: None
+    """Called at the end: a process that serves the store waits for the others."""
+
+
+def main(values: list[str]) -> int:
+    end_with_parent()
+    try:
+        spec = read_run_spec(values[0])
+        plan = island_plan_from_document(read_json(spec.plan))
+    except ArgosyError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    interface = os.environ.get("GLOO_SOCKET_IFNAME")
+    patience = datetime.timedelta(seconds=spec.patience)
+    place = _place(spec, plan, patience)
+    if spec.island is None:
+        spec = replace(spec, out=str(island_folder(spec.folder, place.island)), island=place.island)
+    device = devices_by_rank(plan.islands[place.island])[place.rank]
+
+    def note(message: str, code: int, *, first_hand: bool) -> int:
+        spec.folder.mkdir(parents=True, exist_ok=True)
+        leave_note(spec.folder, rank=place.rank, device=device, message=message, exit_code=code, first_hand=first_hand)
+        return code
+
+    try:
+        work(spec, plan, place, interface)
+    except ArgosyError as error:
+        return note(str(error), error.exit_code, first_hand=not isinstance(error, ElsewhereError))
+    except Exception as error:  # the user's own code may raise anything
+        return note(told(error), RunError.exit_code, first_hand=True)
+    place.finish()
+    return 0
+
+
+def _place(spec: RunSpec, plan: IslandPlan, patience: datetime.timedelta) -> _Place:
+    """This process's island and rank, and the way to the store; joins the island's group in a lab."""
+    rank = int(os.environ["RANK"])
+    if spec.island is not None:
+        assert spec.meeting is not None, "whoever starts an island says where leads meet"
+        host, _, port = spec.meeting.rpartition(":")
+
+        def connect() -> Store:
+            return TCPStore(host, int(port), is_master=False, timeout=patience)
+
+        return _Place(island=spec.island, rank=rank, connect=connect)
+    address, number = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    everyone = [(at, own) for at, island in enumerate(plan.islands) for own in range(len(island.devices))]
+    island, own = everyone[rank]
+
+    def connect_in_lab() -> Store:
+        return TCPStore(address, number, is_master=False, timeout=patience)
+
+    server = None
+    if rank == 0:
+        server = TCPStore(address, number, is_master=True, wait_for_workers=False, timeout=patience)
+    store = PrefixStore(f"island-{island}", connect_in_lab())
+    size = len(plan.islands[island].devices)
+    dist.init_process_group("gloo", store=store, rank=own, world_size=size, timeout=patience)
+
+    def finish() -> None:
+        connect_in_lab().set(f"ended/{rank}", "1")
+        if server is not None:
+            server.wait([f"ended/{at}" for at in range(len(everyone))])
+
+    return _Place(island=island, rank=own, connect=connect_in_lab, finish=finish)
+
+
+def work(spec: RunSpec, plan: IslandPlan, place: _Place, interface: str | None) -> None:
+    """Build, join, train, write down."""
+    join_device()
+    own = plan.islands[place.island]
+    check_supported(own)
+    if not spec.any_device:
+        check_hardware(own, place.rank)
+    program = load_program(spec.program)
+    join(own, patience=datetime.timedelta(seconds=spec.patience))
+    facts = given_facts(spec, own)
+    compare(facts, own)
+    begin = plan.offsets[place.island]
+    trainer, data = prepare(program, own, spec, lambda batch: rows(batch, begin, own, plan.global_batch))
+    training = IslandTrainer(trainer, plan, place.island)
+    outer = training.initial_state()
+    saved = checkpoints(spec.folder / CHECKPOINTS)
+    if spec.resume and saved:
+        load_island(training, outer, saved[-1])
+    if outer is not None:
+        spec.folder.mkdir(parents=True, exist_ok=True)
+        local = spec.meeting is not None and spec.meeting.rpartition(":")[0] in _LOOPBACK
+        membership = Membership(
+            place.connect,
+            place.island,
+            len(plan.islands),
+            lost_after=spec.lost_after,
+            gather=spec.gather,
+            patience=spec.patience,
+            interface=os.environ.get("GLOO_SOCKET_IFNAME") if local else interface,
+        )
+        limits = SyncLimits(most=spec.max_sync_every) if spec.adapt is not Reach.OFF else None
+        note = lambda line: append(spec.folder / EXCHANGES, line)  # noqa: E731
+        training.lead = Lead(plan, outer, membership, limits=limits, note=note)
+    if training.begin(_common(facts, plan)):
+        say_ready()
+        train(training, data, spec)
+    dist.destroy_process_group()
+
+
+def _common(facts: dict[str, str], plan: IslandPlan) -> str:
+    """A hash of what all islands must have in common; whether a run is resumed may differ."""
+    chosen = {name: text for name, text in facts.items() if name not in ("plan", "--resume")}
+    text = repr(sorted(chosen.items())) + dumps_island_plan(plan)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def rows(batch: Any, begin: int, plan: Plan, whole: int) -> Any:
+    """The samples of an island in a global batch; one of another size is left as it is, for the trainer to refuse."""
+
+    def of(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == whole:
+            return leaf[begin : begin + plan.global_batch]
+        return leaf
+
+    return tree_map(of, batch)
+
+
+def train(training: IslandTrainer, data: Callable[[int], Any], spec: RunSpec) -> None:
+    """Steps until the one that the islands agreed on as the last, checkpoints between exchanges."""
+    trainer, lead = training.trainer, training.lead
+    last = 0
+    if lead is not None:
+        last = int(lead.membership.agree("last", str(trainer.steps + spec.steps)))
+        forget_after(spec.folder, trainer.steps)
+    (last,) = training.gathering.tell([last])
+    wants_save = False
+    while trainer.steps < last:
+        step, began = trainer.steps, time.perf_counter()
+        loss = training.step(data(step))
+        if lead is not None and trainer.steps <= step:  # it has caught up with others, from an earlier step on
+            forget_after(spec.folder, trainer.steps)
+        elif lead is not None:
+            line = {"step": step, "loss": loss, "seconds": time.perf_counter() - began, "samples": training.share}
+            append(spec.folder / PROGRESS, line)
+        wants_save = wants_save or bool(spec.save_every and trainer.steps % spec.save_every == 0)
+        if wants_save and not training.is_waiting and trainer.steps < last:
+            save_island(training, spec.folder / CHECKPOINTS)
+            wants_save = False
+    training.end()
+    save_island(training, spec.folder / CHECKPOINTS)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,37 @@
+"""A user's program whose island of one process is killed once, in step 5, while the other island goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from small_models import gpt
+
+SAMPLES = 8
+FOLDER = Path(os.environ["ISLANDS"])
+KILLED = FOLDER / "killed"
+RETURNED = FOLDER / "island-1" / "exchanges.jsonl"
+
+
+def build() -> Any:
+    return gpt(SAMPLES)
+
+
+def data(step: int) -> Any:
+    is_alone = os.environ["WORLD_SIZE"] == "1"
+    if is_alone and step == 5 and not KILLED.exists():
+        KILLED.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if not is_alone and step > 9 and "caught_up" not in RETURNED.read_text():
+        time.sleep(1.0)  # so that it does not end before the other one is back
+    generator = torch.Generator().manual_seed(step)
+    tokens = torch.randint(19, (SAMPLES, 7), generator=generator)
+    return {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}
