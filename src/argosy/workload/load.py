@@ -8,6 +8,7 @@ for the file.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from argosy.document import Document, is_there, read_json, read_toml
@@ -16,12 +17,14 @@ from argosy.errors import InputError, Problem, bad_input, closest
 from argosy.workload.architecture import Architecture, Length
 from argosy.workload.chain import Chain
 from argosy.workload.dapple import read_dapple
+from argosy.workload.finetune import tuned_chain
 from argosy.workload.huggingface import read_config
 from argosy.workload.preset import Preset, preset_names, preset_of, read_preset
 from argosy.workload.profile import Profile
 from argosy.workload.profile_file import profile_of, read_profile
 from argosy.workload.settings import Settings, parse_settings
 from argosy.workload.transformer import build_chain
+from argosy.workload.tuning import FULL, Tuning
 
 __all__ = ["load_architecture", "load_model", "preset_names", "read_profiles"]
 
@@ -39,8 +42,11 @@ def load_model(
     dtype: Dtype | str | None = None,
     optimizer: str | None = None,
     fused_attention: bool = True,
+    tuning: Tuning = FULL,
 ) -> Chain:
     """The chain of a preset's name, a ``config.json`` or its folder, a preset's TOML, a measured profile.
+
+    ``tuning`` says which weights are trained; those of a measured profile are what they were when it was measured.
 
     >>> load_model("gpt2", sequence_length=512)
     gpt2: 14 layers, 0.1244 B parameters, sequence 512, bf16
@@ -48,6 +54,7 @@ def load_model(
     settings = parse_settings(
         sequence_length=sequence_length, dtype=dtype, optimizer=optimizer, fused_attention=fused_attention
     )
+    settings = replace(settings, tuning=tuning)
     if str(model) in preset_names():
         return _preset_chain(read_preset(str(model)), settings)
     path = _located(model)
@@ -104,7 +111,7 @@ def _json_chain(document: Document, path: Path, settings: Settings) -> Chain:
 
 def _preset_chain(preset: Preset, settings: Settings) -> Chain:
     architecture = preset.config.architecture
-    return build_chain(
+    chain = build_chain(
         architecture,
         name=preset.name,
         sequence_length=_length(preset, architecture, settings),
@@ -113,6 +120,7 @@ def _preset_chain(preset: Preset, settings: Settings) -> Chain:
         source=preset.source,
         fused_attention=settings.fused_attention,
     )
+    return tuned_chain(chain, architecture, settings.tuning, fused_attention=settings.fused_attention)
 
 
 def _length(preset: Preset, architecture: Architecture, settings: Settings) -> int:
@@ -139,6 +147,9 @@ def _as_measured(chain: Chain, settings: Settings) -> Chain:
         )
         if asked not in (None, measured)
     ]
+    if not settings.tuning.is_full:
+        expected = "a model whose matrices are known; freeze the weights of a measured model before it is measured"
+        problems.append(Problem(path=chain.name, found=settings.tuning.options, expected=expected))
     if problems:
         raise InputError(problems)
     return chain
