@@ -26,7 +26,8 @@ micro-batches in flight:
 
     (10) frozen weights = r c (their bytes, those of experts over e holders, and the largest matrix that is unpacked at
          a time), in (1) beside the trained ones that P and Q count; ZeRO leaves them whole. Layers that no backward
-         runs through keep nothing, and nothing of them is computed again or passes through a backward
+         runs through keep nothing, and nothing of them is computed again or passes through a backward; in a forward
+         the largest of them holds its ``forward_bytes`` for a moment
 
 (4) and (5) are multiplied by the chain's ``activation_factor``, 1 unless a calibration says more. Tensor-parallel
 groups are taken to split activations along the sequence outside the matrix products too; if ``sequence_parallel`` is
@@ -170,6 +171,8 @@ def passing_bytes(chain: Chain, stage: Stage, samples: int, share: float, *, bac
     if share * stage.context < 1:
         largest = max(layer.output_bytes for layer in chain.layers[stage.first : stage.end])
         through += WHOLE_OUTPUTS * samples / stage.context * largest
+    if not backward:
+        through += forward_working_bytes(chain, stage, samples, share)
     if backward:
         through += recomputed_bytes(chain, stage, samples, share) + working_bytes(chain, stage, samples, share)
     return through
@@ -201,6 +204,14 @@ def working_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> flo
             most = max(most, layer.working_bytes + given - freed)
         freed += layer.activation_bytes if stage.recompute is Recompute.NONE else 0.0
     return most * samples * share
+
+
+def forward_working_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> float:
+    """(10): what the forward of layers without a backward holds for a moment, on one device."""
+    if stage.first >= chain.first_backward:
+        return 0.0
+    layers = chain.layers[stage.first : min(stage.end, chain.first_backward)]
+    return max(layer.frozen.forward_bytes for layer in layers if layer.frozen is not None) * samples * share
 
 
 def gathered_bytes(chain: Chain, stage: Stage, share: float, *, backward: bool) -> float:

@@ -40,7 +40,7 @@ _MOST_DEVICES = 4096
 _MOST_CARDS = 8
 """Of the catalogue, that are tried in place of a kind."""
 
-_SECONDS = 5.0
+_SECONDS = 1.5
 """CPU time of the search for (3)."""
 
 

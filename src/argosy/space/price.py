@@ -310,6 +310,9 @@ class Prices:
         key = (recompute, self.copies(width), width)
         if key not in self._transients:
             found = self._transient(recompute, self.copies(width))
+            if self.chain.first_backward:
+                of_frozen = [0.0 if one.frozen is None else one.frozen.forward_bytes for one in self.chain.layers]
+                found = np.maximum(found, _largest(of_frozen))
             if width > 1:
                 found = found + WHOLE_OUTPUTS * width * _largest([layer.output_bytes for layer in self.chain.layers])
             self._transients[key] = found

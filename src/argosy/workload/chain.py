@@ -52,6 +52,9 @@ class Frozen:
     moved_bytes: float | None = None
     """Per sample: kept bytes if all weights were trained, by which memory traffic is measured; None: those of the
     layer."""
+    forward_bytes: float = 0.0
+    """Per sample: held for a moment in its forward, its input and its output among it, if there is no backward that
+    something is kept for."""
     has_backward: bool = True
     """Whether a backward runs through the layer; False if nothing in it or before it is trained."""
     forward_share: float = 1.0

@@ -161,6 +161,8 @@ class _FrozenBlock:
         in_experts = sum(matrix.copies * weights for matrix, weights in adapters if matrix.in_experts)
         trained = sum(matrix.copies * weights for matrix, weights in adapters)
         frozen = self._frozen(layer, has_backward=needed or bool(adapters))
+        if not frozen.has_backward:
+            frozen = replace(frozen, forward_bytes=self._forward_bytes())
         forward = layer.forward_flop + more
         shares = (forward / layer.forward_flop, backward / layer.backward_flop)
         return replace(
@@ -197,6 +199,12 @@ class _FrozenBlock:
             moved_bytes=layer.activation_bytes,
             has_backward=has_backward,
         )
+
+    def _forward_bytes(self) -> float:
+        """What a forward that keeps nothing holds for a moment: the larger part, with its input and the residual."""
+        full, layers = self.layers.block_elements(self.block), self.layers
+        larger = max(full.attention + full.normed + full.encoder, full.inner + full.routed)
+        return (larger + 2 * layers.stream) * layers.width + full.score_bytes
 
     def _packed_bytes(self, matrices: list[_Matrix]) -> float:
         base = self.tuning.base

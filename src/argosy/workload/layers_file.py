@@ -43,6 +43,7 @@ class FrozenSchema(Schema):
     packed_bytes: Amount = 0.0
     unpacked_bytes: Amount = 0.0
     moved_bytes: Amount | None = None
+    forward_bytes: Amount = 0.0
     has_backward: bool = True
     forward_share: Amount = 1.0
     backward_share: Amount = 1.0
