@@ -86,9 +86,14 @@ def tuned_chain(chain: Chain, architecture: Architecture, tuning: Tuning, *, fus
 
 
 def _first_trained(layers: TransformerLayers, layer: Layer, block: Block | None) -> Layer:
-    """A layer that is trained and whose input needs no gradient: (4) for the matrices that read it."""
+    """A layer that is trained and whose input needs no gradient: (4) for the matrices that read it, unless a norm in
+    front of them is trained too."""
+    head = layers.architecture.head
     if block is None:
-        return replace(layer, backward_flop=layer.backward_flop / 2)
+        is_plain = head.norm is None and head.transform is None and head.width == layers.hidden
+        return replace(layer, backward_flop=layer.backward_flop / 2) if is_plain else layer
+    if block.pre_norm and block.norm.parameters(1):
+        return layer
     first = next(_in_order(list(_matrices(block, layers.hidden))))
     saved = 2.0 * layers.tokens * sum(matrix.weights for matrix in first)
     return replace(layer, backward_flop=layer.backward_flop - saved)
@@ -218,8 +223,8 @@ class _FrozenBlock:
         flop = 0.0
         is_needed = needed
         for group in _in_order(self.matrices):
-            if is_needed and group[0].attention is not None:
-                flop += 2 * self.layers.core_flop(group[0].attention)
+            if group[0].attention is not None:
+                flop += self._core_backward(group[0].attention, is_needed=needed)
             for matrix in group:
                 each = 2.0 * tokens * matrix.active
                 flop += each * matrix.weights if is_needed else 0.0
@@ -228,6 +233,15 @@ class _FrozenBlock:
                     flop -= 0.0 if is_needed else each * rank * matrix.columns
             is_needed = is_needed or any(matrix.name in self.targets for matrix in group)
         return flop
+
+    def _core_backward(self, attention: Attention, *, is_needed: bool) -> float:
+        """Attention proper: two products forward; backward one for values, one for scores, one each for queries and
+        keys, of which a fused kernel makes all or none."""
+        forward = self.layers.core_flop(attention)
+        named = {name: is_needed or name in self.targets for name in "qkv"}
+        if self.layers.fused:
+            return 2 * forward if any(named.values()) else 0.0
+        return forward / 2 * (named["v"] + (named["q"] or named["k"]) + named["q"] + named["k"])
 
     def _kept(self, needed: bool) -> tuple[float, float]:
         """(5), and the part of it that selective recomputation drops."""
@@ -241,15 +255,22 @@ class _FrozenBlock:
         )
         kept_inputs = 1 if block.parallel and any(reads_input) else sum(reads_input)
         inputs = kept_inputs * layers.stream
-        norms = (block.num_norms - (not needed)) * layers.stream
-        inner = full.inner - full.activated if "down" not in names else full.inner
+        is_mixed = needed or bool(names & {"q", "k", "v"})
+        is_risen = is_mixed or bool(names & {"o", "gate", "up"})
+        has_result = is_mixed or "o" in names
+        num_norms = block.num_norms if needed else max(0, block.num_norms - 2 + has_result)
+        results = layers.tokens * sum(matrix.columns for matrix in self.matrices if matrix.attention is not None)
+        attention = full.attention + full.normed if is_mixed else results * has_result
+        norms = num_norms * layers.stream
+        activated = full.activated if "down" in names else 0.0
+        inner = full.inner - full.activated + activated if is_risen else activated
         routed = full.routed if names & {"gate", "up"} else full.routed / 2
         adapters = sum(layers.tokens * matrix.active * self.tuning.rank for matrix in self.adapted)
-        elements = norms + inputs + inner + routed + full.attention + full.normed + full.encoder
-        kept = (elements + adapters) * layers.width + full.mask_bytes + full.score_bytes
-        activated = full.activated if "down" in names else 0.0
-        dropped = (inputs + activated + full.normed) * layers.width + full.score_bytes
-        return kept, dropped
+        elements = norms + inputs + inner + routed + attention + full.encoder + adapters
+        scores = full.score_bytes * is_mixed
+        normed = full.normed * is_mixed
+        kept = elements * layers.width + full.mask_bytes + scores
+        return kept, (inputs + activated + normed) * layers.width + scores
 
 
 def _in_order(matrices: list[_Matrix]) -> Iterator[list[_Matrix]]:
