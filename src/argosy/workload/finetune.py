@@ -11,7 +11,7 @@ experts (1 of 1 elsewhere):
                        trained nor follows one that is has no backward and keeps nothing
     (5) kept           what a matrix product reads only if the matrix has an adapter, and s k r more per adapter; what
                        norms, activation functions and attention need for the gradient of their input as always
-    (6) tied tables    are frozen together or not at all: a frozen head that shares a trained table is trained with it
+    (6) tied tables    layers that share a table are frozen together: a weight is frozen wherever it is used
 
 A block's parts follow one another: projections to queries, keys and values; attention; output projection; projections
 up; activation function; projection down. Dropout in front of adapters is not modelled.
@@ -73,11 +73,11 @@ def tuned_chain(chain: Chain, architecture: Architecture, tuning: Tuning, *, fus
         targets = tuning.targets if tuning.train is Train.LORA and layer.name not in frozen_names else ()
         is_trained = tuning.train is Train.FULL and layer.name not in frozen_names
         if is_trained:
-            tuned.append(layer if needed or not layer.backward_flop else _first_trained(layers, layer, block))
+            tuned.append(layer if needed or layer.kind == "embedding" else _first_trained(layers, layer, block))
         elif block is not None:
             tuned.append(_FrozenBlock(layers, block, tuning, targets).layer(layer, needed))
         else:
-            tuned.append(_frozen_end(layers, layer, chain, tuned, needed))
+            tuned.append(_frozen_end(layers, layer, chain, needed))
         needed = needed or tuned[-1].parameters > 0 or tuned[-1].tied_parameters > 0
     if not needed:
         where = "--freeze" if tuning.freeze else "--lora targets"
@@ -109,26 +109,25 @@ def _frozen_names(chain: Chain, tuning: Tuning) -> set[str]:
             expected = f"a pattern of layer names of {chain.name}: {names[0]}, {names[1]} to {names[-2]}, {names[-1]}"
             raise bad_input(expected, pattern, where="--freeze")
         found.update(matching)
+    tied = [(layer.name, names[layer.tied_to]) for layer in chain.layers if layer.tied_to is not None]
+    for _ in tied:  # (6), along chains of ties
+        found.update(name for pair in tied if not found.isdisjoint(pair) for name in pair)
     return found
 
 
-def _frozen_end(layers: TransformerLayers, layer: Layer, chain: Chain, before: list[Layer], needed: bool) -> Layer:
+def _frozen_end(layers: TransformerLayers, layer: Layer, chain: Chain, needed: bool) -> Layer:
     """An embedding or a head that is not trained."""
     width = chain.dtype.bytes
-    tied_bytes = 0.0
-    tied = layer.tied_parameters
-    if layer.tied_to is not None and (before[layer.tied_to].frozen is not None):
-        tied_bytes, tied = float(tied * width), 0  # (6)
-    has_backward = needed or tied > 0
-    backward = (layer.backward_flop / 2 if needed else 0.0) + (layer.backward_flop / 2 if tied else 0.0)
+    has_backward = needed
+    backward = layer.backward_flop / 2 if needed else 0.0
     moved = layer.activation_bytes
     kept = moved if has_backward else 0.0
-    if layer.kind == "head" and has_backward and not tied:
+    if layer.kind == "head" and has_backward:
         kept -= layers.stream * width  # what the logits' product reads
     frozen = Frozen(
         parameters=layer.parameters,
         bytes=float(layer.parameters * width),
-        tied_bytes=tied_bytes,
+        tied_bytes=float(layer.tied_parameters * width),
         moved_bytes=moved,
         has_backward=has_backward,
         backward_share=backward / layer.backward_flop if layer.backward_flop else 1.0,
@@ -137,7 +136,7 @@ def _frozen_end(layers: TransformerLayers, layer: Layer, chain: Chain, before: l
     return replace(
         layer,
         parameters=0,
-        tied_parameters=tied,
+        tied_parameters=0,
         backward_flop=backward,
         activation_bytes=max(kept, 0.0),
         stream_bytes=min(layer.stream_bytes, max(kept, 0.0)),
