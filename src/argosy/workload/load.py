@@ -18,6 +18,7 @@ from argosy.workload.architecture import Architecture, Length
 from argosy.workload.chain import Chain
 from argosy.workload.dapple import read_dapple
 from argosy.workload.finetune import tuned_chain
+from argosy.workload.hub import cached_config, is_hub_name
 from argosy.workload.huggingface import read_config
 from argosy.workload.preset import Preset, preset_names, preset_of, read_preset
 from argosy.workload.profile import Profile
@@ -83,14 +84,25 @@ def load_architecture(model: str | Path) -> Architecture:
 
 
 def _located(model: str | Path) -> Path:
-    """The file that is meant; of a folder its config."""
+    """The file that is meant; of a folder its config, of a name on the hub its config in the local cache."""
     if not str(model) or not is_there(model):
+        if cached := cached_config(str(model)):
+            return cached
         raise _unknown(str(model))
     return Path(model) / "config.json" if Path(model).is_dir() else Path(model)
 
 
 def _unknown(name: str) -> InputError:
     names = preset_names()
+    if is_hub_name(name) and Path(name).suffix not in (".toml", ".txt", ".json"):
+        own = name.partition("/")[2].lower()
+        near = next((known for known in names if known in (own, own.replace("meta-", ""))), None)
+        return bad_input(
+            f"a model in the local Hugging Face cache; download its shape with: hf download {name} config.json",
+            name,
+            where="model",
+            suggestion=f'"{near}" is the same shape' if near else None,
+        )
     if Path(name).suffix in (".toml", ".txt", ".json") or "/" in name:
         return InputError([Problem(file=name, expected="an existing file or folder")])
     expected = "a file, a folder or one of the presets " + ", ".join(names)
@@ -105,8 +117,18 @@ def _json_chain(document: Document, path: Path, settings: Settings) -> Chain:
     if "model_type" not in document.data:
         expected = '"model_type" of a Hugging Face config, or "rows" of a measured profile'
         raise InputError([Problem(file=document.file, expected=expected)])
-    name = path.parent.resolve().name if path.name == "config.json" else path.stem
+    name = _model_name(path)
     return _preset_chain(Preset(name=name, config=read_config(document), source=document.file), settings)
+
+
+def _model_name(path: Path) -> str:
+    """After the folder of a config, or after the file; of a config in the hub's cache the name on the hub."""
+    if path.name != "config.json":
+        return path.stem
+    parents = path.parents
+    if len(parents) > 2 and parents[1].name == "snapshots" and parents[2].name.startswith("models--"):
+        return parents[2].name.removeprefix("models--").replace("--", "/")
+    return path.parent.resolve().name
 
 
 def _preset_chain(preset: Preset, settings: Settings) -> Chain:
