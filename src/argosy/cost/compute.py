@@ -314,11 +314,13 @@ def recompute_seconds(
     model: ComputeModel, chain: Chain, layer: Layer, portion: Portion, recompute: Recompute, forward: float
 ) -> float:
     """(3). Selective recomputation drops cheap results that are large: what it costs is mostly memory traffic."""
+    if not layer.has_backward:
+        return 0.0
     match recompute:
         case Recompute.NONE:
             return 0.0
         case Recompute.FULL:
-            return forward if layer.has_backward else 0.0
+            return forward
     device = portion.device
     flop = layer.selective_flop / rates_of(model, chain, layer, device).forward
     traffic = layer.selective_bytes / (device.efficiency * device.kind.memory_bandwidth)

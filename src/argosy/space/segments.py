@@ -174,7 +174,7 @@ class _Step:
             return [None] * count, {}
         numbers, _ = _weights(homes, count, lambda value: graph.values[value].elements)
         sizes, tied = _weights(homes, count, lambda value: graph.values[value].num_bytes)
-        first = min((of_node[at] for at, node in enumerate(graph.nodes) if node.phase is Phase.BACKWARD), default=0)
+        first = self._first_backward(of_node)
         moved = self._moved_by_products(of_node, count)
         found = [
             Frozen(
@@ -220,11 +220,19 @@ class _Step:
         return found
 
     def _kept(self, of_node: Sequence[int], count: int) -> list[float]:
-        """(3)."""
+        """(3); what a segment without a backward makes is kept by the first that has one."""
         found = [0.0] * count
+        first = self._first_backward(of_node)
         for base, maker in self._kept_bases():
-            found[of_node[maker]] += self.graph.values[base].num_bytes
+            found[max(of_node[maker], first)] += self.graph.values[base].num_bytes
         return found
+
+    def _first_backward(self, of_node: Sequence[int]) -> int:
+        """The first segment with a backward; of a program without frozen weights all have one."""
+        graph = self.graph
+        if graph.trained.issuperset(graph.parameters):
+            return 0
+        return min((of_node[at] for at, node in enumerate(graph.nodes) if node.phase is Phase.BACKWARD), default=0)
 
     def _dropped(self, of_node: Sequence[int], count: int) -> list[float]:
         """(6)."""
