@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from argosy.cluster.file import load_cluster
+from argosy.cluster.file import build_cluster, load_cluster
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.cost.memory import USABLE
+from argosy.document import Document
 from argosy.errors import InfeasibleError
 from argosy.explain import infeasible
 from argosy.explain.infeasible import Infeasibility, diagnose
-from argosy.explain.remedy import GIB, Change, ChangeKind, Trial, with_more_nodes
+from argosy.explain.remedy import GIB, Change, ChangeKind, Trial, with_kind, with_more_nodes
 from argosy.plan.check import check_plan
 from argosy.planner import Settings, find_plan
 from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
+from argosy.workload.tuning import parse_tuning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +94,16 @@ def changed(case: Tight, change: Change, value: float | str) -> dict[str, Any]:
             return {"cluster": with_more_nodes(cluster, names.index(change.target), int(value))}
         case ChangeKind.GLOBAL_BATCH:
             return {"batch": int(value)}
+        case ChangeKind.CARD:
+            return {"cluster": with_kind(cluster, change.target, str(value))}
+        case ChangeKind.TUNING | ChangeKind.SEVERAL:
+            options = dict(change.options)
+            asked: dict[str, Any] = {"tuning": parse_tuning(lora=options["--lora"], base=options.get("--base-weights"))}
+            asked |= {"optimizer": options["--optimizer"]} if "--optimizer" in options else {}
+            return {"chain": case.chain(**asked)}
         case _:
-            asked = value if isinstance(value, str) else int(value)
-            return {"chain": case.chain(**{str(change.kind): asked})}
+            size = value if isinstance(value, str) else int(value)
+            return {"chain": case.chain(**{str(change.kind): size})}
 
 
 def smaller(change: Change) -> float | None:
@@ -126,6 +136,34 @@ def test_the_nearest_change_helps_and_a_smaller_one_does_not(found: tuple[Tight,
             assert not case.fits(**changed(case, change, less if change.kind is ChangeKind.MEMORY else int(less))), (
                 change
             )
+
+
+def test_step_times_are_those_of_the_planner(found: tuple[Tight, Infeasibility]) -> None:
+    """Every change that can be planned has the time that the planner predicts under it."""
+    case, why = found
+    planned = [change for change in why.changes if change.kind is not ChangeKind.MEMORY]
+    for change in planned[:1]:
+        what = changed(case, change, change.value)
+        chain, cluster = what.get("chain", case.chain()), what.get("cluster", load_cluster(case.cluster))
+        plan = find_plan(chain, cluster, global_batch=what.get("batch", case.batch))
+        assert plan.predicted is not None
+        assert change.seconds == pytest.approx(plan.predicted.iteration_seconds, rel=0.02), change
+
+
+def test_when_no_single_change_helps_several_together_do() -> None:
+    """Llama 3 8B with sequences of 8192 tokens on one 8 GiB card: adapters, 4 bits and shorter sequences."""
+    content = {"name": "one", "nodes": [{"name": "a", "devices": [{"kind": "RTX-3070"}]}]}
+    cluster = build_cluster(Document("one", content, {}), folder=Path())
+    case = Tight(model="llama-3-8b", cluster="", batch=4, options={"dtype": "bf16"})
+    why = diagnose(case.chain(), cluster, global_batch=4, reload=case.chain)
+    (change,) = [change for change in why.changes if change.kind is ChangeKind.SEVERAL]
+    options = dict(change.options)
+    assert set(options) == {"--lora", "--base-weights", "--optimizer", "--sequence-length"}
+    tuning = parse_tuning(lora=options["--lora"], base=options["--base-weights"])
+    tokens = int(options["--sequence-length"])
+    for length, fits in ((tokens, True), (tokens + 64, False)):
+        chain = case.chain(tuning=tuning, optimizer="adamw8bit", sequence_length=length)
+        assert case.fits(chain, cluster) is fits
 
 
 def test_the_closest_plan_makes_sense_and_is_over(found: tuple[Tight, Infeasibility]) -> None:

@@ -6,13 +6,13 @@ import gc
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from argosy.cost.memory import activation_bytes, state_bytes
 from argosy.dtype import Dtype
 from argosy.plan.plan import Replica, Stage
-from argosy.runtime.slices import build_layer
+from argosy.runtime.slices import BlockSlice, build_layer
 from argosy.workload.architecture import (
     Architecture,
     Attention,
@@ -23,7 +23,9 @@ from argosy.workload.architecture import (
     TokenEmbedding,
 )
 from argosy.workload.chain import Chain
+from argosy.workload.finetune import tuned_chain
 from argosy.workload.transformer import build_chain
+from argosy.workload.tuning import Tuning, parse_tuning
 
 HIDDEN, TOKENS, VOCABULARY = 64, 64, 96
 
@@ -45,6 +47,59 @@ def architecture(*, gated: bool) -> Architecture:
 
 def stage_of(chain: Chain) -> Stage:
     return Stage(first=0, end=len(chain.layers), replicas=(Replica(devices=("a",), samples=1),))
+
+
+class Adapted(nn.Module):
+    """A linear layer with a trained one of low rank beside it."""
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base = base
+        self.first = nn.Linear(base.in_features, rank, bias=False)
+        self.second = nn.Linear(rank, base.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.second(self.first(x))
+
+
+def with_adapters(model: nn.Sequential, tuning: Tuning) -> None:
+    """Freeze a model but for adapters."""
+    model.requires_grad_(False)
+    for layer in model:
+        if isinstance(layer, BlockSlice):
+            attention, feed_forward = layer.attention, layer.feed_forward
+            places = {"v": attention.value, "o": attention.out, "down": feed_forward.down}
+            for target in tuning.targets:
+                places[target].linear = Adapted(places[target].linear, tuning.rank)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("targets", ["v", "o,down", "v,o,down"])
+@pytest.mark.parametrize("gated", [False, True])
+def test_adapters_keep_what_the_model_says(gated: bool, targets: str) -> None:
+    """Bytes of all storages that a forward saves for the backward; the tracker of torch refuses frozen layers."""
+    shape, tuning = architecture(gated=gated), parse_tuning(lora=f"rank=4,targets={targets}")
+    chain = build_chain(shape, name="small", sequence_length=TOKENS, dtype=Dtype.FP32)
+    model = nn.Sequential(*(build_layer(shape, layer.kind, width=1) for layer in chain.layers))
+    chain = tuned_chain(chain, shape, tuning)
+    with_adapters(model, tuning)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = model(torch.zeros(3, TOKENS, dtype=torch.long))
+    assert loss.requires_grad
+    predicted = activation_bytes(chain, stage_of(chain), 3, 1.0)
+    assert sum(kept.values()) == pytest.approx(predicted, rel=0.06)
+    state = state_bytes(chain, stage_of(chain), 1.0)
+    trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+    assert state.weights == sum(parameter.nbytes for parameter in model.parameters())
+    assert (state.gradients, state.optimizer, state.updated) == (trained, 2 * trained, 4 * trained)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "momentum", "sgd"])

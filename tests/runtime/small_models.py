@@ -94,6 +94,29 @@ def gpt(samples: int, *, tied: bool = False) -> Built:
     return Gpt(tied=tied), token_loss, {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}
 
 
+class Adapted(nn.Module):
+    """A frozen linear layer with a trained one of low rank beside it."""
+
+    def __init__(self, base: nn.Linear, rank: int = 2) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Linear(base.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, base.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+def lora(samples: int, *, tied: bool = False, adapted: int = 4) -> Built:
+    """A frozen GPT with adapters on queries and on the way down, in as many of its last blocks."""
+    model, loss_fn, batch = gpt(samples, tied=tied)
+    model.requires_grad_(False)
+    for block in model.blocks[4 - adapted :]:  # type: ignore[index, union-attr]
+        block.attention.queries = Adapted(block.attention.queries)
+        block.feed_forward[2] = Adapted(block.feed_forward[2])
+    return model, loss_fn, batch
+
+
 class Patches(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -337,6 +360,7 @@ HUGGING_FACE: dict[str, Callable[..., Built]] = {
     "hf-vit": hf_vit,
     "hf-t5": hf_t5,
 }
+FROZEN: dict[str, Callable[..., Built]] = {"lora": lora, "lora-at-the-end": functools.partial(lora, adapted=1)}
 NUM_LAYERS = {"t5": 7}
 """Where not 6."""
 
@@ -345,6 +369,6 @@ def build(name: str, samples: int, *, tied: bool, dtype: torch.dtype, seed: int 
     from graph_models import GRAPH_MODELS
 
     torch.manual_seed(seed)
-    model, loss_fn, batch = (MODELS | HUGGING_FACE | GRAPH_MODELS | DROPPING)[name](samples, tied=tied)
+    model, loss_fn, batch = (MODELS | HUGGING_FACE | GRAPH_MODELS | DROPPING | FROZEN)[name](samples, tied=tied)
     model = model.to(dtype)
     return model, loss_fn, tree_map(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, batch)

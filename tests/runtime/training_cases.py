@@ -228,7 +228,7 @@ def cut_of(case: Case) -> tuple[int, ...] | None:
 def outcome_of(trainer: Trainer, losses: list[float]) -> Outcome:
     result = Outcome(losses)
     for held in trainer.held():
-        seen = trainer.optimizer.seen.get(id(held.parameter))  # type: ignore[union-attr]
+        seen = None if trainer.optimizer is None else trainer.optimizer.seen.get(id(held.parameter))
         for box in held.boxes:
             if seen is not None:
                 result.gradients.setdefault(held.name, []).append((box.whole, box.of(seen).numpy()))

@@ -31,6 +31,7 @@ from argosy.plan.plan import Plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.units import RATE, SIZE, TIME, Quantity
 from argosy.workload.chain import Chain
+from argosy.workload.hub import cached_config
 from argosy.workload.load import preset_names, read_profiles
 from argosy.workload.profile import Profile
 
@@ -139,7 +140,7 @@ def model_of(plan: Plan, document: Document, *, suggestion: str | None = None) -
 def _model_of(plan: Plan, document: Document) -> str | None:
     name = plan.model.name
     beside = Path(document.file).parent / name
-    if name in preset_names() or is_there(name):
+    if name in preset_names() or is_there(name) or cached_config(name) is not None:
         return name
     return str(beside) if is_there(beside) else None
 

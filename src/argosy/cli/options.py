@@ -116,7 +116,28 @@ DtypeName = Annotated[
     str | None, typer.Option("--dtype", help="fp32, tf32, fp16, bf16 or fp8, in place of the model's.")
 ]
 OptimizerName = Annotated[
-    str | None, typer.Option("--optimizer", help="adamw, adam, lion, momentum or sgd, in place of the model's.")
+    str | None,
+    typer.Option(
+        "--optimizer", help="adamw, adam, lion, momentum, adamw8bit, adafactor or sgd, in place of the model's."
+    ),
+]
+TrainName = Annotated[
+    str | None, typer.Option("--train", help="full: all weights. lora: adapters beside frozen weights.")
+]
+LoraSettings = Annotated[
+    str | None,
+    typer.Option(
+        "--lora",
+        metavar="SETTINGS",
+        help="rank=16,targets=q,v by default; targets: q, k, v, o, gate, up, down or all. Implies --train lora.",
+    ),
+]
+FreezePatterns = Annotated[
+    list[str] | None,
+    typer.Option("--freeze", metavar="PATTERN", help="Layers that are not trained, such as 'block.[0-7]'. Repeatable."),
+]
+BaseWeights = Annotated[
+    str | None, typer.Option("--base-weights", help="Format of frozen matrices in blocks: int8 or nf4.")
 ]
 Level = Annotated[
     int, typer.Option("--level", min=1, max=2, help="1: a good plan in seconds. 2: search on until --gap is proven.")

@@ -13,6 +13,7 @@ import typer
 
 from argosy.cli.names import known_name
 from argosy.cli.options import (
+    BaseWeights,
     CalibrationFile,
     Compress,
     DtypeName,
@@ -20,10 +21,12 @@ from argosy.cli.options import (
     ExecutorName,
     ForTrace,
     Fragments,
+    FreezePatterns,
     Gap,
     Islands,
     Json,
     Level,
+    LoraSettings,
     MaxContext,
     MaxCost,
     MaxExpert,
@@ -50,6 +53,7 @@ from argosy.cli.options import (
     SyncEvery,
     TargetCluster,
     TimeBudget,
+    TrainName,
     Width,
     Workers,
 )
@@ -61,7 +65,6 @@ if TYPE_CHECKING:
 
     from argosy.cli.choose import Outcome, Task
     from argosy.cluster.topology import Cluster
-    from argosy.explain.infeasible import Infeasibility
     from argosy.plan.plan import Plan
     from argosy.planner import CapturedProgram, Settings
     from argosy.schedule import ScheduleSpec
@@ -69,6 +72,7 @@ if TYPE_CHECKING:
 
 
 def plan(
+    context: typer.Context,
     cluster: TargetCluster,
     model: OptionalModel = None,
     global_batch: OptionalBatch = None,
@@ -76,6 +80,10 @@ def plan(
     sequence_length: SequenceLength = None,
     dtype: DtypeName = None,
     optimizer: OptimizerName = None,
+    train: TrainName = None,
+    lora: LoraSettings = None,
+    freeze: FreezePatterns = None,
+    base_weights: BaseWeights = None,
     profile: Profiles = None,
     calibration: CalibrationFile = None,
     level: Level = 1,
@@ -143,12 +151,14 @@ def plan(
     from argosy.plan.file import dumps_plan
     from argosy.planner import Settings
     from argosy.workload.load import load_model
+    from argosy.workload.tuning import parse_tuning
 
     captured = None
     if program is not None:
         given = {"--model": model, "--global-batch": global_batch, "--sequence-length": sequence_length}
         given |= {"--optimizer": optimizer, "--max-width": max_width, "--max-context": max_context}
-        refuse_options({**given, "--max-expert": max_expert}, "with --program")
+        given |= {"--train": train, "--lora": lora, "--base-weights": base_weights}
+        refuse_options({**given, "--freeze": freeze, "--max-expert": max_expert}, "with --program")
         if output is not None:
             check_output(output, cluster, program.partition(":")[0], json=json)
         captured = capture_program(program, dtype=dtype, quiet=quiet)
@@ -186,7 +196,8 @@ def plan(
         chain = constants.chain(captured.chain)
         captured = replace(captured, chain=chain)
     else:
-        chain = load_model(model, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
+        tuning = parse_tuning(train=train, lora=lora, freeze=freeze or (), base=base_weights)
+        chain = load_model(model, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer, tuning=tuning)
         chain = constants.chain(chain)
     costs = compute_model(profile or (), constants, chain=chain, cluster=where, quiet=quiet)
     task = Task(chain=chain, cluster=where, global_batch=global_batch, settings=settings, model=costs)
@@ -203,15 +214,17 @@ def plan(
             how = (scenario, robust, objective, max_price_per_hour, max_cost_per_step)
             outcome = _find(task, captured, *how, quiet=quiet)
     except NothingFitsError:
+        from argosy.cli.infeasible import show_infeasibility
         from argosy.explain.infeasible import diagnose
 
         def reload(**changes: Any) -> Chain:
-            asked = {"sequence_length": sequence_length, "dtype": dtype, "optimizer": optimizer, **changes}
+            asked: dict[str, Any] = {"sequence_length": sequence_length, "dtype": dtype, "optimizer": optimizer}
+            asked |= {"tuning": chain.tuning, **changes}
             return constants.chain(load_model(model, **asked) if captured is None else captured.chain)
 
         with progress("nothing fits; looking for what would", quiet=quiet):
             why = diagnose(chain, where, global_batch=global_batch, settings=settings, model=costs, reload=reload)
-        show_infeasibility(why, json=json, width=width, output=output)
+        show_infeasibility(why, context, json=json, width=width, output=output)
         raise NothingFitsError(why.reason) from None
     found = outcome.plan
     found = replace(found, model=replace(found.model, name=model))  # what ``planned_chain`` takes, also for a file
@@ -340,24 +353,6 @@ def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:
     console.print(stage_table(plan, cluster))
     console.print()
     console.print(figure_table(plan, cluster))
-
-
-def show_infeasibility(why: Infeasibility, *, json: bool, width: int | None, output: Path | None = None) -> None:
-    """The plan that comes closest, and what would make one fit; the reason itself is the error's message."""
-    from argosy.cli.terminal import print_json, stdout_console
-    from argosy.report.infeasible import change_lines, infeasibility_to_dict, need_table
-    from argosy.report.plan import plan_title
-
-    if json:
-        print_json("plan", {"infeasible": infeasibility_to_dict(why)})
-        return
-    console = stdout_console(width, beside=output)
-    if why.plan is not None:
-        console.print(f"closest: {plan_title(why.plan)}; GiB per device\n")
-        console.print(need_table(why))
-        console.print()
-    for line in change_lines(why):
-        console.print(line)
 
 
 def _show_alternatives(console: Console, plan: Plan, cluster: Cluster) -> None:

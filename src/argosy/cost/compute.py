@@ -9,13 +9,18 @@ H and the device's own efficiency e':
     (2)  backward = max( n r (FLOP_b - A_b) / (a_b e' P) + n r A_b / (a' e' P') + 2 p (r c weights + r n kept) / (e' H)
                          + 2 g n / c out / (e' H) + s_b,  l floor_b )
     (3)  with recomputation the backward also pays for what it computes again
-    (4)  update   = 2 (weights + gradients + optimizer state on the device) / (e' H)
+    (4)  update   = 2 u (trained weights + gradients + optimizer state on the device) / (e' H)     u passes of the
+         optimizer (``workload.optimizer``)
     (5)  weights  = those of no expert, and of experts Q / e (1 - (1 - q)^t): what any of the t tokens of a holder's
          group is sent to, each to a share q of the experts
     (6)  attention that can run while keys and values arrive = (c - 1) / c of the time of its FLOP; the last of c
          pieces has nothing left to wait for
     (7)  under fp8 only the projections of blocks have the peak for fp8; attention, embeddings and heads have the peak
          for bf16, the format that fp8 is stored in (``Dtype.stored``)
+    (8)  frozen weights are read like trained ones; those stored in 8 or 4 bits are first unpacked, in every forward and
+         backward: their bytes are read and their bytes in the dtype written, once over e' H. ``kept`` stands for memory
+         traffic, so it is that of the layer as if it were trained (``Frozen.moved_bytes``). Layers without a backward
+         take no time in (2) and (3)
 
 Matrix products reach a share a of the datasheet's peak, attention proper (A, its part of the FLOP) a share a' of its
 own; everything between them (norms, activation functions, residuals) moves the ``kept`` bytes p times through memory,
@@ -44,7 +49,8 @@ from argosy.cost.memory import state_bytes
 from argosy.dtype import Dtype
 from argosy.errors import bad_input
 from argosy.plan.plan import Recompute, Stage
-from argosy.workload.chain import Chain, Layer
+from argosy.workload.chain import Chain, Frozen, Layer
+from argosy.workload.optimizer import OPTIMIZERS
 from argosy.workload.profile import Profile
 
 # Shares of the peak in a forward and in a backward over their mean, which the catalogue has.
@@ -165,7 +171,9 @@ def layer_seconds(model: ComputeModel, chain: Chain, layer: Layer, portion: Port
         raise bad_input(expected, where=f"layer {layer.name}")
     rates = rates_of(model, chain, layer, device)
     weights = portion.context * read_weights(chain, layer, portion) * chain.dtype.bytes
-    moving = share * (weights + samples * layer.activation_bytes) / rates.traffic
+    frozen = layer.frozen
+    kept = layer.activation_bytes if frozen is None or frozen.moved_bytes is None else frozen.moved_bytes
+    moving = share * (weights + samples * kept) / rates.traffic
     if portion.tensor_width > 1:
         bandwidth = device.efficiency * device.kind.memory_bandwidth
         times = model.gathered * (1.0 if chain.splits_stream else UNSPLIT)
@@ -177,9 +185,21 @@ def layer_seconds(model: ComputeModel, chain: Chain, layer: Layer, portion: Port
     backward = work * ((layer.backward_flop - attention[1]) / rates.backward + attention[1] / rates.attention)
     forward += moving + model.forward_start * has_products
     backward += 2 * moving + model.backward_start * has_products
+    if frozen is not None and frozen.packed_parameters:
+        unpacking = _unpack_seconds(chain, frozen, portion)
+        forward, backward = forward + unpacking, backward + unpacking
     ahead, back = _floors(model, portion)
     launches = float(has_products) if layer.launches is None else layer.launches
-    return max(forward, ahead * launches), max(backward, back * launches)
+    forward = max(forward, ahead * launches)
+    return forward, max(backward, back * launches) if layer.has_backward else 0.0
+
+
+def _unpack_seconds(chain: Chain, frozen: Frozen, portion: Portion) -> float:
+    """(8): packed weights of a layer, read and written in the dtype once."""
+    device = portion.device
+    held = portion.context * portion.share / portion.expert
+    moved = frozen.packed_bytes + frozen.packed_parameters * chain.dtype.bytes
+    return held * moved / (device.efficiency * device.kind.memory_bandwidth)
 
 
 def attention_flops(layer: Layer) -> tuple[float, float]:
@@ -197,12 +217,23 @@ def _floors(model: ComputeModel, portion: Portion) -> tuple[float, float]:
 
 def read_weights(chain: Chain, layer: Layer, portion: Portion) -> float:
     """(5): weights of a layer that a forward reads on a holder with all of its tensors."""
+    frozen = 0.0 if layer.frozen is None else _read_frozen(chain, layer.frozen, portion)
     if not layer.expert_parameters:
-        return layer.parameters + layer.tied_parameters
+        return layer.parameters + layer.tied_parameters + frozen
     tokens = portion.samples * chain.sequence_length * portion.expert / portion.context
     met = 1 - math.pow(1 - layer.active_share, tokens)
     outside = layer.parameters - layer.expert_parameters + layer.tied_parameters
-    return outside + layer.expert_parameters / portion.expert * met
+    return outside + layer.expert_parameters / portion.expert * met + frozen
+
+
+def _read_frozen(chain: Chain, frozen: Frozen, portion: Portion) -> float:
+    """(5) for frozen weights, tied ones included."""
+    outside = frozen.parameters - frozen.expert_parameters + frozen.tied_bytes / chain.dtype.bytes
+    if not frozen.expert_parameters:
+        return outside
+    tokens = portion.samples * chain.sequence_length * portion.expert / portion.context
+    met = 1 - math.pow(1 - frozen.active_share, tokens)
+    return outside + frozen.expert_parameters / portion.expert * met
 
 
 def hidden_seconds(
@@ -241,6 +272,9 @@ def _measured_seconds(
     if samples < looked_up:
         floors = _floors(model, portion)
         forward, backward = max(forward, floors[0]), max(backward, floors[1])
+    if layer.frozen is not None:
+        forward *= layer.frozen.forward_share
+        backward *= layer.frozen.backward_share if layer.frozen.has_backward else 0.0
     return forward * stretch, backward * stretch
 
 
@@ -280,6 +314,8 @@ def recompute_seconds(
     model: ComputeModel, chain: Chain, layer: Layer, portion: Portion, recompute: Recompute, forward: float
 ) -> float:
     """(3). Selective recomputation drops cheap results that are large: what it costs is mostly memory traffic."""
+    if not layer.has_backward:
+        return 0.0
     match recompute:
         case Recompute.NONE:
             return 0.0
@@ -294,4 +330,5 @@ def recompute_seconds(
 def update_seconds(chain: Chain, stage: Stage, portion: Portion) -> float:
     """(4): the optimizer reads and writes everything it keeps."""
     held = state_bytes(chain, stage, portion.share)
-    return 2 * held.total / (portion.device.efficiency * portion.device.kind.memory_bandwidth)
+    passes = 2 * OPTIMIZERS[chain.optimizer].passes
+    return passes * held.updated / (portion.device.efficiency * portion.device.kind.memory_bandwidth)

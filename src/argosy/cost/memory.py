@@ -6,7 +6,7 @@ micro-batches in flight:
 
     (1)  weights    = (r c (P - Q) + r c Q / e) b     b bytes per element of the dtype
     (2)  gradients  = the same, with the bytes of ``gradient_dtype`` for b if that is stated
-    (3)  optimizer  = the same with s for b           s from OPTIMIZER_BYTES
+    (3)  optimizer  = the same with s for b           s from ``workload.optimizer``
          ZeRO 1 divides (3) by the number of holders that have the same weights: n, for experts n / e; ZeRO 2 also
          (2), ZeRO 3 also (1)
     (4)  activations of one micro-batch = r n_samples (sum of the layers' kept bytes, less what recomputation drops)
@@ -24,6 +24,11 @@ micro-batches in flight:
     (9)  whole inputs and results       = 2 n_samples / c (the largest output of a layer) in a tensor-parallel group,
          whose products read all of a gathered input and write all of a result before it is scattered
 
+    (10) frozen weights = r c (their bytes, those of experts over e holders, and the largest matrix that is unpacked at
+         a time), in (1) beside the trained ones that P and Q count; ZeRO leaves them whole. Layers that no backward
+         runs through keep nothing, and nothing of them is computed again or passes through a backward; in a forward
+         the largest of them holds its ``forward_bytes`` for a moment
+
 (4) and (5) are multiplied by the chain's ``activation_factor``, 1 unless a calibration says more. Tensor-parallel
 groups are taken to split activations along the sequence outside the matrix products too; if ``sequence_parallel`` is
 off, every device of a group has what is outside (``stream_bytes``, and the inputs that full recomputation keeps) whole:
@@ -37,14 +42,13 @@ from dataclasses import dataclass
 
 from argosy.errors import bad_input, closest
 from argosy.plan.plan import Recompute, Stage
-from argosy.workload.chain import Chain, Layer
+from argosy.workload.chain import Chain, Frozen, Layer
+from argosy.workload.optimizer import OPTIMIZERS, optimizer_bytes_per_weight
 
 USABLE = 0.92
 """Share of a device's memory that a plan may fill: the rest is workspace and fragmentation."""
 WHOLE_OUTPUTS = 2
 """Of a layer, that a device of a tensor-parallel group holds for a moment, (9)."""
-OPTIMIZER_BYTES = {"adamw": 8, "adam": 8, "lion": 4, "momentum": 4, "sgd": 0}
-"""State per parameter, in fp32; a 16-bit model keeps 4 more for its fp32 master copy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,26 +56,32 @@ class StateBytes:
     """What a device holds of a stage between iterations, in bytes."""
 
     weights: float
+    """Trained and frozen."""
     gradients: float
     optimizer: float
+    frozen: float = 0.0
+    """The part of ``weights`` that is frozen."""
 
     @property
     def total(self) -> float:
         return self.weights + self.gradients + self.optimizer
 
+    @property
+    def updated(self) -> float:
+        """What an update reads and writes."""
+        return self.total - self.frozen if self.frozen else self.total
 
-def optimizer_bytes(chain: Chain) -> int:
+
+def optimizer_bytes(chain: Chain) -> float:
     """s in (3)."""
-    if chain.optimizer not in OPTIMIZER_BYTES:
-        expected = f"one of the optimizers {', '.join(OPTIMIZER_BYTES)}"
-        raise bad_input(
-            expected, chain.optimizer, where="optimizer", suggestion=closest(chain.optimizer, OPTIMIZER_BYTES)
-        )
-    return OPTIMIZER_BYTES[chain.optimizer] + (4 if chain.dtype.bytes < 4 else 0)
+    if chain.optimizer not in OPTIMIZERS:
+        expected = f"one of the optimizers {', '.join(OPTIMIZERS)}"
+        raise bad_input(expected, chain.optimizer, where="optimizer", suggestion=closest(chain.optimizer, OPTIMIZERS))
+    return optimizer_bytes_per_weight(chain.optimizer, chain.dtype.bytes)
 
 
 def stage_parameters(chain: Chain, stage: Stage) -> int:
-    """Weights a stage must hold: those of its layers, and once what they share with a layer elsewhere."""
+    """Trained weights a stage must hold: those of its layers, and once what they share with a layer elsewhere."""
     layers = chain.layers[stage.first : stage.end]
     shared: dict[int, int] = {}
     for layer in layers:
@@ -92,17 +102,37 @@ def state_bytes(chain: Chain, stage: Stage, share: float) -> StateBytes:
     common, split = shared_parameters(chain, stage)
     tensor_share = share * stage.context
 
-    def held(width: int, level: int) -> float:
+    def held(width: float, level: int) -> float:
         """Under ZeRO of this level, one of the holders that have an element keeps it: over all alike, split or not."""
         if stage.zero >= level:
             return (common + split) * tensor_share * width / stage.num_holders
         return (common + split / stage.expert) * tensor_share * width
 
+    frozen = tensor_share * frozen_bytes(chain, stage) if chain.frozen_parameters else 0.0
     return StateBytes(
-        weights=held(chain.dtype.bytes, 3),
+        weights=held(chain.dtype.bytes, 3) + frozen,
         gradients=held(chain.gradient_bytes, 2),
         optimizer=held(optimizer_bytes(chain), 1),
+        frozen=frozen,
     )
+
+
+def frozen_bytes(chain: Chain, stage: Stage) -> float:
+    """(10) for a holder of all tensors of a stage; what layers share with one elsewhere counts once."""
+    own = unpacked = 0.0
+    shared: dict[int, float] = {}
+    for layer in chain.layers[stage.first : stage.end]:
+        if layer.frozen is not None:
+            own += held_frozen_bytes(layer.frozen, stage.expert)
+            unpacked = max(unpacked, layer.frozen.unpacked_bytes)
+            if layer.tied_to is not None and not stage.first <= layer.tied_to < stage.end:
+                shared[layer.tied_to] = max(shared.get(layer.tied_to, 0.0), layer.frozen.tied_bytes)
+    return own + unpacked + sum(shared.values())
+
+
+def held_frozen_bytes(frozen: Frozen, expert: int) -> float:
+    """Frozen weights of one layer on one of the holders that its experts are split over."""
+    return frozen.bytes - frozen.expert_bytes * (1 - 1 / expert)
 
 
 def activation_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> float:
@@ -110,6 +140,8 @@ def activation_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> 
     total = whole = 0.0
     for index in range(stage.first, stage.end):
         layer = chain.layers[index]
+        if not layer.has_backward:
+            continue
         match stage.recompute:
             case Recompute.NONE:
                 total += layer.activation_bytes
@@ -132,11 +164,15 @@ def _on_device(chain: Chain, stage: Stage, total: float, whole: float, share: fl
 
 def passing_bytes(chain: Chain, stage: Stage, samples: int, share: float, *, backward: bool) -> float:
     """(5) to (9): what the forward or backward of one micro-batch holds for a moment, on one device."""
+    if backward and stage.end <= chain.first_backward:
+        return 0.0
     through = exchanged_bytes(chain, stage, samples, share, backward=backward)
     through += gathered_bytes(chain, stage, share, backward=backward)
     if share * stage.context < 1:
         largest = max(layer.output_bytes for layer in chain.layers[stage.first : stage.end])
         through += WHOLE_OUTPUTS * samples / stage.context * largest
+    if not backward:
+        through += forward_working_bytes(chain, stage, samples, share)
     if backward:
         through += recomputed_bytes(chain, stage, samples, share) + working_bytes(chain, stage, samples, share)
     return through
@@ -144,7 +180,9 @@ def passing_bytes(chain: Chain, stage: Stage, samples: int, share: float, *, bac
 
 def recomputed_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> float:
     """(5) on one device."""
-    layers = chain.layers[stage.first : stage.end]
+    layers = [layer for layer in chain.layers[stage.first : stage.end] if layer.has_backward]
+    if not layers:
+        return 0.0
     match stage.recompute:
         case Recompute.NONE:
             return 0.0
@@ -166,6 +204,14 @@ def working_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> flo
             most = max(most, layer.working_bytes + given - freed)
         freed += layer.activation_bytes if stage.recompute is Recompute.NONE else 0.0
     return most * samples * share
+
+
+def forward_working_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> float:
+    """(10): what the forward of layers without a backward holds for a moment, on one device."""
+    if stage.first >= chain.first_backward:
+        return 0.0
+    layers = chain.layers[stage.first : min(stage.end, chain.first_backward)]
+    return max(layer.frozen.forward_bytes for layer in layers if layer.frozen is not None) * samples * share
 
 
 def gathered_bytes(chain: Chain, stage: Stage, share: float, *, backward: bool) -> float:

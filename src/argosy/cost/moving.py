@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeVar
 from argosy.cluster.topology import Cluster
 from argosy.cost.memory import optimizer_bytes
 from argosy.plan.plan import Plan, Stage
-from argosy.workload.chain import Chain
+from argosy.workload.chain import Chain, Frozen
 
 PAUSE = 0.5
 """Seconds that a switch takes beside its bytes: groups are formed anew."""
@@ -50,6 +50,8 @@ class _Weights(NamedTuple):
 
     size: int
     layers: frozenset[int]
+    frozen_bytes: float = 0.0
+    """What they take if they are frozen: they have no optimizer state, and ZeRO leaves them whole."""
 
 
 _Held = dict[_Weights, dict[str, _Kept]]
@@ -94,6 +96,9 @@ def migration(old: Plan, new: Plan, chain: Chain, cluster: Cluster, time: float 
     for some, kept in _held(new, weights).items():
         holders = [{name: had[kind] for name, had in before[some].items()} for kind in range(len(widths))]
         for device, wanted in kept.items():
+            if some.frozen_bytes:
+                sources.deliver(device, wanted[0], holders[0], some.frozen_bytes)
+                continue
             for kind, width in enumerate(widths):
                 sources.deliver(device, wanted[kind], holders[kind], width * some.size)
     transfers = [(*pair, size) for pair, size in sources.sent.items() if size > 0]
@@ -143,6 +148,22 @@ def _weights(chain: Chain) -> Iterator[_Weights]:
             yield _Weights(size - shared, frozenset((index, *users)))
             shared = size
         yield _Weights(max(0, layer.parameters - shared), frozenset((index,)))
+        if layer.frozen is not None:
+            yield from _frozen_weights(chain, index, layer.frozen)
+
+
+def _frozen_weights(chain: Chain, index: int, frozen: Frozen) -> Iterator[_Weights]:
+    """Frozen weights of one layer; those that others share with it are theirs too."""
+    users = [
+        (user, layer.frozen.tied_bytes)
+        for user, layer in enumerate(chain.layers)
+        if layer.tied_to == index and layer.frozen is not None and layer.frozen.tied_bytes
+    ]
+    shared = min(max((size for _, size in users), default=0.0), frozen.bytes)
+    if shared:
+        yield _Weights(frozen.parameters, frozenset((index, *(user for user, _ in users))), shared)
+    if frozen.bytes > shared:
+        yield _Weights(frozen.parameters, frozenset((index,)), frozen.bytes - shared)
 
 
 def _held(plan: Plan, weights: Sequence[_Weights]) -> _Held:
@@ -151,7 +172,7 @@ def _held(plan: Plan, weights: Sequence[_Weights]) -> _Held:
     held: _Held = {}
     for some in weights:
         stages = sorted({home[layer] for layer in some.layers})
-        is_shared = plan.zero_of(stages, len(some.layers)) == 0
+        is_shared = bool(some.frozen_bytes) or plan.zero_of(stages, len(some.layers)) == 0
         held[some] = found = dict(kept[stages[0]][is_shared])
         for stage in stages[1:]:
             for device, own in kept[stage][is_shared].items():

@@ -26,7 +26,7 @@ def planned_parts(plan: Plan, chain: Chain) -> dict[str, tuple[float, ...]]:
     held: dict[str, tuple[float, ...]] = {}
     for index, stage in enumerate(plan.stages):
         arriving = chain.layers[stage.first - 1].output_bytes if index else 0.0
-        returning = chain.layers[stage.end - 1].output_bytes if index + 1 < len(plan.stages) else 0.0
+        returning = chain.returned_bytes(stage.end - 1) if index + 1 < len(plan.stages) else 0.0
         parts: dict[tuple[int, float], tuple[float, ...]] = {}
         for replica in stage.replicas:
             for name, share in zip(replica.devices, replica.shares, strict=True):

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.cost.memory import USABLE
-from argosy.explain.remedy import Change, Reload, Trial, nearest_changes
+from argosy.explain.lighter import Reload, lighter_changes
+from argosy.explain.remedy import Change, Trial, hardware_changes
 from argosy.plan.plan import Plan
 from argosy.planner import Settings
 from argosy.schedule.generate import group_size, usual_depth
@@ -90,6 +91,13 @@ def diagnose(
     return Infeasibility(reason=reason, plan=plan, needs=needs, changes=changes)
 
 
+def nearest_changes(trial: Trial, reload: Reload | None) -> Iterator[Change]:
+    """The nearest change of each kind with which a plan fits; first those that need nothing but an option."""
+    if reload is not None:
+        yield from lighter_changes(trial, reload)
+    yield from hardware_changes(trial)
+
+
 def _closest(trial: Trial) -> tuple[Plan | None, tuple[Need, ...]]:
     """(2)."""
     low, high = -1.0, 0.0
@@ -130,7 +138,7 @@ def _stage_needs(index: int, choice: Choice, depth: int, group: int, factor: flo
             stage=index,
             kind=pool.name,
             devices=part.devices,
-            state=prices.weigh_range(option.state, first, end) / part.width,
+            state=option.state_range(first, end) / part.width,
             activations=part.most * depth * kept / part.width,
             buffers=(part.most * (passing + arriving) + option.whole_bytes(first, end)) / part.width,
             room=USABLE * pool.device.kind.memory / factor,

@@ -2,6 +2,7 @@
 
     (1)  a change of size n helps if some plan fits under it (``solve.feasible``)
     (2)  nearest change = the least n that helps, by doubling and bisection: more of it never hurts
+    (3)  its step time is that of the plan which the planner finds under it
 
 (1) is exact at the granularity of the trial: single devices, unless there are so many that a coarser one is taken.
 """
@@ -17,15 +18,14 @@ from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 
+from argosy.cluster.catalogue import catalogue
 from argosy.cluster.file import build_cluster
 from argosy.cluster.fitted import fitted
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
-from argosy.cost.memory import OPTIMIZER_BYTES
 from argosy.document import Document
-from argosy.dtype import Dtype
 from argosy.errors import ArgosyError
-from argosy.planner import Settings
+from argosy.planner import Settings, find_plan
 from argosy.solve.feasible import Fit
 from argosy.solve.unmeasured import Untimed, find_any_fit, find_untimed
 from argosy.space.pool import Pool, able_pools
@@ -37,10 +37,11 @@ GIB = 2.0**30
 _MOST_TIMES = 16
 """So many times the memory, nodes or samples are tried."""
 _MOST_DEVICES = 4096
-_STEP_TOKENS = 64
+_MOST_CARDS = 8
+"""Of the catalogue, that are tried in place of a kind."""
 
-Reload = Callable[..., Chain]
-"""The same model with another ``sequence_length``, ``dtype`` or ``optimizer``."""
+_SECONDS = 1.5
+"""CPU time of the search for (3)."""
 
 
 class ChangeKind(StrEnum):
@@ -49,6 +50,9 @@ class ChangeKind(StrEnum):
     SEQUENCE_LENGTH = "sequence_length"
     GLOBAL_BATCH = "global_batch"
     OPTIMIZER = "optimizer"
+    TUNING = "tuning"
+    CARD = "card"
+    SEVERAL = "several"
     DTYPE = "dtype"
     PROFILE = "profile"
 
@@ -62,7 +66,12 @@ class Change:
     target: str
     """What is changed: a device kind, a group of nodes, the model."""
     value: float | str
-    """GiB more per device, nodes more, tokens, samples, the name of an optimizer or dtype, or which times."""
+    """GiB more per device, nodes more, tokens, samples, the name of an optimizer, dtype or card, which weights are
+    trained, or which times."""
+    options: tuple[tuple[str, str], ...] = ()
+    """Options of ``argosy plan`` that make it."""
+    seconds: float | None = None
+    """(3); None if it was not planned."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,20 @@ class Trial:
     def prices(self) -> Prices:
         return Prices(self.chain, self.pools, self.model)
 
+    @cached_property
+    def seconds(self) -> float | None:
+        """(3); None if the planner finds no plan."""
+        settings = replace(self.settings, level=1, time_budget=min(self.settings.time_budget, _SECONDS), progress=None)
+        if self.more or self.factor != 1.0:
+            return None
+        try:
+            plan = find_plan(
+                self.chain, self.cluster, global_batch=self.global_batch, settings=settings, model=self.model
+            )
+        except ArgosyError:
+            return None
+        return None if plan.predicted is None else plan.predicted.iteration_seconds
+
     def fit(self) -> Fit | None:
         prices = self.prices
         if not prices.pools:
@@ -106,18 +129,17 @@ class Trial:
         return find_any_fit(prices, self.global_batch, self.settings)
 
 
-def nearest_changes(trial: Trial, reload: Reload | None) -> Iterator[Change]:
-    """(2), one kind after the other."""
+def hardware_changes(trial: Trial) -> Iterator[Change]:
+    """(2) for devices, measurements and the batch, one kind after the other."""
     yield from _more_times(trial)
-    yield from _more_memory(trial)
+    for change in _more_memory(trial):
+        yield change
+        yield from _larger_card(trial, change)
     yield from _more_nodes(trial)
     yield from _more_samples(trial)
-    if reload is not None:
-        yield from _shorter(trial, reload)
-        yield from _lighter(trial, reload)
 
 
-def _least(fits: Callable[[int], bool], most: int) -> int | None:
+def least_that_fits(fits: Callable[[int], bool], most: int) -> int | None:
     """The least whole number of at least 1 for which something fits, where more is never worse; None beyond
     ``most``."""
     low, high = 0, 1
@@ -143,10 +165,39 @@ def _more_memory(trial: Trial) -> Iterator[Change]:
     memory = {pool.name: pool.device.kind.memory for pool in trial.pools}
     for kind, size in memory.items():
         most = math.ceil(_MOST_TIMES * size / GIB)
-        least = _least(lambda more, kind=kind: replace(trial, more=((kind, more * GIB),)).fit() is not None, most)  # type: ignore[misc]
+
+        def fits(more: int, kind: str = kind) -> bool:
+            return replace(trial, more=((kind, more * GIB),)).fit() is not None
+
+        least = least_that_fits(fits, most)
         if least is not None:
             sentence = f"{least} GiB more memory on each {kind}"
             yield Change(kind=ChangeKind.MEMORY, sentence=sentence, target=kind, value=least)
+
+
+def _larger_card(trial: Trial, change: Change) -> Iterator[Change]:
+    """The smallest card of the catalogue with the memory that is missing, in place of each of a kind."""
+    pool = next(pool for pool in trial.pools if pool.name == change.target)
+    least = pool.device.kind.memory + float(change.value) * GIB
+    able = [kind for kind in catalogue() if trial.chain.dtype in dict(kind.flops) and kind.memory >= least]
+    same = [kind for kind in able if kind.vendor == pool.device.kind.vendor]
+    for kind in sorted(same, key=lambda kind: (kind.memory, kind.peak(trial.chain.dtype)))[:_MOST_CARDS]:
+        with contextlib.suppress(ArgosyError):  # a kind of the user's own may have no place in the file
+            changed = replace(trial, cluster=with_kind(trial.cluster, change.target, kind.name))
+            if changed.fit() is not None:
+                sentence = f"{kind.name} in place of each {change.target}"
+                target, seconds = change.target, changed.seconds
+                yield Change(kind=ChangeKind.CARD, sentence=sentence, target=target, value=kind.name, seconds=seconds)
+                return
+
+
+def with_kind(cluster: Cluster, old: str, new: str) -> Cluster:
+    """The cluster with devices of another kind in place of each device of a kind."""
+    content = json.loads(cluster.content)
+    for node in content["nodes"]:
+        devices = node["devices"] if isinstance(node["devices"], list) else [node["devices"]]
+        node["devices"] = [{**one, "kind": new} if one["kind"].lower() == old.lower() else one for one in devices]
+    return fitted(build_cluster(Document(cluster.name, content, {}), folder=Path()), cluster.fit)
 
 
 def _more_nodes(trial: Trial) -> Iterator[Change]:
@@ -156,7 +207,7 @@ def _more_nodes(trial: Trial) -> Iterator[Change]:
         with contextlib.suppress(ArgosyError):  # a file that names its nodes one by one may not take more of them
             size = sum(1 for device in trial.cluster.devices if device.node == f"{node['name']}0")
             most = min(_MOST_TIMES * have, (_MOST_DEVICES - len(trial.cluster.devices)) // size)
-            least = _least(
+            least = least_that_fits(
                 lambda more, index=index: (
                     replace(trial, cluster=with_more_nodes(trial.cluster, index, more)).fit()  # type: ignore[misc]
                     is not None
@@ -167,7 +218,9 @@ def _more_nodes(trial: Trial) -> Iterator[Change]:
                 kinds = trial.cluster.device(f"{node['name']}0.0").kind.name
                 each = counted(size, "device") if size > 1 else kinds
                 sentence = f"{counted(least, 'more node')} like {node['name']}0, of {each} each"
-                yield Change(kind=ChangeKind.DEVICES, sentence=sentence, target=node["name"], value=least)
+                seconds = replace(trial, cluster=with_more_nodes(trial.cluster, index, least)).seconds
+                kind, target = ChangeKind.DEVICES, node["name"]
+                yield Change(kind=kind, sentence=sentence, target=target, value=least, seconds=seconds)
 
 
 def with_more_nodes(cluster: Cluster, index: int, more: int) -> Cluster:
@@ -182,42 +235,15 @@ def _more_samples(trial: Trial) -> Iterator[Change]:
     """More samples can be shared by more replicas, which then share their state."""
     batch = trial.global_batch
     for size in (batch * times for times in (2, 4, 8, 16) if times <= _MOST_TIMES):
-        if replace(trial, global_batch=size).fit() is not None:
+        changed = replace(trial, global_batch=size)
+        if changed.fit() is not None:
             sentence = f"a global batch of {size}{'' if trial.model.profiles else ', which more replicas can share'}"
-            yield Change(kind=ChangeKind.GLOBAL_BATCH, sentence=sentence, target="global_batch", value=size)
+            yield Change(
+                kind=ChangeKind.GLOBAL_BATCH,
+                sentence=sentence,
+                target="global_batch",
+                value=size,
+                options=(("--global-batch", str(size)),),
+                seconds=changed.seconds,
+            )
             return
-
-
-def _shorter(trial: Trial, reload: Reload) -> Iterator[Change]:
-    length = trial.chain.sequence_length
-    if any(profile.sequence_length != 1 for profile in (trial.model.profiles or {}).values()):
-        return  # times of one length only
-    step = min(_STEP_TOKENS, max(1, length // 8))
-    cuts = (length - 1) // step
-
-    def fits(cut: int) -> bool:
-        return replace(trial, chain=reload(sequence_length=step * (cuts + 1 - cut))).fit() is not None
-
-    with contextlib.suppress(ArgosyError):  # a model of one length only
-        least = _least(fits, cuts) if cuts else None
-        if least is not None:
-            tokens = step * (cuts + 1 - least)
-            sentence = f"sequences of {tokens} tokens in place of {length}"
-            yield Change(kind=ChangeKind.SEQUENCE_LENGTH, sentence=sentence, target=trial.chain.name, value=tokens)
-
-
-def _lighter(trial: Trial, reload: Reload) -> Iterator[Change]:
-    chain = trial.chain
-    ranked = sorted(OPTIMIZER_BYTES, key=lambda name: (-OPTIMIZER_BYTES[name], name != "lion"))
-    lighter = [name for name in ranked if OPTIMIZER_BYTES[name] < OPTIMIZER_BYTES[chain.optimizer]]
-    for name in lighter:
-        if replace(trial, chain=reload(optimizer=name)).fit() is not None:
-            sentence = f"the optimizer {name} in place of {chain.optimizer}"
-            yield Change(kind=ChangeKind.OPTIMIZER, sentence=sentence, target=chain.name, value=name)
-            break
-    for dtype in (Dtype.BF16, Dtype.FP16):
-        with contextlib.suppress(ArgosyError):  # a model that was measured in one dtype
-            if dtype is not chain.dtype and replace(trial, chain=reload(dtype=str(dtype))).fit() is not None:
-                sentence = f"{dtype} in place of {chain.dtype}"
-                yield Change(kind=ChangeKind.DTYPE, sentence=sentence, target=chain.name, value=str(dtype))
-                return

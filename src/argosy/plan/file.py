@@ -33,8 +33,9 @@ from argosy.plan.plan import (
 )
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.fields import Amount, Count, DtypeField, Natural, OptimizerField
-from argosy.workload.layers_file import layers_of
+from argosy.workload.layers_file import layers_of, without_defaults
 from argosy.workload.profile_file import profile_of
+from argosy.workload.tuning import FULL, BaseFormat, Train, Tuning
 
 Real = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -51,12 +52,30 @@ def _moment(value: object) -> object:
     return value
 
 
+class TuningSchema(Schema):
+    train: Literal["full", "lora"] = "full"
+    rank: Count = FULL.rank
+    targets: list[Literal["q", "k", "v", "o", "gate", "up", "down"]] = Field(default_factory=list)
+    freeze: list[str] = Field(default_factory=list)
+    base: Literal["int8", "nf4"] | None = None
+
+    def value(self) -> Tuning:
+        return Tuning(
+            train=Train(self.train),
+            rank=self.rank,
+            targets=tuple(self.targets),
+            freeze=tuple(self.freeze),
+            base=None if self.base is None else BaseFormat(self.base),
+        )
+
+
 class ModelSchema(Schema):
     name: str
     sequence_length: Count
     dtype: DtypeField
     optimizer: OptimizerField = "adamw"
     content: dict[str, Any] | None = None
+    tuning: TuningSchema | None = None
 
 
 class ClusterRefSchema(Schema):
@@ -251,7 +270,8 @@ def _model(schema: ModelSchema, document: Document) -> ModelRef:
             expected = f"at most {len(layers)}, the layers in model.content"
             raise document.error(("stages", len(document.data["stages"]) - 1, "layers"), expected, last)
         content = canonical(schema.content)
-    return ModelRef(**{**schema.model_dump(), "content": content})
+    tuning = FULL if schema.tuning is None else schema.tuning.value()
+    return ModelRef(**{**schema.model_dump(), "content": content, "tuning": tuning})
 
 
 def _cost_model(document: Document) -> CostModelRef:
@@ -310,8 +330,10 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
 
 
 def _model_to_dict(model: ModelRef) -> dict[str, Any]:
-    content = {"content": json.loads(model.content)} if model.content else {}
-    return {name: value for name, value in vars(model).items() if name != "content"} | content
+    content: dict[str, Any] = {"content": json.loads(model.content)} if model.content else {}
+    if not model.tuning.is_full:
+        content["tuning"] = without_defaults(model.tuning) | {"targets": list(model.tuning.targets)}
+    return {name: value for name, value in vars(model).items() if name not in ("content", "tuning")} | content
 
 
 def schedule_to_dict(spec: ScheduleSpec) -> dict[str, Any]:

@@ -14,5 +14,10 @@ def planned_chain(model: ModelRef, named: str | None = None) -> Chain:
     if model.content and named is None:
         document = Document("plan", parse_json(model.content, file="plan").data, {})
         return captured_chain(model.name, layers_of(document), model.dtype, model.optimizer)
-    size = {"sequence_length": model.sequence_length, "dtype": model.dtype, "optimizer": model.optimizer}
-    return load_model(named or model.name, **size)  # type: ignore[arg-type]
+    return load_model(
+        named or model.name,
+        sequence_length=model.sequence_length,
+        dtype=model.dtype,
+        optimizer=model.optimizer,
+        tuning=model.tuning,
+    )

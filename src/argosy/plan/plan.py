@@ -18,6 +18,7 @@ from argosy.schedule import ScheduleSpec
 from argosy.units import counted
 from argosy.workload.chain import Chain
 from argosy.workload.layers_file import layers_to_dict
+from argosy.workload.tuning import FULL, Tuning
 
 
 class Recompute(StrEnum):
@@ -40,6 +41,8 @@ class ModelRef:
     optimizer: str = "adamw"
     content: str = ""
     """Of a captured program, its layers as canonical JSON, so that its plan is whole on its own; else empty."""
+    tuning: Tuning = FULL
+    """Which of its weights are trained."""
 
     @classmethod
     def of(cls, chain: Chain) -> ModelRef:
@@ -49,6 +52,7 @@ class ModelRef:
             dtype=chain.dtype,
             optimizer=chain.optimizer,
             content=canonical(layers_to_dict(chain.layers)) if chain.is_captured else "",
+            tuning=chain.tuning,
         )
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rich.table import Table
 
 from argosy.explain.infeasible import Infeasibility, Need
+from argosy.explain.remedy import Change
 from argosy.plan.file import plan_to_dict
 from argosy.report.tables import plain_table
+from argosy.units import TIME
 
 
 def need_table(infeasibility: Infeasibility) -> Table:
@@ -25,11 +28,18 @@ def need_table(infeasibility: Infeasibility) -> Table:
     return table
 
 
-def change_lines(infeasibility: Infeasibility) -> list[str]:
-    """One for each change that would make a plan fit."""
+def change_lines(infeasibility: Infeasibility, command: Callable[[Change], str | None] | None = None) -> list[str]:
+    """One for each change that would make a plan fit, with its step time, and the command that plans it."""
     if not infeasibility.changes:
         return ["No single change that was tried makes a plan fit."]
-    return ["A plan fits with any one of:", *(f"  - {change.sentence}" for change in infeasibility.changes)]
+    lines = ["A plan fits with any one of:"]
+    for change in infeasibility.changes:
+        seconds = "" if change.seconds is None else f" ({TIME.format(change.seconds, digits=3)} per step)"
+        lines.append(f"  - {change.sentence}{seconds}")
+        pasted = command(change) if command is not None else None
+        if pasted is not None:
+            lines.append(f"      {pasted}")
+    return lines
 
 
 def infeasibility_to_dict(infeasibility: Infeasibility) -> dict[str, Any]:
@@ -38,8 +48,13 @@ def infeasibility_to_dict(infeasibility: Infeasibility) -> dict[str, Any]:
         "reason": infeasibility.reason,
         "plan": plan_to_dict(infeasibility.plan) if infeasibility.plan is not None else None,
         "needs": [_need_to_dict(need) for need in infeasibility.needs],
-        "changes": [{**vars(change), "kind": str(change.kind)} for change in infeasibility.changes],
+        "changes": [_change_to_dict(change) for change in infeasibility.changes],
     }
+
+
+def _change_to_dict(change: Change) -> dict[str, Any]:
+    options = [text for option in change.options for text in option]
+    return {**vars(change), "kind": str(change.kind), "options": options}
 
 
 def _need_to_dict(need: Need) -> dict[str, Any]:

@@ -23,7 +23,8 @@ def plan_title(plan: Plan) -> str:
     """``gpt2-xl on two-cards: 2 stages, 16 micro-batches of 4, 1f1b``."""
     stages = counted(len(plan.stages), "stage")
     batches = counted(plan.num_micro_batches, "micro-batch", "micro-batches")
-    head = f"{plan.model.name} on {plan.cluster.name}: {stages}"
+    tuned = "" if plan.model.tuning.is_full else f" ({plan.model.tuning})"
+    head = f"{plan.model.name}{tuned} on {plan.cluster.name}: {stages}"
     return f"{head}, {batches} of {plan.micro_batch_size}, {plan.schedule!r}"
 
 

@@ -146,17 +146,23 @@ class Executor:
             case ActionKind.RECEIVE_FORWARD:
                 self._post(stage, index, gradient=False)
             case ActionKind.RECEIVE_BACKWARD:
-                self._post(stage, index, gradient=True)
+                if self._forms(stage, gradient=True):
+                    self._post(stage, index, gradient=True)
             case ActionKind.FORWARD:
                 self._forward(stage, index, batch)
             case ActionKind.BACKWARD | ActionKind.INPUT_GRADIENT:
                 self._backward(stage, action)
             case ActionKind.WEIGHT_GRADIENT:
-                with self.recorder.computing(action):
-                    settle(stage.debts.pop(index))
+                debts = stage.debts.pop(index)
+                if debts:
+                    with self.recorder.computing(action):
+                        settle(debts)
                 self.after_gradients(action.stage)
-            case ActionKind.SEND_FORWARD | ActionKind.SEND_BACKWARD:
-                self._send(stage, index, gradient=action.kind is ActionKind.SEND_BACKWARD)
+            case ActionKind.SEND_FORWARD:
+                self._send(stage, index, gradient=False)
+            case ActionKind.SEND_BACKWARD:
+                if (True, index) in stage.handed:
+                    self._send(stage, index, gradient=True)
 
     def _forward(self, stage: Hosted, index: int, batch: Any) -> None:
         action = Action(stage.seat.stage, ActionKind.FORWARD, index)
@@ -232,14 +238,15 @@ class Executor:
     def _backward(self, stage: Hosted, action: Action) -> None:
         index = action.micro_batch
         last = stage.seat.stage == len(self.plan.stages) - 1
-        gradients = None if last else self._arrived(stage, action, gradient=True)
-        self.transport.departed((stage.seat.stage, index, False))
         held = stage.held.pop(index)
-        with self.recorder.computing(action):
-            _differentiate(held.outputs, gradients)
+        gradients = None if last or not held.outputs else self._arrived(stage, action, gradient=True)
+        self.transport.departed((stage.seat.stage, index, False))
+        if held.outputs:  # else nothing in this stage or before it is trained
+            with self.recorder.computing(action):
+                _differentiate(held.outputs, gradients)
         if action.kind is ActionKind.INPUT_GRADIENT:
             stage.debts[index] = self.deferral.take()
-        if stage.seat.stage > 0:
+        if held.inputs:
             stage.handed[True, index] = [
                 torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in held.inputs
             ]

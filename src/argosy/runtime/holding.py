@@ -148,14 +148,15 @@ def keeping(
     proportions: Proportions | None,
     rank: int,
 ) -> Keeping:
-    """By ZeRO in rows, unless it is tied across stages, or from level 2 on shared by layers of one stage, or whole on
-    every member of a tensor-parallel group. ``num_users``: of its stage's layers; ``rank``: whose part of it, where it
-    is cut."""
+    """By ZeRO in rows, unless it is frozen, tied across stages, or from level 2 on shared by layers of one stage, or
+    whole on every member of a tensor-parallel group. ``num_users``: of its stage's layers; ``rank``: whose part of it,
+    where it is cut."""
     each = holders(weight, plan, roster)
     ranks = next((found for found in each if rank in found), each[0])
     stage = plan.stages[weight.stages[0]]
     num_layers = num_users(weight) if stage.zero > 1 else 0
-    zero = plan.zero_of(weight.stages, num_layers) if len(ranks) > 1 and weight.parameter.dim() > 0 else 0
+    is_divided = len(ranks) > 1 and weight.parameter.dim() > 0 and weight.parameter.requires_grad
+    zero = plan.zero_of(weight.stages, num_layers) if is_divided else 0
     if not zero or (stage.replicas[0].width > 1 and not weight.cut.is_sharded):
         return Keeping(ranks, 0, ())
     parts = [1.0] * len(ranks) if proportions is None else proportions(weight.stages[0])

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from argosy.cost.memory import activation_bytes, passing_bytes, state_bytes
+from argosy.cost.memory import activation_bytes, forward_working_bytes, passing_bytes, state_bytes
 from argosy.plan.plan import Plan
 from argosy.schedule import Action, ActionKind, Schedule, ScheduleKind, build_schedule, with_communication
 from argosy.workload.chain import Chain
@@ -91,8 +91,13 @@ class _Ledger:
         self.handed = {
             i: n * chain.layers[stages[i].end - 1].output_bytes if i < last else 0.0 for i, n in samples.items()
         }
+        self.sent_back = {i: n * chain.returned_bytes(stages[i].first - 1) if i else 0.0 for i, n in samples.items()}
+        self.returned = {
+            i: n * chain.returned_bytes(stages[i].end - 1) if i < last else 0.0 for i, n in samples.items()
+        }
         self.kept = {i: activation_bytes(chain, stages[i], n, share) for i, n in samples.items()}
         self.passing = {i: passing_bytes(chain, stages[i], n, share, backward=True) for i, n in samples.items()}
+        self.ahead = {i: forward_working_bytes(chain, stages[i], n, share) for i, n in samples.items()}
         states = {i: state_bytes(chain, stages[i], share) for i in samples}
         self.state = sum(state.total for state in states.values())
         summed = [states[i].gradients for i in samples if stages[i].num_holders > 1 and stages[i].zero < 2]
@@ -108,14 +113,15 @@ class _Ledger:
                 case ActionKind.RECEIVE_FORWARD:
                     held += self.given[stage]
                 case ActionKind.RECEIVE_BACKWARD:
-                    held += self.handed[stage]
+                    held += self.returned[stage]
                 case ActionKind.FORWARD:
+                    peak = max(peak, held + self.ahead[stage])
                     held -= sum(self.sent.pop((stage, one), 0.0) for one in self.proofs.get((stage, index), ()))
                     held += self.kept[stage] - self.given[stage] + self.handed[stage]
                 case ActionKind.BACKWARD | ActionKind.INPUT_GRADIENT:
                     peak = max(peak, held + self.passing[stage])
-                    held += self.given[stage] - self.handed[stage]
-                    self.sent[stage, index] = self.given[stage]
+                    held += self.sent_back[stage] - self.returned[stage]
+                    self.sent[stage, index] = self.sent_back[stage]
                     if action.kind is ActionKind.BACKWARD:
                         held -= self.kept[stage] + self.handed[stage]
                 case ActionKind.WEIGHT_GRADIENT:

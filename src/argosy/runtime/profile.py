@@ -35,7 +35,7 @@ from argosy.runtime.program import load_program, split_name
 from argosy.runtime.recipe import AUTOCAST
 from argosy.runtime.stage import LayerStage, LossFunction
 from argosy.units import counted
-from argosy.workload.chain import Layer
+from argosy.workload.chain import Frozen, Layer
 from argosy.workload.profile import Profile, ProfileRow
 
 Report = Callable[[str], None]
@@ -47,9 +47,12 @@ Save = Callable[[Profile], None]
 @dataclass(frozen=True, kw_only=True)
 class _Amounts:
     forward_flop: float
+    backward_flop: float
     activation_bytes: float
     output_bytes: float
     working_bytes: float
+    forward_bytes: float = 0.0
+    """Held for a moment in a forward that keeps nothing, its input and its output among it."""
 
 
 def profile_program(
@@ -165,10 +168,13 @@ def _kinds(layers: Sequence[nn.Module]) -> list[str]:
     """A name for every layer that equal ones share: ``Block``, or ``Block-2`` for the second kind of that class."""
     known: dict[tuple[object, ...], str] = {}
     names = []
+    trains_all = all(parameter.requires_grad for layer in layers for parameter in layer.parameters())
+    needed = trains_all  # whether the input of a layer needs a gradient, which matters if some are frozen
     for index, layer in enumerate(layers):
-        shapes = tuple(tuple(parameter.shape) for parameter in layer.parameters())
+        shapes = tuple((tuple(parameter.shape), parameter.requires_grad) for parameter in layer.parameters())
         place = "first" if index == 0 else "last" if index == len(layers) - 1 else "between"
-        key = (type(layer), shapes, place, 0 if shapes else index)  # without weights, shapes say nothing
+        key = (type(layer), shapes, place, needed, 0 if shapes else index)  # without weights, shapes say nothing
+        needed = needed or any(is_trained for _, is_trained in shapes)
         if key not in known:
             number = 1 + sum(other[0] is type(layer) for other in known)
             known[key] = type(layer).__name__ + (f"-{number}" if number > 1 else "")
@@ -286,42 +292,87 @@ def _amounts(stage: LayerStage, carry: Any, part: Any, count: int, working: floa
     given = set(kept)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), FlopCounterMode(display=False) as flop:
         result = stage(inputs, part, _moment(part))
+    backward_flop = 2.0 * flop.get_total_flops()
+    if any(not parameter.requires_grad for layer in stage.layers for parameter in layer.parameters()):
+        backward_flop = _backward_flop(stage, result)
     handed = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor)]
     for leaf in handed if not stage.is_last else ():  # counted as the next layer's input, or as handed on
         if leaf.untyped_storage().data_ptr() not in given:
             kept.pop(leaf.untyped_storage().data_ptr(), None)
     return _Amounts(
         forward_flop=flop.get_total_flops() / count,
+        backward_flop=backward_flop / count,
         activation_bytes=sum(kept.values()) / count,
         output_bytes=0.0 if stage.is_last else sum(leaf.numel() * leaf.element_size() for leaf in handed) / count,
         working_bytes=working,
+        forward_bytes=0.0 if _needs_backward(result) else _forward_bytes(stage, carry, part, count),
     )
+
+
+def _needs_backward(result: Any) -> bool:
+    return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_flatten(result)[0])
+
+
+def _forward_bytes(stage: LayerStage, carry: Any, part: Any, count: int) -> float:
+    """Per sample, the most that a forward which keeps nothing holds, its input and its output among it."""
+    inputs = _detached(carry)
+    size = sum(leaf.untyped_storage().nbytes() for leaf in tree_flatten(inputs)[0] if isinstance(leaf, Tensor))
+    with Allocations(stage.device) as allocations:
+        stage(inputs, part, _moment(part))
+    return (allocations.segments[-1].peak + size) / count
+
+
+def _backward_flop(stage: LayerStage, result: Any) -> float:
+    """FLOP of the backward of a layer with frozen weights."""
+    outputs = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor) and leaf.requires_grad]
+    with FlopCounterMode(display=False) as flop:
+        if outputs:
+            torch.autograd.backward(outputs, [torch.ones_like(leaf) for leaf in outputs], retain_graph=True)
+    for module in stage.layers:
+        module.zero_grad(set_to_none=True)
+    return float(flop.get_total_flops())
 
 
 def _layers(layers: Sequence[nn.Module], kinds: Sequence[str], amounts: Sequence[_Amounts]) -> list[Layer]:
     """The chain's layers; a weight that an earlier layer has already is tied to it."""
     home: dict[int, int] = {}
     built = []
+    has_backward = False
     for index, (layer, kind, amount) in enumerate(zip(layers, kinds, amounts, strict=True)):
-        own = tied = 0
+        own = tied = still = still_bytes = still_tied = 0
         partner = None
         for parameter in layer.parameters():
-            if (first := home.setdefault(id(parameter), index)) == index:
-                own += parameter.numel()
-            else:
-                partner, tied = first, tied + parameter.numel()
+            is_own = (first := home.setdefault(id(parameter), index)) == index
+            partner = partner if is_own else first
+            size, trained = parameter.numel(), parameter.requires_grad
+            own += size if is_own and trained else 0
+            tied += size if not is_own and trained else 0
+            still += size if is_own and not trained else 0
+            still_bytes += size * parameter.element_size() if is_own and not trained else 0
+            still_tied += size * parameter.element_size() if not is_own and not trained else 0
+        has_backward = has_backward or own > 0 or tied > 0
+        frozen = None
+        if still or still_tied or not has_backward:
+            frozen = Frozen(
+                parameters=still,
+                bytes=float(still_bytes),
+                tied_bytes=float(still_tied),
+                forward_bytes=0.0 if has_backward else amount.forward_bytes,
+                has_backward=has_backward,
+            )
         built.append(
             Layer(
                 name=f"layer{index}",
                 kind=kind,
                 forward_flop=float(amount.forward_flop),
-                backward_flop=2.0 * amount.forward_flop,
+                backward_flop=amount.backward_flop if has_backward else 0.0,
                 parameters=own,
-                activation_bytes=amount.activation_bytes,
+                activation_bytes=amount.activation_bytes if has_backward else 0.0,
                 output_bytes=amount.output_bytes,
                 working_bytes=amount.working_bytes,
                 tied_to=partner,
                 tied_parameters=tied,
+                frozen=frozen,
             )
         )
     return built

@@ -5,7 +5,9 @@ values go around meanwhile: attention comes first, as much of it as may run besi
 A tensor-parallel group then reduces together, and holders of experts send each other tokens. The result goes to the
 replicas of the next stage that hold the same samples (split and concatenated where the replica counts differ; a
 replica holds what passes between stages split along the sequence, so each of its devices receives its share only). At
-the end of the iteration each stage's holders sum their gradients, and every device updates its weights.
+the end of the iteration each stage's holders sum their gradients, and every device updates its weights. A stage that
+no backward runs through (``Chain.first_backward``) gets no gradients; what it does next waits until the stage after it
+has finished its backward, so that no more micro-batches are on their way than the schedule allows.
 
 Under ZeRO 3 a stage gathers its weights while the action before computes, and an action begins when they are there;
 under ZeRO 2 and 3 a backward is followed by a scatter of its gradients. If the cost model says ``prefetch``, layers are
@@ -79,6 +81,10 @@ class Compiler:
         """Per stage, its last gather or scatter under ZeRO 2 or 3."""
         self.gradients_done: dict[tuple[int, int], int] = {}
         """Per stage and device, the last task that adds to its gradients."""
+        self.finished: dict[tuple[int, int], tuple[int, ...]] = {}
+        """Per stage and micro-batch, the tasks that end its backward, or that of the next stage that has one."""
+        self.held_back: dict[int, tuple[int, ...]] = {}
+        """Per device, tasks of ``finished`` that its next action waits for."""
         self.handed: dict[tuple[int, int], list[tuple[int, int, float, tuple[Flow, ...]]]] = {}
         self.num_holders = [stage.num_holders for stage in plan.stages]
         self.placed = [[self.index[name] for name in stage.devices] for stage in plan.stages]
@@ -127,6 +133,9 @@ class Compiler:
     def add_action(self, action: Action) -> None:
         stage = self.plan.stages[action.stage]
         devices = self.placed[action.stage]
+        if action.kind is not ActionKind.FORWARD and stage.end <= self.chain.first_backward:
+            self._pass_over(action)
+            return
         gathered = self._gather_weights(action) if stage.zero == 3 else None
         self.before_action.update({device: self.last[device] for device in devices if device in self.last})
         scatters = stage.zero >= 2 and self.num_holders[action.stage] > 1 and action.kind.frees_activations
@@ -144,7 +153,18 @@ class Compiler:
         if action.kind is ActionKind.FORWARD and action.stage + 1 < len(self.plan.stages):
             self._send(action, action.stage + 1, stage.end - 1)
         if action.kind.is_gradient and action.stage > 0:
-            self._send(action, action.stage - 1, stage.first - 1)
+            if stage.first > self.chain.first_backward:
+                self._send(action, action.stage - 1, stage.first - 1)
+            else:
+                done = tuple(self.last[device] for device in devices)
+                self.finished[action.stage, action.micro_batch] = done
+
+    def _pass_over(self, action: Action) -> None:
+        """Hold the devices of a stage without a backward until the stage after it has finished its own."""
+        done = self.finished[action.stage + 1, action.micro_batch]
+        self.finished[action.stage, action.micro_batch] = done
+        for device in self.placed[action.stage]:
+            self.held_back[device] = tuple(dict.fromkeys((*self.held_back.get(device, ()), *done)))
 
     def _run_replica(self, action: Action, stage: Stage, position: int, gathered: int | None) -> None:
         """Compute on all devices of a replica, and exchange what its parts and tensor-parallel groups need."""
@@ -164,6 +184,8 @@ class Compiler:
     def _waits(self, action: Action, device: int, gathered: int | None) -> tuple[int, ...]:
         """What a device needs before it can begin with an action."""
         after = [*self.arriving[action, device], *([self.last[device]] if device in self.last else [])]
+        if device in self.held_back:
+            after += self.held_back.pop(device)
         if gathered is not None:
             after.append(gathered)
         return tuple(dict.fromkeys(after))

@@ -5,7 +5,8 @@ per direction between neighbours. What is done in which order depends on the sch
 alone and is kept:
 
     (1)  start = max(end of the worker's previous action, arrival of its input)
-    (2)  the link is free again at max(end, link free) + transfer;  arrival one latency later
+    (2)  the link is free again at max(end, link free) + transfer;  arrival one latency later. Between stages of which
+         the first has no backward there are no transfers back: ``returns`` is 0 there
     (3)  iteration = max over stages of (last end of the worker + tail), the tail being gradient exchange and update
 
 Under a zero-bubble schedule a backward is two halves: the gradients that the stage before waits for, and those of the
@@ -40,11 +41,13 @@ def pipeline_seconds(
     transfer: FloatArray,
     latency: FloatArray,
     tail: FloatArray,
+    returns: FloatArray | None = None,
 ) -> FloatArray:
     """(3) for every candidate; all arrays are (stages, candidates), ``transfer[s]`` and ``latency[s]`` between stages s
-    and s + 1."""
+    and s + 1. Without ``returns`` all stages have a backward."""
     program = _program(schedule, len(forward), num_micro_batches)
-    arrays = (forward, backward, transfer, latency, tail)
+    back = (transfer, latency) if returns is None else (transfer * returns, latency * returns)
+    arrays = (forward, backward, transfer, latency, *back, tail)
     if forward.shape[1] > _FEW:
         return _many(program, *arrays)
     return np.array([_one(program, *(array[:, at].tolist() for array in arrays)) for at in range(forward.shape[1])])
@@ -128,12 +131,15 @@ def _one(
     backward: list[float],
     transfer: list[float],
     latency: list[float],
+    back_transfer: list[float],
+    back_latency: list[float],
     tail: list[float],
 ) -> float:
     num_workers, steps = program
     seconds = (forward, backward, [both / 2 for both in backward])
     free = [0.0] * num_workers
-    link = [[0.0] * len(forward), [0.0] * len(forward)]
+    size = len(forward)
+    ways = (([0.0] * size, back_transfer, back_latency), ([0.0] * size, transfer, latency))
     arrival = [0.0] * len(steps)
     for number, (worker, stage, kind, need, boundary) in enumerate(steps):
         start = free[worker]
@@ -142,12 +148,12 @@ def _one(
         end = start + seconds[kind][stage]
         free[worker] = end
         if boundary >= 0:
-            busy = link[kind == _FORWARD]
+            busy, across, after = ways[kind == _FORWARD]
             if busy[boundary] > end:
                 end = busy[boundary]
-            end += transfer[boundary]
+            end += across[boundary]
             busy[boundary] = end
-            arrival[number] = end + latency[boundary]
+            arrival[number] = end + after[boundary]
     return max(free[stage % num_workers] + more for stage, more in enumerate(tail))
 
 
@@ -157,6 +163,8 @@ def _many(
     backward: FloatArray,
     transfer: FloatArray,
     latency: FloatArray,
+    back_transfer: FloatArray,
+    back_latency: FloatArray,
     tail: FloatArray,
 ) -> FloatArray:
     num_workers, steps = program
@@ -165,7 +173,10 @@ def _many(
     arrival: list[FloatArray | None] = [None] * len(steps)
     # lists of rows, because to take a row of an array costs a third of what is done with it
     rows, seconds = list(free), (list(forward), list(backward), list(backward / 2))
-    busy_rows, transfers, latencies = (list(link[0]), list(link[1])), list(transfer), list(latency)
+    ways = (
+        (list(link[0]), list(back_transfer), list(back_latency)),
+        (list(link[1]), list(transfer), list(latency)),
+    )
     for number, (worker, stage, kind, need, boundary) in enumerate(steps):
         here = rows[worker]
         if need >= 0:
@@ -173,7 +184,8 @@ def _many(
             arrival[need] = None
         here += seconds[kind][stage]
         if boundary >= 0:
-            busy = busy_rows[kind == _FORWARD][boundary]
+            busy_rows, transfers, latencies = ways[kind == _FORWARD]
+            busy = busy_rows[boundary]
             np.maximum(busy, here, out=busy)
             busy += transfers[boundary]
             arrival[number] = busy + latencies[boundary]

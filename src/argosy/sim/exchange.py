@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from argosy.cluster.topology import Cluster
 from argosy.cost.collective import Pairs, in_ring_order, once_around, sliced, uneven_once
 from argosy.cost.communicate import num_reductions
-from argosy.cost.memory import shared_parameters
+from argosy.cost.memory import shared_parameters, stage_parameters
 from argosy.plan.plan import Algorithm, Collective, Plan, Recompute, Replica, Stage
 from argosy.schedule import ActionKind
 from argosy.workload.chain import Chain
@@ -138,7 +138,7 @@ def gradient_groups(plan: Plan, chain: Chain, num_holders: Sequence[int]) -> Ite
     """(stages, parameters or 0 for all of a stage, times around the ring) of what all holders of these stages exchange
     at the end: a sum is twice around; under ZeRO 2 only the gather of the new weights is left, under ZeRO 3 nothing."""
     for index, stage in enumerate(plan.stages):
-        if num_holders[index] > 1:
+        if num_holders[index] > 1 and stage_parameters(chain, stage):
             yield (index,), 0, {2: 1, 3: 0}.get(stage.zero, 2)
     ends = [stage.end for stage in plan.stages]
     for layers, parameters in chain.shared:

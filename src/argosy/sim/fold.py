@@ -112,7 +112,9 @@ class Folder(Compiler):
         forward, backward, hidden_forward, hidden_backward = (
             max(values) for values in zip(*map(dataclasses.astuple, each), strict=True)
         )
-        return Member(seconds=StageSeconds(forward + reduce, backward + reduce, hidden_forward, hidden_backward))
+        if stage.end > self.chain.first_backward:
+            backward += reduce
+        return Member(seconds=StageSeconds(forward + reduce, backward, hidden_forward, hidden_backward))
 
     def _reductions(self, index: int, stage: Stage) -> list[Exchange | None]:
         """They are part of the compute."""

@@ -108,7 +108,9 @@ class FoldedPlan(Folder):
 
     def _add_channels(self, source_stage: int, target_stage: int, layer: int) -> None:
         direction = int(target_stage < source_stage)
+        is_sent = not direction or layer >= self.chain.first_backward
         for source, target, _, flows in self._handed(source_stage, target_stage, layer):
+            flows = flows if is_sent else ()
             self.sends[direction][source].append(self._add_message(flows, 1, target, direction))
             self.waits[direction][target] += 1
 

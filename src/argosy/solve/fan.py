@@ -69,6 +69,7 @@ def fan_of(menu: Menu, left: int, first: int, lengths: int, upper: float, slack:
     every = np.array([table[option, end] for table in menu.over])
     over = every[Where.ANYWHERE]
     most, least = shape.most_in_flight(left), shape.least_in_flight(left)
+    is_returned = bool(menu.grid.cuts[first] > menu.prices.chain.first_backward)
     return Fan(
         option=option,
         vector=menu.vector_of[option],
@@ -86,6 +87,6 @@ def fan_of(menu: Menu, left: int, first: int, lengths: int, upper: float, slack:
         entering=np.array([table[option, first] for table in menu.over]),
         leaving=np.array([count * table[option, end] for table in menu.crossing]),
         sent=np.array([(count - 1) * table[option, end] for table in menu.sending]),
-        returning=count * menu.crossing[Where.OTHER_NODE][option, first],
+        returning=count * menu.crossing[Where.OTHER_NODE][option, first] * is_returned,
         fixed=np.array([forward, quick - forward, late, over, over, tail]),
     )

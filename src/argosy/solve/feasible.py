@@ -95,7 +95,7 @@ def holds_state(prices: Prices) -> bool:
     """Whether all devices together have room for one copy of weights, gradients and optimizer state: no ZeRO needs
     less."""
     room = sum(pool.count * USABLE * pool.device.kind.memory for pool in prices.pools)
-    return prices.chain.parameters * sum(prices.state_bytes) <= room
+    return prices.least_state_bytes <= room
 
 
 def _lightest(shape: Shape) -> Iterator[ScheduleSpec]:
@@ -187,6 +187,9 @@ def _most_in_flight(prices: Prices, options: Sequence[Option], group: int) -> ND
         passing = prices.transient(option.recompute, option.width) + (2 * group + 1) * prices.largest_output
         (held,) = prices.weigh(np.array([option.state]), prices.held_by_kind)
         held += option.whole * prices.largest_layer(option.expert)
+        frozen = prices.frozen(option.expert)
+        if frozen is not None:
+            held += option.context * frozen
         fits = np.minimum.reduce(
             [(size - held - samples * passing) / (samples * kept) for size, samples in option.room]
         )

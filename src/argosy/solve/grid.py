@@ -4,7 +4,8 @@ Tables over all ranges of L layers take L^2 / 2 numbers an option, and the progr
 So a quick search of a long chain takes runs of layers in *bundles* of g layers each:
 
     (1)  cuts c_0 = 0 < c_1 < ... < c_K = L; the layers of bundle j, c_{j-1} to c_j - 1, cost the same, or at least have
-         outputs of the same size, none of them has tied weights or is the last of the chain; or there is only one
+         outputs and gradients of outputs of the same size, none of them has tied weights or is the last of the chain;
+         or there is only one
 
 A plan found so has its cuts on the grid, and moving single layers makes it exact (``Incumbents.settle``). No bound may
 rest on that: a plan with cuts anywhere is bounded by one on the grid that does less. Let each of its cuts x go to the
@@ -71,7 +72,8 @@ def all_cuts(prices: Prices) -> Grid:
 def coarse_cuts(prices: Prices, most: int = _MOST_BUNDLES) -> Grid:
     """(1) with the smallest g that makes ``most`` bundles or fewer, of equal layers if there are such bundles."""
     alone = {prices.num_layers - 1, *(at for index, partner, _ in prices.tied for at in (index, partner))}
-    for certain, kinds in ((1, prices.shapes), (0, prices.outputs[1:].tolist())):
+    crossing = list(zip(prices.outputs[1:].tolist(), prices.returned[1:].tolist(), strict=True))
+    for certain, kinds in ((1, prices.shapes), (0, crossing)):
         keys = [(kind, at if at in alone else -1) for at, kind in enumerate(kinds)]
         runs = [len(list(run)) for _, run in itertools.groupby(keys)]
         sizes = (size for size in range(1, max(runs) + 1) if sum(-(-run // size) for run in runs) <= most)

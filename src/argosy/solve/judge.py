@@ -67,6 +67,11 @@ def plan_key(shape: Shape, plan: Complete) -> Key:
     return (shape, *((c.option.parts, c.option.recompute, c.option.zero, c.first, c.end) for c in plan))
 
 
+def _at_both_ends(ways: Sequence[float]) -> list[float]:
+    """Per stage, the seconds of the transfers on both its sides."""
+    return [one + other for one, other in zip(ways, [0.0, *ways[:-1]], strict=True)]
+
+
 class Judge:
     """Seconds of complete plans; remembers what it has priced."""
 
@@ -223,6 +228,8 @@ class Judge:
         forward, backward = [stage[0] for stage in stages], [stage[1] for stage in stages]
         wiring = self.wirings.of(tuple(choice.option for choice in plan))
         outputs = [self.outputs[choice.end] for choice in plan[:-1]]
+        first = self.prices.chain.first_backward
+        returns = None if plan[0].end > first else [float(choice.end > first) for choice in plan]
         is_known = wiring is not None and self.wirings.are_apart
         if wiring is not None:
             alone, shared, busiest = wiring.seconds(outputs)
@@ -234,9 +241,10 @@ class Judge:
         transfer, latency, shared = [*alone, 0.0], [*latency, 0.0], [*shared, 0.0]
         if self.prices.model.blocking:  # both ends of a transfer wait for it, there and back
             ways = [one + other for one, other in zip(transfer, latency, strict=True)]
-            waits = [one + other for one, other in zip(ways, [0.0, *ways[:-1]], strict=True)]
-            forward = [seconds + more for seconds, more in zip(forward, waits, strict=True)]
-            backward = [seconds + more for seconds, more in zip(backward, waits, strict=True)]
+            forward = [seconds + more for seconds, more in zip(forward, _at_both_ends(ways), strict=True)]
+            if returns is not None:
+                ways = [way * is_sent for way, is_sent in zip(ways, returns, strict=True)]
+            backward = [seconds + more for seconds, more in zip(backward, _at_both_ends(ways), strict=True)]
             transfer = latency = shared = [0.0] * len(plan)
         tail, late = self._tails(plan, stages, forward, transfer, wiring)
         passing = 0.0
@@ -246,7 +254,7 @@ class Judge:
                     is_known = False
                 if len(plan) > 1:
                     passing += choice.option.zero * choice.option.once_around(choice.first, choice.end)
-        return Columns(forward, backward, transfer, latency, tail, busiest, shared, late, passing, is_known)
+        return Columns(forward, backward, transfer, latency, tail, busiest, shared, late, passing, is_known, returns)
 
     def _fits(self, plan: Complete, depths: Sequence[int], group: int) -> bool:
         for choice, depth in zip(plan, depths, strict=True):

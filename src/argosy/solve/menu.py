@@ -219,5 +219,8 @@ class Menu:
         return range(sites if sites > 1 else 0)
 
     def _at_cuts(self, hops: FloatArray) -> FloatArray:
-        outputs = self.prices.outputs[self.grid.cuts]
-        return np.where(outputs > 0, outputs * hops[:, :1] + hops[:, 1:], 0.0)
+        """Half of it where nothing comes back: bounds count a hand-over there and back as two of these, and one alone
+        is then too little, which a bound may be."""
+        outputs, returned = self.prices.outputs[self.grid.cuts], self.prices.returned[self.grid.cuts]
+        over = np.where(outputs > 0, outputs * hops[:, :1] + hops[:, 1:], 0.0)
+        return over if self.prices.returned is self.prices.outputs else np.where(returned > 0, over, over / 2)

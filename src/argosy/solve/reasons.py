@@ -116,7 +116,10 @@ def _holds_a_layer(pool: Pool, prices: Prices) -> bool:
     """Whether the lightest layer fits alone, with one sample, all state on one device."""
     per_weight = sum(prices.state_bytes)
     needs = [
-        per_weight * layer.parameters + min(layer.activation_bytes, layer.output_bytes) for layer in prices.chain.layers
+        per_weight * layer.parameters
+        + (0.0 if layer.frozen is None else layer.frozen.bytes)
+        + min(layer.activation_bytes, layer.output_bytes)
+        for layer in prices.chain.layers
     ]
     return min(needs) <= USABLE * pool.device.kind.memory
 

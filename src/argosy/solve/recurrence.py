@@ -51,6 +51,8 @@ class Columns:
     """Seconds per micro-batch that weights and gradients are passed around under ZeRO 2 and 3, beside transfers."""
     is_known: bool
     """Whether it is known on which nodes the stages stand, and by which rates they exchange weights."""
+    returns: list[float] | None = None
+    """1 where gradients come back to a stage, 0 where it has no backward; None: they come back to all."""
 
 
 class ScheduleTime(NamedTuple):
@@ -69,6 +71,9 @@ def recurrence_seconds(
     arrays = {name: np.array([getattr(plan, name) for plan in plans]).T for name in _NAMES}
     if shared:
         arrays["transfer"] = np.array([plan.shared for plan in plans]).T
+    if any(plan.returns is not None for plan in plans):
+        all_return = [1.0] * len(plans[0].forward)
+        arrays["returns"] = np.array([plan.returns or all_return for plan in plans]).T
     found = pipeline_seconds(schedule, count, **arrays)
     return [max(seconds, count * plan.busiest) for seconds, plan in zip(found.tolist(), plans, strict=True)]
 
@@ -131,5 +136,5 @@ def least_seconds(shape: Shape, plan: Columns) -> float:
         least = max(least, ahead + count * (plan.forward[stage] + plan.backward[stage]) + after)
         hop = plan.transfer[stage] + plan.latency[stage]
         ahead += plan.forward[stage] + hop
-        after += plan.backward[stage] + hop
+        after += plan.backward[stage] + (hop if plan.returns is None else plan.returns[stage] * hop)
     return least

@@ -112,6 +112,7 @@ class Costs:
         self.width = np.array([option.width for option in options])
         self.whole = np.array([option.whole for option in options])
         self.expert = np.array([option.expert for option in options])
+        self.context = np.array([option.context for option in options])
 
     def tables(self, rows: Indices, first: Indices, end: Indices) -> Tables:
         """Of some options, for stages from cut to cut."""
@@ -162,7 +163,11 @@ class Costs:
     def _loads(self, rows: Indices, at: _Ranges, held: FloatArray) -> FloatArray:
         """(6)."""
         outputs, some = self.prices.outputs, self.loads[rows]
-        busy = self.nic[rows, None] * (outputs[at[0]] + outputs[at[1]])
+        returned = self.prices.returned
+        passing = outputs[at[0]] + outputs[at[1]]
+        if returned is not outputs:  # what comes in and what goes out are not the same then
+            passing = np.maximum(outputs[at[0]] + returned[at[1]], returned[at[0]] + outputs[at[1]])
+        busy = self.nic[rows, None] * passing
         if some.any():
             busy[some] = np.maximum(busy[some], self.prices.weigh(self.load[rows[some]], held))
         return busy
@@ -172,6 +177,9 @@ class Costs:
         at, kind = self.grid.layers(first, end), self.kind[rows]
         weights = self.prices.weigh(self.state[rows], held)
         whole = self.whole[rows]
+        for expert in set(self.expert[rows].tolist()) if self.prices.chain.frozen_parameters else ():
+            some = self.expert[rows] == expert
+            weights[some] += np.multiply.outer(self.context[rows][some], self.prices.frozen(expert)[at])  # type: ignore[index]
         for expert in set(self.expert[rows][whole > 0].tolist()):
             some = (whole > 0) & (self.expert[rows] == expert)
             weights[some] += np.multiply.outer(whole[some], self.prices.largest_layer(expert)[at])

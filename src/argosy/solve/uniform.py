@@ -245,7 +245,8 @@ class _Filling:
         first, path, before = 0, 0.0, None
         for left, parts in zip(range(count - 1, -1, -1), row.stages, strict=True):
             if before is not None:
-                path += 2 * self.judge.hop_seconds(before, parts, self.outputs[first])
+                ways = 2 if first > self.prices.chain.first_backward else 1
+                path += ways * self.judge.hop_seconds(before, parts, self.outputs[first])
             whole, once = self._costs(row.shape, parts)
             end = min(bisect_right(whole, whole[first] + self.below - path) - 1, size - left)
             if end <= first:
@@ -337,7 +338,8 @@ def _two_stage_seconds(prices: Prices, shape: Shape, stages: Sequence[tuple[Part
     sums = [share * _exchange(prices, _section(parts)) for share, parts in zip((held, 1 - held), stages, strict=True)]
     rate = min(prices.pools[part.pool].nic_bandwidth or math.inf for parts in stages for part in parts)
     hop = size * prices.outputs / rate
-    found = (count - 1) * np.maximum.reduce([*times, hop]) + times[0] + times[1] + 2 * hop + np.maximum(*sums)
+    back = size * prices.returned / rate
+    found = (count - 1) * np.maximum.reduce([*times, hop]) + times[0] + times[1] + (hop + back) + np.maximum(*sums)
     found[[0, -1]] = np.inf
     return np.asarray(found)
 

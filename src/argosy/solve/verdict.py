@@ -227,7 +227,7 @@ def placed(candidate: Candidate, prices: Prices, cluster: Cluster) -> Plan:
 def why_infeasible(prices: Prices, cluster: Cluster) -> str:
     """Whether the devices are too small in all, or one by one; ``explain.infeasible`` says more."""
     chain = prices.chain
-    needed = chain.parameters * sum(prices.state_bytes)
+    needed = prices.least_state_bytes
     room = sum(pool.count * USABLE * pool.device.kind.memory for pool in prices.pools)
     need, have = SIZE.format(needed, digits=3), SIZE.format(room, digits=3)
     state = f"weights, gradients and optimizer state need {need}, the devices have {have} to use"
@@ -237,4 +237,6 @@ def why_infeasible(prices: Prices, cluster: Cluster) -> str:
 
 def named(chain: Chain) -> str:
     """``gpt2 (0.124 B parameters, fp16, adamw)``."""
-    return f"{chain.name} ({chain.parameters / 1e9:.3g} B parameters, {chain.dtype}, {chain.optimizer})"
+    tuned = "" if chain.tuning.is_full else f", {chain.tuning}"
+    number = chain.counted_parameters if chain.frozen_parameters else f"{chain.parameters / 1e9:.3g} B parameters"
+    return f"{chain.name} ({number}, {chain.dtype}, {chain.optimizer}{tuned})"

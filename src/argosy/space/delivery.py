@@ -110,6 +110,8 @@ def held_bytes(graph: Graph, value: int, delivery: Delivery, in_flight: int = 1)
     described = graph.values[value]
     if described.role is Role.PARAMETER:
         assert delivery.stored is not None
+        if value not in graph.trained:
+            return float(described.num_bytes), (delivery.stored,)
         return 2 * described.num_bytes + OPTIMIZER_BYTES * described.elements, (delivery.stored,)
     if value in graph.kept and described.role in (Role.RESULT, Role.RECEIVED):
         return in_flight * described.num_bytes, delivery.states

@@ -35,6 +35,7 @@ from argosy.plan.plan import Recompute, Replica, Stage
 from argosy.space.exchange import Split, routed_crowding
 from argosy.space.pool import Pool
 from argosy.space.price import FloatArray, Prices, Rates
+from argosy.workload.optimizer import OPTIMIZERS
 
 Vector = tuple[int, ...]
 """Devices taken from each pool."""
@@ -193,11 +194,17 @@ class Option:
         prices = self.prices
         if self.width > 1 and self.width > prices.widest[first, end]:
             return False
-        held = prices.weigh_range(self.state, first, end) + self.whole_bytes(first, end)
+        held = self.state_range(first, end) + self.whole_bytes(first, end)
         passing = float(prices.transient(self.recompute, self.width)[first, end])
         kept = in_flight * float(prices.kept_ranges(self.recompute, self.width)[first, end])
         each = passing + kept + (2 * group + 1) * prices.largest_output
         return all(held + samples * each <= size for size, samples in self.room)
+
+    def state_range(self, first: int, end: int) -> float:
+        """Bytes of weights, gradients and optimizer state of some layers on all devices of a replica."""
+        held = self.prices.weigh_range(self.state, first, end)
+        frozen = self.prices.frozen(self.expert)
+        return held if frozen is None else held + self.context * float(frozen[first, end])
 
     def whole_bytes(self, first: int, end: int) -> float:
         """What a backward has whole of one layer for a moment, on all devices of a replica (``cost.memory``, (8))."""
@@ -305,11 +312,12 @@ class Option:
     def update(self) -> Rates:
         """Seconds: the optimizer reads and writes all it keeps."""
         rates = [pool.memory_bandwidth * part.width for pool, part in zip(self.pools, self.parts, strict=True)]
-        return 2 * self.state[0] / min(rates), 2 * self.state[1] / min(rates), 0.0
+        passes = 2 * OPTIMIZERS[self.prices.chain.optimizer].passes
+        return passes * self.state[0] / min(rates), passes * self.state[1] / min(rates), 0.0
 
     @cached_property
     def state(self) -> Rates:
-        """Bytes of weights, gradients and optimizer state on all devices of a replica."""
+        """Bytes of trained weights, gradients and optimizer state on all devices of a replica."""
         common = split = 0.0
         for width, level in zip(self.prices.state_bytes, (3, 2, 1), strict=True):
             shared = self.zero >= level

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argosy.cost.compute import ComputeModel, Portion, hidden_seconds, layer_seconds, recompute_seconds
-from argosy.cost.memory import WHOLE_OUTPUTS, exchange_buffers, layer_weights, optimizer_bytes
+from argosy.cost.memory import WHOLE_OUTPUTS, exchange_buffers, held_frozen_bytes, layer_weights, optimizer_bytes
 from argosy.plan.plan import Recompute
 from argosy.space.exchange import Split, key_value_seconds, reduction_seconds, routed_seconds
 from argosy.space.pool import Pool
@@ -262,6 +262,15 @@ class Prices:
         return np.array([0.0, *(layer.output_bytes for layer in self.chain.layers[:-1]), 0.0])
 
     @cached_property
+    def returned(self) -> FloatArray:
+        """Bytes per sample of gradients across a cut before each layer; the same array as ``outputs`` if all layers
+        have a backward."""
+        first = self.chain.first_backward
+        if not first:
+            return self.outputs
+        return np.where(np.arange(len(self.outputs)) > first, self.outputs, 0.0)
+
+    @cached_property
     def largest_output(self) -> float:
         return float(self.outputs.max())
 
@@ -292,6 +301,7 @@ class Prices:
                 each = [kept + more * min(kept, stream) for kept, stream in left]
             case Recompute.FULL:
                 each = (copies * self.outputs[:-1]).tolist()
+                each[: self.chain.first_backward] = [0.0] * self.chain.first_backward
         return factor * _sums(each)
 
     def transient(self, recompute: Recompute, width: int) -> FloatArray:
@@ -300,6 +310,9 @@ class Prices:
         key = (recompute, self.copies(width), width)
         if key not in self._transients:
             found = self._transient(recompute, self.copies(width))
+            if self.chain.first_backward:
+                of_frozen = [0.0 if one.frozen is None else one.frozen.forward_bytes for one in self.chain.layers]
+                found = np.maximum(found, _largest(of_frozen))
             if width > 1:
                 found = found + WHOLE_OUTPUTS * width * _largest([layer.output_bytes for layer in self.chain.layers])
             self._transients[key] = found
@@ -329,6 +342,33 @@ class Prices:
                 return factor * _largest([layer.selective_bytes for layer in layers]) + working
         return factor * _largest([layer.activation_bytes + more * layer.stream_bytes for layer in layers]) + working
 
+    def frozen(self, expert: int) -> FloatArray | None:
+        """[a, b]: bytes of frozen weights that a holder of layers a..b-1 has, with experts over so many holders; None
+        if there are none. (10) of ``cost.memory``."""
+        if not self.chain.frozen_parameters:
+            return None
+        if expert not in self._frozen:
+            layers = [layer.frozen for layer in self.chain.layers]
+            own = _sums([0.0 if frozen is None else held_frozen_bytes(frozen, expert) for frozen in layers])
+            table = own[None, :] - own[:, None]
+            table += _largest([0.0 if frozen is None else frozen.unpacked_bytes for frozen in layers])
+            for partner in {layer.tied_to for layer in self.chain.layers if layer.frozen and layer.frozen.tied_bytes}:
+                most = _largest([_tied_frozen_bytes(layer, partner) for layer in self.chain.layers])
+                assert partner is not None, "what is tied has a partner"
+                most[: partner + 1, partner + 1 :] = 0.0
+                table += most
+            self._frozen[expert] = table
+        return self._frozen[expert]
+
+    @cached_property
+    def _frozen(self) -> dict[int, FloatArray]:
+        return {}
+
+    @property
+    def least_state_bytes(self) -> float:
+        """Of one copy of weights, gradients and optimizer state."""
+        return self.chain.parameters * sum(self.state_bytes) + self.chain.frozen_bytes
+
     @property
     def bytes_summed(self) -> float:
         """Per weight that goes around once at least, as if links had all of their bandwidth for it."""
@@ -339,7 +379,7 @@ class Prices:
         return self.chain.exchanged_bytes(zero) / self.model.reduction
 
     @cached_property
-    def state_bytes(self) -> tuple[int, int, int]:
+    def state_bytes(self) -> tuple[int, int, float]:
         """Bytes per weight of weights, gradients and optimizer state."""
         return self.chain.dtype.bytes, self.chain.gradient_bytes, optimizer_bytes(self.chain)
 
@@ -353,6 +393,11 @@ def _largest(values: list[float] | list[int]) -> FloatArray:
     table = np.zeros((len(values) + 1,) * 2)
     np.maximum.accumulate(np.triu(np.broadcast_to(values, (len(values),) * 2)), axis=1, out=table[:-1, 1:])
     return table
+
+
+def _tied_frozen_bytes(layer: Layer, partner: int | None) -> float:
+    """Frozen weights that a layer shares with another one."""
+    return layer.frozen.tied_bytes if layer.frozen is not None and layer.tied_to == partner else 0.0
 
 
 def shares(values: FloatArray) -> FloatArray:

@@ -19,6 +19,9 @@ Of a segment, per sample:
     (5)  launches   its forward operations that start a kernel, over those of a transformer's block
     (6)  dropped    by selective recomputation: what it keeps and neither hands on nor makes by products with weights;
                     the FLOP of what it then computes again are those of attention
+    (7)  frozen     parameters without a gradient, in their own format; a segment has a backward if it or one before it
+                    trains something. The memory traffic of a segment with frozen weights is measured by what matrix
+                    products read and make in its forward, which is about what would be kept if all were trained
 
 Weights belong to the first segment that reads them; others that read them are tied to it.
 """
@@ -27,7 +30,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +39,7 @@ from argosy.dtype import Dtype
 from argosy.errors import bad_input
 from argosy.space.flop import flop_of
 from argosy.space.operations import call_of
-from argosy.workload.chain import Chain, Layer, captured_chain
+from argosy.workload.chain import Chain, Frozen, Layer, captured_chain
 from argosy.workload.graph import Graph, Node, Phase, Role
 from argosy.workload.part import forward_order, part_of_nodes
 
@@ -137,11 +140,14 @@ class _Step:
             again[part] += amount if node.phase is Phase.FORWARD and node.op not in KEPT_PRODUCTS else 0.0
         crossing = self.crossing()
         homes = self._homes(of_node)
-        own, tied = _weights(graph, homes, count)
+        trained = {value: parts for value, parts in homes.items() if value in graph.trained}
+        own, tied = _weights(trained, count, lambda value: graph.values[value].elements)
+        still = {value: parts for value, parts in homes.items() if value not in graph.trained}
+        frozen, tied_frozen = self._frozen(still, of_node, count, samples)
         bounds = list(itertools.pairwise((0, *ends)))
         names = _names([[graph.nodes[node] for node in self.ahead[first:end]] for first, end in bounds])
         for part, (first, end) in enumerate(bounds):
-            home, number = tied.get(part, (None, 0))
+            home, number = tied.get(part, (tied_frozen.get(part), 0))
             yield Layer(
                 name=names[part],
                 kind="segment",
@@ -156,14 +162,77 @@ class _Step:
                 tied_to=home,
                 tied_parameters=number,
                 operations=(first, end),
+                frozen=frozen[part],
             )
 
-    def _kept(self, of_node: Sequence[int], count: int) -> list[float]:
-        """(3)."""
+    def _frozen(
+        self, homes: Mapping[int, tuple[int, ...]], of_node: Sequence[int], count: int, samples: int
+    ) -> tuple[list[Frozen | None], dict[int, int]]:
+        """(7) per segment, and of those that read frozen weights of another one, which."""
+        graph = self.graph
+        if not any(homes.values()):
+            return [None] * count, {}
+        numbers, _ = _weights(homes, count, lambda value: graph.values[value].elements)
+        sizes, tied = _weights(homes, count, lambda value: graph.values[value].num_bytes)
+        first = self._first_backward(of_node)
+        moved = self._moved_by_products(of_node, count)
+        found = [
+            Frozen(
+                parameters=numbers[part],
+                bytes=float(sizes[part]),
+                tied_bytes=float(tied[part][1]) if part in tied else 0.0,
+                moved_bytes=moved[part] / samples,
+                forward_bytes=0.0 if part >= first else self._forward_bytes(of_node, part) / samples,
+                has_backward=part >= first,
+            )
+            for part in range(count)
+        ]
+        return list(found), {part: home for part, (home, _) in tied.items()}
+
+    def _forward_bytes(self, of_node: Sequence[int], part: int) -> float:
+        """The most that operations of a segment hold of its input and results at a time, if nothing is kept."""
+        own = [node for node in self.ahead if of_node[node] == part]
+        begin = self.place[own[0]]
+        given = float(self.crossing()[begin - 1]) if begin else 0.0
+        last_read = {self.base[value]: node for node in own for value in self.graph.nodes[node].inputs}
+        live: dict[int, int] = {}
+        most = 0
+        for node in own:
+            for value in self.graph.nodes[node].outputs:
+                if value is not None and self.base[value] == value:
+                    live[value] = self.graph.values[value].num_bytes
+            most = max(most, sum(live.values()))
+            for value in {self.base[one] for one in self.graph.nodes[node].inputs}:
+                if last_read.get(value) == node:
+                    live.pop(value, None)
+        return given + most
+
+    def _moved_by_products(self, of_node: Sequence[int], count: int) -> list[float]:
+        """Bytes that matrix products of a segment's forward read and make, each once."""
         found = [0.0] * count
-        for base, maker in self._kept_bases():
-            found[of_node[maker]] += self.graph.values[base].num_bytes
+        seen: set[int] = set()
+        for index, node in enumerate(self.graph.nodes):
+            if node.phase is Phase.FORWARD and self.flop[index]:
+                made = (value for value in node.outputs if value is not None)
+                for value in {self.base[one] for one in (*node.inputs, *made)} & self.of_batch - seen:
+                    found[of_node[index]] += self.graph.values[value].num_bytes
+                    seen.add(value)
         return found
+
+    def _kept(self, of_node: Sequence[int], count: int) -> list[float]:
+        """(3); what a segment without a backward makes is kept by the first that has one."""
+        found = [0.0] * count
+        first = self._first_backward(of_node)
+        for base, maker in self._kept_bases():
+            found[max(of_node[maker], first)] += self.graph.values[base].num_bytes
+        return found
+
+    def _first_backward(self, of_node: Sequence[int]) -> int:
+        """The first segment with a backward; of a program without frozen weights all have one."""
+        graph = self.graph
+        if graph.trained.issuperset(graph.parameters):
+            return 0
+        return min((of_node[at] for at, node in enumerate(graph.nodes) if node.phase is Phase.BACKWARD), default=0)
 
     def _dropped(self, of_node: Sequence[int], count: int) -> list[float]:
         """(6)."""
@@ -215,15 +284,15 @@ def _of_batch(graph: Graph) -> frozenset[int]:
 
 
 def _weights(
-    graph: Graph, homes: Mapping[int, tuple[int, ...]], count: int
+    homes: Mapping[int, tuple[int, ...]], count: int, size: Callable[[int], int]
 ) -> tuple[list[int], dict[int, tuple[int, int]]]:
-    """Per segment the number of its own weights; and of those that read weights of another one, which and how many."""
+    """Per segment the size of its own weights; and of those that read weights of another one, which and how much."""
     own, shared = [0] * count, dict[tuple[int, int], int]()
     for value, parts in homes.items():
         if parts:
-            own[parts[0]] += graph.values[value].elements
+            own[parts[0]] += size(value)
             for part in parts[1:]:
-                shared[part, parts[0]] = shared.get((part, parts[0]), 0) + graph.values[value].elements
+                shared[part, parts[0]] = shared.get((part, parts[0]), 0) + size(value)
     tied: dict[int, tuple[int, int]] = {}
     for (part, home), number in sorted(shared.items()):
         if part not in tied or number > tied[part][1]:  # a layer can be tied to one other

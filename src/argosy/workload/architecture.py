@@ -3,9 +3,9 @@
 h hidden width, a heads, g key-value heads, d head dim, f inner width, E experts, v vocabulary, e table width:
 
     (1) Attention        h a d + 2 h g d + a d h; biases (a + 2 g) d and h; query and key norms 2 d or
-                         (a + g) d; a table of relative positions, buckets x a
+                         (a + g) d; a table of relative positions, buckets x a; sinks a
     (2) FeedForward      m h f with m = 3 gated, 2 not; biases (m - 1) f + h
-    (3) Experts          E times (2); router h E; shared expert (2) and its gate h
+    (3) Experts          E times (2); router h E, its bias E; shared expert (2) and its gate h
     (4) NormKind         h (root mean square), 2 h (layer norm) or 0 (nothing learned)
     (5) Block            (1), once more for cross attention; (2) or (3); its norms (4)
     (6) TokenEmbedding   v e; e h where e differs from h; h per position and per token type; (4)
@@ -54,6 +54,8 @@ class Attention:
     """Keys that a query looks at; None: all."""
     dropout: bool = False
     """On the attention weights."""
+    sinks: bool = False
+    """A learned score per head that takes a share of the attention weights."""
 
     @property
     def query_width(self) -> int:
@@ -79,7 +81,7 @@ class Attention:
         """
         biases = self.qkv_bias * (self.query_width + 2 * self.key_width) + self.output_bias * hidden
         norms = {"none": 0, "head": 2 * self.head_dim, "all": self.query_width + self.key_width}[self.qk_norm]
-        tables = self.relative_buckets * self.heads
+        tables = (self.relative_buckets + self.sinks) * self.heads
         return self.query_weights(hidden) + self.key_weights(hidden) + biases + norms + tables
 
 
@@ -112,10 +114,11 @@ class Experts:
     active: int
     shared: FeedForward | None = None
     """An expert that every token meets, its result scaled by a learned gate."""
+    router_bias: bool = False
 
     def _common(self, hidden: int) -> int:
         shared = 0 if self.shared is None else self.shared.parameters(hidden) + hidden
-        return hidden * self.count + shared
+        return hidden * self.count + self.router_bias * self.count + shared
 
     def matrix_weights(self, hidden: int) -> int:
         """Those that one token meets."""

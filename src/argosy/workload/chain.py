@@ -12,6 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from argosy.dtype import Dtype
+from argosy.workload.tuning import FULL, Tuning
 
 
 class Selective(StrEnum):
@@ -27,6 +28,42 @@ class Selective(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Frozen:
+    """Weights of a layer that training reads and does not change: they have no gradient and no optimizer state."""
+
+    parameters: int
+    """Number of frozen weights, beside ``Layer.parameters``."""
+    bytes: float
+    """What they take on a device that holds the layer."""
+    expert_parameters: int = 0
+    """The part of ``parameters`` that sits in experts."""
+    expert_bytes: float = 0.0
+    """The part of ``bytes`` that sits in experts."""
+    active_share: float = 1.0
+    """The share of the frozen experts that one token meets."""
+    tied_bytes: float = 0.0
+    """Frozen weights shared with ``Layer.tied_to``, beside ``bytes``."""
+    packed_parameters: int = 0
+    """The part of ``parameters`` stored in 8 or 4 bits, which every pass over the layer unpacks."""
+    packed_bytes: float = 0.0
+    """The part of ``bytes`` that these take."""
+    unpacked_bytes: float = 0.0
+    """Of the largest matrix that is unpacked at a time."""
+    moved_bytes: float | None = None
+    """Per sample: kept bytes if all weights were trained, by which memory traffic is measured; None: those of the
+    layer."""
+    forward_bytes: float = 0.0
+    """Per sample: held for a moment in its forward, its input and its output among it, if there is no backward that
+    something is kept for."""
+    has_backward: bool = True
+    """Whether a backward runs through the layer; False if nothing in it or before it is trained."""
+    forward_share: float = 1.0
+    """FLOP of its forward over those without adapters, by which a time measured without them is scaled."""
+    backward_share: float = 1.0
+    """FLOP of its backward over those if all weights were trained, likewise."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Layer:
     """One layer of a chain: the smallest piece that a pipeline stage may begin or end with."""
 
@@ -38,7 +75,7 @@ class Layer:
     backward_flop: float
     """Per sample, both gradients; 2x forward for matrix products."""
     parameters: int
-    """Number of weights this layer holds, tied ones not counted (see ``tied_to``)."""
+    """Number of weights this layer trains, tied ones not counted (see ``tied_to``)."""
     activation_bytes: float
     """Per sample: kept from this layer's forward to its backward, its input included."""
     output_bytes: float
@@ -81,8 +118,15 @@ class Layer:
     tied_to: int | None = None
     """Index of the layer whose weights this one shares."""
     tied_parameters: int = 0
-    """Number of weights shared with ``tied_to``; layers that are tied to one layer share the same weights of it, the
-    smaller numbers as parts of the larger ones."""
+    """Number of trained weights shared with ``tied_to``; layers that are tied to one layer share the same weights of
+    it, the smaller numbers as parts of the larger ones."""
+    frozen: Frozen | None = None
+    """Weights that are not trained; None if there are none."""
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether a backward runs through the layer, so that the gradient of its output is needed."""
+        return self.frozen is None or self.frozen.has_backward
 
     @property
     def active_share(self) -> float:
@@ -125,6 +169,8 @@ class Chain:
     """Whether the loss is computed from the logits without copies of them."""
     sequence_parallel: bool = True
     """Whether tensor-parallel groups split the sequence outside their matrix products."""
+    tuning: Tuning = FULL
+    """Which of the model's weights are trained."""
 
     @property
     def gradient_bytes(self) -> int:
@@ -149,19 +195,37 @@ class Chain:
 
     @cached_property
     def parameters(self) -> int:
-        """Number of weights; tied ones counted once."""
+        """Number of trained weights; tied ones counted once."""
         return sum(layer.parameters for layer in self.layers)
 
     @cached_property
+    def frozen_parameters(self) -> int:
+        """Number of weights that are not trained; tied ones counted once."""
+        return sum(layer.frozen.parameters for layer in self.layers if layer.frozen is not None)
+
+    @cached_property
+    def frozen_bytes(self) -> float:
+        """What one copy of the frozen weights takes."""
+        return sum(layer.frozen.bytes for layer in self.layers if layer.frozen is not None)
+
+    @cached_property
+    def first_backward(self) -> int:
+        """The first layer that a backward runs through: no gradient crosses a cut before or in front of it."""
+        return next((index for index, layer in enumerate(self.layers) if layer.has_backward), len(self.layers))
+
+    def returned_bytes(self, layer: int) -> float:
+        """Per sample: the gradient of a layer's output, which a stage that begins after the layer sends back."""
+        return self.layers[layer].output_bytes if layer >= self.first_backward else 0.0
+
+    @cached_property
     def shared(self) -> tuple[tuple[tuple[int, ...], int], ...]:
-        """Layers that share weights, the one that others are tied to first; and how many."""
+        """Layers that share trained weights, the one that others are tied to first; and how many."""
         users: dict[int, list[int]] = {}
         for index, layer in enumerate(self.layers):
             if layer.tied_to is not None:
                 users.setdefault(layer.tied_to, []).append(index)
-        return tuple(
-            ((home, *tied), max(self.layers[index].tied_parameters for index in tied)) for home, tied in users.items()
-        )
+        numbers = {home: max(self.layers[index].tied_parameters for index in tied) for home, tied in users.items()}
+        return tuple(((home, *tied), numbers[home]) for home, tied in users.items() if numbers[home])
 
     @cached_property
     def forward_flop(self) -> float:
@@ -196,9 +260,18 @@ class Chain:
         groups = [list(group) for _, group in itertools.groupby(self.layers, key=lambda layer: layer.cost_key)]
         return [(group[0], len(group)) for group in groups]
 
+    @property
+    def counted_parameters(self) -> str:
+        """``0.1244 B parameters``, or with frozen ones ``8.03 B parameters of which 6.816 M are trained``."""
+        if not self.frozen_parameters:
+            return f"{self.parameters / 1e9:.4g} B parameters"
+        everything = (self.parameters + self.frozen_parameters) / 1e9
+        trained = f"{self.parameters / 1e6:.4g} M" if self.parameters < 1e9 else f"{self.parameters / 1e9:.4g} B"
+        return f"{everything:.4g} B parameters of which {trained} are trained"
+
     def __repr__(self) -> str:
         return (
-            f"{self.name}: {len(self.layers)} layers, {self.parameters / 1e9:.4g} B parameters, "
+            f"{self.name}: {len(self.layers)} layers, {self.counted_parameters}, "
             f"sequence {self.sequence_length}, {self.dtype}"
         )
 

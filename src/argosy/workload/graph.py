@@ -173,6 +173,11 @@ class Graph:
         return self.with_role(Role.PARAMETER)
 
     @cached_property
+    def trained(self) -> frozenset[int]:
+        """Parameters that have a gradient; of a step, the others are frozen or unused."""
+        return frozenset(parameter for parameter, _ in self.gradients)
+
+    @cached_property
     def producer(self) -> dict[int, int]:
         """Per made value, the index of its node."""
         return {value: index for index, node in enumerate(self.nodes) for value in node.outputs if value is not None}

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator
 
 from argosy.document import Document, Schema, validate
 from argosy.errors import InputError, Mismatch, Problem
-from argosy.workload.chain import Layer
+from argosy.workload.chain import Frozen, Layer
 from argosy.workload.fields import Amount, Count, Name, Natural
 
 _MOST_OPERATIONS = 1_000_000
@@ -28,6 +28,25 @@ def _range(value: object) -> object:
     if any(isinstance(number, int) and number > _MOST_OPERATIONS for number in value):
         raise Mismatch(value, f"operations up to {_MOST_OPERATIONS}")
     return value
+
+
+class FrozenSchema(Schema):
+    """Every field of ``Frozen``."""
+
+    parameters: Natural
+    bytes: Amount
+    expert_parameters: Natural = 0
+    expert_bytes: Amount = 0.0
+    active_share: Amount = 1.0
+    tied_bytes: Amount = 0.0
+    packed_parameters: Natural = 0
+    packed_bytes: Amount = 0.0
+    unpacked_bytes: Amount = 0.0
+    moved_bytes: Amount | None = None
+    forward_bytes: Amount = 0.0
+    has_backward: bool = True
+    forward_share: Amount = 1.0
+    backward_share: Amount = 1.0
 
 
 class LayerSchema(Schema):
@@ -59,9 +78,12 @@ class LayerSchema(Schema):
     max_context: Count = 1
     tied_to: Natural | None = None
     tied_parameters: Natural = 0
+    frozen: FrozenSchema | None = None
 
     def value(self) -> Layer:
         content = self.model_dump()
+        if self.frozen is not None:
+            content["frozen"] = Frozen(**self.frozen.model_dump())
         if self.operations is not None:
             content["operations"] = tuple(self.operations)
         return Layer(**content)
@@ -73,7 +95,13 @@ class _LayersSchema(Schema):
 
 def layers_to_dict(layers: Sequence[Layer]) -> dict[str, Any]:
     """What ``layers_of`` reads back to equal layers."""
-    return {"layers": [without_defaults(layer) for layer in layers]}
+    return {"layers": [layer_to_dict(layer) for layer in layers]}
+
+
+def layer_to_dict(layer: Layer) -> dict[str, Any]:
+    """What ``LayerSchema`` reads back to an equal layer."""
+    content = without_defaults(layer)
+    return content if layer.frozen is None else {**content, "frozen": without_defaults(layer.frozen)}
 
 
 def layers_of(document: Document) -> tuple[Layer, ...]:

@@ -8,6 +8,7 @@ for the file.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from argosy.document import Document, is_there, read_json, read_toml
@@ -16,12 +17,15 @@ from argosy.errors import InputError, Problem, bad_input, closest
 from argosy.workload.architecture import Architecture, Length
 from argosy.workload.chain import Chain
 from argosy.workload.dapple import read_dapple
+from argosy.workload.finetune import tuned_chain
+from argosy.workload.hub import cached_config, is_hub_name
 from argosy.workload.huggingface import read_config
 from argosy.workload.preset import Preset, preset_names, preset_of, read_preset
 from argosy.workload.profile import Profile
 from argosy.workload.profile_file import profile_of, read_profile
 from argosy.workload.settings import Settings, parse_settings
 from argosy.workload.transformer import build_chain
+from argosy.workload.tuning import FULL, Tuning
 
 __all__ = ["load_architecture", "load_model", "preset_names", "read_profiles"]
 
@@ -39,8 +43,11 @@ def load_model(
     dtype: Dtype | str | None = None,
     optimizer: str | None = None,
     fused_attention: bool = True,
+    tuning: Tuning = FULL,
 ) -> Chain:
     """The chain of a preset's name, a ``config.json`` or its folder, a preset's TOML, a measured profile.
+
+    ``tuning`` says which weights are trained; those of a measured profile are what they were when it was measured.
 
     >>> load_model("gpt2", sequence_length=512)
     gpt2: 14 layers, 0.1244 B parameters, sequence 512, bf16
@@ -48,6 +55,7 @@ def load_model(
     settings = parse_settings(
         sequence_length=sequence_length, dtype=dtype, optimizer=optimizer, fused_attention=fused_attention
     )
+    settings = replace(settings, tuning=tuning)
     if str(model) in preset_names():
         return _preset_chain(read_preset(str(model)), settings)
     path = _located(model)
@@ -76,14 +84,25 @@ def load_architecture(model: str | Path) -> Architecture:
 
 
 def _located(model: str | Path) -> Path:
-    """The file that is meant; of a folder its config."""
+    """The file that is meant; of a folder its config, of a name on the hub its config in the local cache."""
     if not str(model) or not is_there(model):
+        if cached := cached_config(str(model)):
+            return cached
         raise _unknown(str(model))
     return Path(model) / "config.json" if Path(model).is_dir() else Path(model)
 
 
 def _unknown(name: str) -> InputError:
     names = preset_names()
+    if is_hub_name(name) and Path(name).suffix not in (".toml", ".txt", ".json"):
+        own = name.partition("/")[2].lower()
+        near = next((known for known in names if known in (own, own.replace("meta-", ""))), None)
+        return bad_input(
+            f"a model in the local Hugging Face cache; download its shape with: hf download {name} config.json",
+            name,
+            where="model",
+            suggestion=f'"{near}" is the same shape' if near else None,
+        )
     if Path(name).suffix in (".toml", ".txt", ".json") or "/" in name:
         return InputError([Problem(file=name, expected="an existing file or folder")])
     expected = "a file, a folder or one of the presets " + ", ".join(names)
@@ -98,13 +117,23 @@ def _json_chain(document: Document, path: Path, settings: Settings) -> Chain:
     if "model_type" not in document.data:
         expected = '"model_type" of a Hugging Face config, or "rows" of a measured profile'
         raise InputError([Problem(file=document.file, expected=expected)])
-    name = path.parent.resolve().name if path.name == "config.json" else path.stem
+    name = _model_name(path)
     return _preset_chain(Preset(name=name, config=read_config(document), source=document.file), settings)
+
+
+def _model_name(path: Path) -> str:
+    """After the folder of a config, or after the file; of a config in the hub's cache the name on the hub."""
+    if path.name != "config.json":
+        return path.stem
+    parents = path.parents
+    if len(parents) > 2 and parents[1].name == "snapshots" and parents[2].name.startswith("models--"):
+        return parents[2].name.removeprefix("models--").replace("--", "/")
+    return path.parent.resolve().name
 
 
 def _preset_chain(preset: Preset, settings: Settings) -> Chain:
     architecture = preset.config.architecture
-    return build_chain(
+    chain = build_chain(
         architecture,
         name=preset.name,
         sequence_length=_length(preset, architecture, settings),
@@ -113,6 +142,7 @@ def _preset_chain(preset: Preset, settings: Settings) -> Chain:
         source=preset.source,
         fused_attention=settings.fused_attention,
     )
+    return tuned_chain(chain, architecture, settings.tuning, fused_attention=settings.fused_attention)
 
 
 def _length(preset: Preset, architecture: Architecture, settings: Settings) -> int:
@@ -139,6 +169,9 @@ def _as_measured(chain: Chain, settings: Settings) -> Chain:
         )
         if asked not in (None, measured)
     ]
+    if not settings.tuning.is_full:
+        expected = "a model whose matrices are known; freeze the weights of a measured model before it is measured"
+        problems.append(Problem(path=chain.name, found=settings.tuning.options, expected=expected))
     if problems:
         raise InputError(problems)
     return chain

@@ -23,7 +23,7 @@ from pydantic import Field
 from argosy.document import Document, Schema, is_there, parse_json, read_json, validate
 from argosy.errors import InputError, Problem, bad_input, closest
 from argosy.workload.fields import Amount, Count, DtypeField, Name
-from argosy.workload.layers_file import LayerSchema, layer_problems, without_defaults
+from argosy.workload.layers_file import LayerSchema, layer_problems, layer_to_dict, without_defaults
 from argosy.workload.profile import Profile, ProfileRow
 
 VERSION = 1
@@ -102,7 +102,7 @@ def profile_to_dict(profile: Profile) -> dict[str, Any]:
     if profile.measured:
         content["measured"] = profile.measured
     if profile.layers:
-        content["layers"] = [without_defaults(layer) for layer in profile.layers]
+        content["layers"] = [layer_to_dict(layer) for layer in profile.layers]
     return content
 
 

@@ -8,11 +8,10 @@ from typing import TypeVar
 
 from argosy.dtype import Dtype
 from argosy.errors import InputError, Mismatch, Problem, closest
+from argosy.workload.optimizer import OPTIMIZERS
+from argosy.workload.tuning import FULL, Tuning
 
 Value = TypeVar("Value")
-
-OPTIMIZERS = ("adamw", "adam", "lion", "momentum", "sgd")
-"""Names of optimizers; what each keeps per weight is the memory model's business."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +24,8 @@ class Settings:
     optimizer: str | None = None
     fused_attention: bool = True
     """Attention keeps nothing of size sequence x sequence."""
+    tuning: Tuning = FULL
+    """Which weights are trained."""
 
 
 def parse_dtype(value: object) -> Dtype:

@@ -42,6 +42,8 @@ Not modelled: fp32 copies inside unfused norms, workspace, experts' padded or dr
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from argosy.dtype import Dtype
 from argosy.workload.architecture import (
     Architecture,
@@ -71,7 +73,7 @@ def build_chain(
     fused_attention: bool = True,
 ) -> Chain:
     """Embedding, blocks, head; with an encoder: embedding, encoder, decoder's embedding, decoder, head."""
-    layers = _Layers(architecture, sequence_length, dtype, fused_attention)
+    layers = TransformerLayers(architecture, sequence_length, dtype, fused_attention)
     body = [layers.embedding()]
     if architecture.encoder:
         body += [layers.block(f"encoder.{i}", "encoder", block) for i, block in enumerate(architecture.encoder)]
@@ -92,7 +94,26 @@ def build_chain(
     )
 
 
-class _Layers:
+class BlockElements(NamedTuple):
+    """What a block keeps if all its weights are trained, piece by piece; elements unless they are said to be bytes."""
+
+    attention: float
+    """(6) without norms of queries and keys."""
+    normed: float
+    """Inputs of norms of queries and keys."""
+    encoder: float
+    """The encoder's output, of (9)."""
+    inner: float
+    """(7), or of (8) all but routed inputs and results."""
+    activated: float
+    """The part of ``inner`` that projections down read."""
+    routed: float
+    """Routed inputs and results, half of each."""
+    mask_bytes: float
+    score_bytes: float
+
+
+class TransformerLayers:
     """Builds the layers of one architecture at one sequence length and dtype."""
 
     def __init__(self, architecture: Architecture, tokens: int, dtype: Dtype, fused: bool) -> None:
@@ -179,7 +200,7 @@ class _Layers:
             num_experts=experts.count if experts else 0,
             routed_bytes=experts.active * self.stream * self.width if experts else 0.0,
             key_value_bytes=2.0 * keys * self.tokens * self.width,
-            attention_flop=sum(self._core_flop(attention) for attention in attentions),
+            attention_flop=sum(self.core_flop(attention) for attention in attentions),
             max_tensor_width=block.attention.kv_heads,
             max_context=self.max_context,
         )
@@ -191,9 +212,9 @@ class _Layers:
     def _attention_flop(self, attention: Attention) -> float:
         """(1) and (2)"""
         weights = attention.query_weights(self.hidden) + attention.key_weights(self.hidden)
-        return 2.0 * self.tokens * weights + self._core_flop(attention)
+        return 2.0 * self.tokens * weights + self.core_flop(attention)
 
-    def _core_flop(self, attention: Attention) -> float:
+    def core_flop(self, attention: Attention) -> float:
         """(2)"""
         keys = min(self.tokens, attention.window or self.tokens)
         return 4.0 * self.tokens * keys * attention.query_width
@@ -209,12 +230,30 @@ class _Layers:
         norm_outputs = (block.num_parts if block.pre_norm else block.num_parts - 1) * self.stream
         dropped = norm_outputs + activated + normed
         squares = 0.0 if self.fused else sum(self._square_bytes(attention) for attention in attentions)
-        repeated = 0.0 if self.fused else sum(self._core_flop(attention) for attention in attentions)
+        repeated = 0.0 if self.fused else sum(self.core_flop(attention) for attention in attentions)
         masks = block.dropout * block.num_parts * self.stream
         return (
             kept * self.width + masks + squares,
             dropped * self.width + squares,
             _OPERATIONS_PER_ELEMENT * dropped + repeated,
+        )
+
+    def block_elements(self, block: Block) -> BlockElements:
+        """(6) to (11), apart."""
+        attentions = _attentions(block)
+        inner, activated = self._feed_forward_elements(block.feed_forward)
+        experts = block.feed_forward if isinstance(block.feed_forward, Experts) else None
+        routed = 2 * experts.active * self.stream if experts is not None else 0.0
+        widths = sum(2 * (attention.query_width + attention.key_width) for attention in attentions)
+        return BlockElements(
+            attention=float(widths * self.tokens),
+            normed=float(sum(_normed_width(attention) for attention in attentions) * self.tokens),
+            encoder=(block.cross is not None) * self.stream,
+            inner=inner - routed,
+            activated=activated,
+            routed=routed,
+            mask_bytes=block.dropout * block.num_parts * self.stream,
+            score_bytes=0.0 if self.fused else sum(self._square_bytes(attention) for attention in attentions),
         )
 
     def _feed_forward_elements(self, part: FeedForward | Experts) -> tuple[float, float]:

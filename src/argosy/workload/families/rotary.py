@@ -1,7 +1,8 @@
-"""Decoders with rotary positions: llama, mistral, qwen, gemma, phi3, and mixtures of experts among them."""
+"""Decoders with rotary positions: llama, mistral, qwen, gemma, phi3, gpt-oss, and mixtures of experts among them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import AliasChoices, Field
@@ -131,6 +132,45 @@ class Gemma2(Gemma):
 
     def slides(self, index: int) -> bool:
         return index % 2 == 0
+
+
+class Gemma3(Gemma2):
+    """Norms on queries and keys; five of six blocks look through a window."""
+
+    qk_norm: ClassVar[Literal["none", "head", "all"]] = "head"
+
+    max_position_embeddings: Count = 131072
+    sliding_window_pattern: Count = 6
+
+    def slides(self, index: int) -> bool:
+        return (index + 1) % self.sliding_window_pattern != 0
+
+
+class GptOss(RotaryDecoder):
+    """Biases everywhere, a learned sink per head, experts in every block; every second block looks through a window."""
+
+    rules: ClassVar = (*_SHAPE, AtMost("num_experts_per_tok", "num_local_experts"))
+
+    num_key_value_heads: Count | None = 8
+    head_dim: Count | None = 64
+    max_position_embeddings: Count = 131072
+    sliding_window: Natural | None = 128
+    attention_bias: bool = True
+    num_local_experts: Count = Field(default=128, validation_alias=AliasChoices("num_local_experts", "num_experts"))
+    num_experts_per_tok: Count = 4
+
+    def slides(self, index: int) -> bool:
+        return index % 2 == 0
+
+    def biases(self) -> tuple[bool, bool, bool]:
+        return self.attention_bias, self.attention_bias, True
+
+    def attention(self, index: int) -> Attention:
+        return replace(super().attention(index), sinks=True)
+
+    def feed_forward(self, index: int) -> FeedForward | Experts:
+        expert = FeedForward(inner=self.intermediate_size, gated=True, bias=True)
+        return Experts(expert=expert, count=self.num_local_experts, active=self.num_experts_per_tok, router_bias=True)
 
 
 class Qwen2(RotaryDecoder):

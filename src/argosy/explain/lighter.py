@@ -1,0 +1,169 @@
+"""What would make a plan fit on the same devices: a lighter model, step by step.
+
+(1)  one change: adapters in place of full training, frozen weights in 8 or 4 bits, an optimizer with less state,
+     shorter sequences, a 16-bit dtype
+(2)  if no single one helps: adapters, frozen weights in 4 bits and 8-bit state together, with the longest sequences
+     that fit
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from argosy.dtype import Dtype
+from argosy.errors import ArgosyError
+from argosy.explain.remedy import Change, ChangeKind, Trial, least_that_fits
+from argosy.workload.chain import Chain
+from argosy.workload.optimizer import OPTIMIZERS, optimizer_bytes_per_weight
+from argosy.workload.tuning import BaseFormat, Train, Tuning
+
+Reload = Callable[..., Chain]
+"""The same model with another ``sequence_length``, ``dtype``, ``optimizer`` or ``tuning``."""
+_STEP_TOKENS = 64
+_EIGHT_BITS = "adamw8bit"
+
+
+def lighter_changes(trial: Trial, reload: Reload) -> Iterator[Change]:
+    """(1), or (2) if there is none of (1)."""
+    found = [*_tuned(trial, reload), *_optimizers(trial, reload), *_dtypes(trial, reload), *_shorter(trial, reload)]
+    yield from found or _several(trial, reload)
+
+
+def _tuned(trial: Trial, reload: Reload) -> Iterator[Change]:
+    """The first that fits of adapters, and of frozen weights in fewer bits."""
+    now = trial.chain.tuning
+    frozen = now if not now.is_full else replace(now, train=Train.LORA)
+    steps = [frozen] if now.is_full else []
+    steps += [replace(frozen, base=base) for base in BaseFormat if now.base is None]
+    with contextlib.suppress(ArgosyError):  # a model whose matrices are not known
+        for tuning in steps:
+            changed = replace(trial, chain=reload(tuning=tuning))
+            if changed.fit() is not None:
+                kind, target = ChangeKind.TUNING, trial.chain.name
+                yield Change(
+                    kind=kind,
+                    sentence=_tuning_words(tuning, now),
+                    target=target,
+                    value=str(tuning),
+                    options=_tuning_options(tuning),
+                    seconds=changed.seconds,
+                )
+                return
+
+
+def _tuning_words(tuning: Tuning, now: Tuning) -> str:
+    if now.is_full:
+        return f"{tuning}, in place of training all weights"
+    return f"base weights in {tuning.base}"
+
+
+def _tuning_options(tuning: Tuning) -> tuple[tuple[str, str], ...]:
+    options = []
+    if tuning.train is Train.LORA:
+        options.append(("--lora", f"rank={tuning.rank},targets={','.join(tuning.targets)}"))
+    if tuning.base is not None:
+        options.append(("--base-weights", str(tuning.base)))
+    return tuple(options)
+
+
+def _optimizers(trial: Trial, reload: Reload) -> Iterator[Change]:
+    """8-bit state, and the optimizer with the most state of all others that fit."""
+    chain = trial.chain
+    width = chain.dtype.bytes
+    size = {name: optimizer_bytes_per_weight(name, width) for name in OPTIMIZERS}
+    lighter = [name for name in OPTIMIZERS if size[name] < size[chain.optimizer]]
+    ranked = sorted(lighter, key=lambda name: (name != _EIGHT_BITS, -size[name]))
+    num_found = 0
+    for name in ranked:
+        changed = replace(trial, chain=reload(optimizer=name))
+        if changed.fit() is not None:
+            num_found += name != _EIGHT_BITS
+            yield Change(
+                kind=ChangeKind.OPTIMIZER,
+                sentence=f"the optimizer {name} in place of {chain.optimizer}",
+                target=chain.name,
+                value=name,
+                options=(("--optimizer", name),),
+                seconds=changed.seconds,
+            )
+        if num_found:
+            return
+
+
+def _dtypes(trial: Trial, reload: Reload) -> Iterator[Change]:
+    chain = trial.chain
+    for dtype in (Dtype.BF16, Dtype.FP16):
+        with contextlib.suppress(ArgosyError):  # a model that was measured in one dtype
+            changed = replace(trial, chain=reload(dtype=str(dtype)))
+            if dtype is not chain.dtype and changed.fit() is not None:
+                yield Change(
+                    kind=ChangeKind.DTYPE,
+                    sentence=f"{dtype} in place of {chain.dtype}",
+                    target=chain.name,
+                    value=str(dtype),
+                    options=(("--dtype", str(dtype)),),
+                    seconds=changed.seconds,
+                )
+                return
+
+
+def _shorter(trial: Trial, reload: Reload) -> Iterator[Change]:
+    length = trial.chain.sequence_length
+    if any(profile.sequence_length != 1 for profile in (trial.model.profiles or {}).values()):
+        return  # times of one length only
+    with contextlib.suppress(ArgosyError):  # a model of one length only
+        tokens = _longest(trial, reload)
+        if tokens is not None:
+            yield Change(
+                kind=ChangeKind.SEQUENCE_LENGTH,
+                sentence=f"sequences of {tokens} tokens in place of {length}",
+                target=trial.chain.name,
+                value=tokens,
+                options=(("--sequence-length", str(tokens)),),
+                seconds=replace(trial, chain=reload(sequence_length=tokens)).seconds,
+            )
+
+
+def _longest(trial: Trial, reload: Reload) -> int | None:
+    """The most tokens, fewer than now, with which a plan fits."""
+    length = trial.chain.sequence_length
+    step = min(_STEP_TOKENS, max(1, length // 8))
+    cuts = (length - 1) // step
+
+    def fits(cut: int) -> bool:
+        return replace(trial, chain=reload(sequence_length=step * (cuts + 1 - cut))).fit() is not None
+
+    least = least_that_fits(fits, cuts) if cuts else None
+    return None if least is None else step * (cuts + 1 - least)
+
+
+def _several(trial: Trial, reload: Reload) -> Iterator[Change]:
+    """(2)"""
+    now = trial.chain.tuning
+    tuning = replace(now, train=Train.LORA if now.is_full else now.train, base=now.base or BaseFormat.NF4)
+    lightest = {"tuning": tuning, "optimizer": _EIGHT_BITS}
+    with contextlib.suppress(ArgosyError):  # a model whose matrices are not known
+
+        def lighter(**changes: object) -> Chain:
+            return reload(**{**lightest, **changes})
+
+        changed = replace(trial, chain=lighter())
+        options = (*_tuning_options(tuning), ("--optimizer", _EIGHT_BITS))
+        sentence = f"{tuning} and the optimizer {_EIGHT_BITS}"
+        if changed.fit() is None:
+            tokens = _longest(changed, lighter)
+            if tokens is None:
+                return
+            changed = replace(trial, chain=lighter(sequence_length=tokens))
+            options = (*options, ("--sequence-length", str(tokens)))
+            sentence = f"{sentence}, with sequences of {tokens} tokens"
+        yield Change(
+            kind=ChangeKind.SEVERAL,
+            sentence=sentence,
+            target=trial.chain.name,
+            value=str(tuning),
+            options=options,
+            seconds=changed.seconds,
+        )

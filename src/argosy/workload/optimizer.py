@@ -1,0 +1,56 @@
+"""Optimizers: what each keeps per trained weight, and what its update costs.
+
+(1)  state   bytes of moments per weight, in fp32 or in blocks of 8 bits with a scale per block
+(2)  master  4 bytes more for an fp32 copy of a weight that is stored in fewer; optimizers that are used with 16-bit
+             weights as they are keep none
+(3)  update  reads and writes weight, gradient, state and master copy, ``passes`` times
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerCost:
+    """What an optimizer costs per trained weight."""
+
+    state_bytes: float
+    """(1)"""
+    has_master: bool = True
+    """(2): whether weights of fewer than 4 bytes have a copy in fp32."""
+    passes: float = 1.0
+    """(3)"""
+    source: str = ""
+
+
+_EIGHT_BITS = 1 + 4 / 256
+"""Of a moment in blocks of 256 with a 4-byte scale each, as bitsandbytes has them."""
+OPTIMIZERS: dict[str, OptimizerCost] = {
+    "adamw": OptimizerCost(state_bytes=8, source="torch.optim.AdamW"),
+    "adam": OptimizerCost(state_bytes=8, source="torch.optim.Adam"),
+    "lion": OptimizerCost(state_bytes=4, source="one moment in fp32"),
+    "momentum": OptimizerCost(state_bytes=4, source="torch.optim.SGD with momentum"),
+    "adamw8bit": OptimizerCost(
+        state_bytes=2 * _EIGHT_BITS,
+        has_master=False,
+        source="bitsandbytes.optim.AdamW8bit: two moments of 8 bits, weights updated as they are stored",
+    ),
+    "adafactor": OptimizerCost(
+        state_bytes=4 * 2 / 2048,
+        has_master=False,
+        source="torch.optim.Adafactor: a row and a column of second moments, here of a matrix of 2048 x 2048",
+    ),
+    "sgd": OptimizerCost(state_bytes=0, source="torch.optim.SGD"),
+}
+"""By name; a dtype decides whether there is a master copy."""
+
+
+def optimizer_bytes_per_weight(name: str, weight_bytes: int) -> float:
+    """(1) and (2).
+
+    >>> optimizer_bytes_per_weight("adamw", 2), optimizer_bytes_per_weight("adamw8bit", 2)
+    (12, 2.03125)
+    """
+    cost = OPTIMIZERS[name]
+    return cost.state_bytes + (4 if cost.has_master and weight_bytes < 4 else 0)
