@@ -35,6 +35,7 @@ from argosy.runtime.emulated import join_device, say_ready
 from argosy.runtime.failure import ElsewhereError, leave_note, told
 from argosy.runtime.folder import CHECKPOINTS, DECISIONS, PROGRESS, TIMELINE, append, checkpoints, forget_after
 from argosy.runtime.hardware import check_hardware
+from argosy.runtime.loading import batches_of
 from argosy.runtime.metrics import Metrics, serve
 from argosy.runtime.mixing import undivided
 from argosy.runtime.orphan import end_with_parent
@@ -110,16 +111,25 @@ def prepare(program: Program, plan: Plan, spec: RunSpec) -> tuple[Trainer, Calla
     model, loss_fn, batch = run_build(program.build, recording)
     batch = tree_map(lambda leaf: recording.materialise([leaf])[0] if isinstance(leaf, Tensor) else leaf, batch)
     compare({**loaded_facts(spec.program), "initial values": initial_digest(recording, model)}, plan)
-    optimizer = program.optimizer or torch.optim.AdamW
     trainer = parallelize(
-        model, loss_fn, optimizer, batch, plan, clip_norm=spec.clip, recording=recording, seed=spec.seed
+        model,
+        loss_fn,
+        program.optimizer or torch.optim.AdamW,
+        batch,
+        plan,
+        clip_norm=spec.clip,
+        recording=recording,
+        seed=spec.seed,
+        scheduler=program.scheduler,
     )
+    trainer.callbacks += program.callbacks
     if spec.init is not None:
         checkpoint.load_weights(trainer, Path(spec.init))
     saved = checkpoints(spec.folder / CHECKPOINTS)
     if spec.resume and saved:
         trainer.load(saved[-1])
-    return trainer, with_first_compared(program.data or (lambda step: batch), lambda facts: compare(facts, plan))
+    data = batches_of(program.data, batch, spec.seed)
+    return trainer, with_first_compared(data, lambda facts: compare(facts, plan))
 
 
 def train(trainer: Trainer, data: Callable[[int], Any], spec: RunSpec) -> None:
@@ -137,7 +147,7 @@ def train(trainer: Trainer, data: Callable[[int], Any], spec: RunSpec) -> None:
 
     adapter = adapter_of(trainer, spec, tell) if spec.adapt != Reach.OFF else None
     saver = Saver()
-    first, last = trainer.steps, trainer.steps + spec.steps
+    first, last = trainer.steps, spec.steps
     while trainer.steps < last:
         begin = time.perf_counter()
         with saver.heeded():
