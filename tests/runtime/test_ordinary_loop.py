@@ -29,7 +29,7 @@ def same(ranks: RankPool, loss: str, steps: list[Any], case: Any = cases.CASE, *
         assert losses == pytest.approx(wanted, rel=1e-9)
 
 
-@pytest.mark.parametrize("loss", ["masked", "halved", "by_class", "paired"])
+@pytest.mark.parametrize("loss", ["masked", "halved", "by_class", "paired", "shared"])
 def test_a_mean_over_targets_is_one_over_those_of_the_whole_batch(ranks: RankPool, loss: str) -> None:
     same(ranks, loss, STEPS, cases.LAST_DIVIDED)
 
@@ -54,13 +54,14 @@ def test_a_mean_that_cannot_be_put_together_from_parts_is_refused(ranks: RankPoo
 
 def test_a_batch_without_any_target_is_an_error() -> None:
     tally = Tally()
-    tally.add(PartLoss(torch.zeros(()), torch.tensor(0.0)), 4)
+    tally.begin_batch()
+    tally.weighted(PartLoss(torch.zeros(()), torch.tensor(0.0)), 4)
     with pytest.raises(RunError, match="no target of step 7 counts"):
-        weight_of(tally.sums(torch.zeros(())).tolist(), 7)
+        weight_of(tally.sums(torch.zeros(())).tolist(), 7, 8)
 
 
 def test_batches_are_accumulated_and_lengths_may_differ(ranks: RankPool) -> None:
-    batches = [cases.batch_of(8, 5, seed=1), cases.batch_of(8, 5, seed=2)]
+    batches = [cases.batch_of(8, 5, seed=1), cases.batch_of(8, 7, seed=2), cases.batch_of(6, 3, seed=3)]
     same(ranks, "masked", [batches, [cases.batch_of(8, 3)], [cases.batch_of(8, 7)], batches])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -45,6 +46,18 @@ def filled_up(batch: Any, samples: int, plan: Plan) -> Any:
         return batch
     rows = torch.arange(plan.global_batch).clamp(max=samples - 1)
     return tree_map(lambda leaf: leaf[rows.to(leaf.device)] if isinstance(leaf, Tensor) else leaf, batch)
+
+
+def parts_of(batch: Any, size: int) -> Iterator[Any]:
+    """A batch in parts of ``size`` samples and a last one of what is left; one whose tensors differ is left whole."""
+    leaves, _ = tree_flatten(batch)
+    rows = {leaf.shape[0] if leaf.dim() else 0 for leaf in leaves if isinstance(leaf, Tensor)}
+    if len(rows) != 1 or max(rows) <= size:
+        yield batch
+        return
+    for first in range(0, max(rows), size):
+        part = slice(first, first + size)
+        yield tree_map(lambda leaf, part=part: leaf[part] if isinstance(leaf, Tensor) else leaf, batch)
 
 
 def batch_form(batch: Any) -> str:

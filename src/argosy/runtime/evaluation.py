@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from argosy.errors import InputError, Problem
-from argosy.runtime.batch import check_batch, filled_up
+from argosy.runtime.batch import check_batch, filled_up, parts_of
 from argosy.runtime.calls import RANDOM
 from argosy.runtime.failure import in_contact_beside_others
 from argosy.runtime.graphstage import GraphStage
@@ -23,21 +23,25 @@ if TYPE_CHECKING:
 
 
 def evaluate(trainer: Trainer, batch: Any) -> float:
-    """The loss of a batch on every rank. Every rank calls this with the same batch, between two steps."""
-    samples = check_batch(batch, trainer.plan, may_be_short=trainer.takes_short_batches)
-    tally, recorder = Tally(), trainer.recorder
-    whole, records = filled_up(batch, samples, trainer.plan), recorder.enabled
-    recorder.enabled = False
+    """The loss of a batch on every rank. Every rank calls this with the same batch, between two steps.
+
+    A batch of more samples than the plan's is evaluated in several parts.
+    """
+    tally, recorder, plan = Tally(), trainer.recorder, trainer.plan
+    records, recorder.enabled = recorder.enabled, False
+    losses = torch.zeros((), dtype=torch.float64, device=trainer.device)
     try:
         with _evaluating(trainer), in_contact_beside_others("in an evaluation"):
-            losses = trainer.executor.step(whole, tally, samples=samples, trains=False)
-            parts = torch.cat([losses.sum()[None], tally.sums(losses)])
-            dist.all_reduce(parts)
+            for part in parts_of(batch, plan.global_batch):
+                samples = check_batch(part, plan, may_be_short=trainer.takes_short_batches)
+                whole = filled_up(part, samples, plan)
+                losses += trainer.executor.step(whole, tally, samples=samples, trains=False).sum()
+            figures = torch.cat([losses[None], tally.sums(losses)])
+            dist.all_reduce(figures)
     finally:
         recorder.enabled = records
-    loss, *sums = parts.tolist()
-    weight = weight_of(sums, trainer.steps) / trainer.plan.global_batch
-    return float(loss) / weight
+    loss, *sums = figures.tolist()
+    return float(loss) / weight_of(sums, trainer.steps, plan.global_batch)
 
 
 @contextlib.contextmanager

@@ -128,6 +128,7 @@ class Executor:
         computed it. All but the first ``samples`` of the batch are copies that count for nothing."""
         self.losses = torch.zeros(self.plan.num_micro_batches, dtype=torch.float64, device=self.transport.device)
         self.tally, self.samples, self.trains = tally, samples, trains
+        tally.begin_batch()
         form = (trains, batch_form(batch))
         for index, stage in self.stages.items():
             stage.input_form, stage.output_form = self.forms.get((index, form), (None, None))
@@ -209,15 +210,14 @@ class Executor:
 
     def _weighted(self, stage: Hosted, index: int, result: Tensor | PartLoss, samples: int) -> Tensor:
         part = result if isinstance(result, PartLoss) else PartLoss(result)
-        weighted = part.loss * (samples / self.plan.global_batch)
-        if isinstance(part.fill, Tensor):
-            counts = part.fill > 0  # a mean over no targets is not a number
-            weighted = torch.where(counts, weighted * part.fill, torch.zeros_like(weighted))
-        elif part.fill != 1.0:
-            weighted = weighted * part.fill
+        weighted = part.loss if part.is_share else part.loss * (samples / self.plan.global_batch)
         if stage.seat.member:  # the first of a group has the loss and its gradient, the others add nothing to them
             return weighted * 0.0
-        self.tally.add(part, samples)
+        fill = self.tally.weighted(part, samples)
+        if isinstance(fill, Tensor):  # a mean over no targets is not a number
+            weighted = torch.where(fill > 0, weighted * fill, torch.zeros_like(weighted))
+        elif fill != 1.0:
+            weighted = weighted * fill
         self.losses[index] += weighted.detach()
         return weighted * self.loss_scale if self.loss_scale != 1.0 else weighted
 

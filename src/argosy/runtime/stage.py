@@ -138,7 +138,7 @@ class LayerStage:
         part = watch.judged(loss, moment.samples)
         if not moment.is_padding and (not isinstance(loss, tuple) or float(part.fill)):
             return part
-        return PartLoss(_nothing_of(stand_in.result, self.device), 0.0, part.targets)
+        return PartLoss(_nothing_of(stand_in.result, self.device), 0.0, part.targets, is_share=part.is_share)
 
     def run(self, carry: Carry, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None) -> Carry:
         """The stage's layers, one after the other."""

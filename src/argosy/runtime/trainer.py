@@ -294,11 +294,12 @@ class Trainer:
         decides = self.clip_norm is not None or self.scale.active
         squares_here = self.gradients.square_sum(self.device) if decides else losses.new_zeros(())
         figures = torch.stack([losses.sum(), squares_here])
-        parts = torch.cat([figures, tally.sums(losses), losses.new_tensor(self.votes)])
+        sums = tally.sums(losses)
+        parts = torch.cat([figures, sums, losses.new_tensor(self.votes)])
         dist.all_reduce(parts)
         loss, squares, *rest = parts.tolist()
-        self.tally = tuple(rest[4:])
-        ratio = weight_of(rest[:4], self.steps) / self.plan.global_batch
+        self.tally = tuple(rest[len(sums) :])
+        ratio = weight_of(rest[: len(sums)], self.steps, self.plan.global_batch)
         norm = math.sqrt(squares) / (self.scale.value * ratio) if squares >= 0 else math.nan
         return loss / ratio, norm, ratio
 

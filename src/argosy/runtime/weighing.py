@@ -6,17 +6,20 @@ A part p of n samples with the loss l, of a batch of N samples, has a weight per
     (2)  gradient     = sum_p (n f / N) dl  *  N / sum_p n f      (the second factor is known after the last part)
 
 so that f = 1 is a mean over samples. A mean over the targets that count, such as the tokens that are not masked, has
-f = their share of all targets. It is found by watching ``cross_entropy`` and ``nll_loss`` while the loss is computed;
-for any other weighted mean ``loss_fn`` returns ``(loss, weight)``. What is neither is refused as soon as parts differ:
+f = their number per sample, divided by all targets per sample of the step's first batch to keep numbers small. It is
+found by watching ``cross_entropy`` and ``nll_loss`` while the loss is computed; for any other weighted mean
+``loss_fn`` returns ``(loss, weight)``, and ``(loss, None)`` for a share of the whole loss, such as a sum divided by a
+number that the batch holds: shares are added up. What is neither is refused as soon as parts differ:
 
     (3)  targets per sample (if the loss is that mean), or those that count (if it is more than that mean), must be the
-         same for all parts of a step
+         same for all parts of a batch
 """
 
 from __future__ import annotations
 
 import inspect
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,9 +44,12 @@ class PartLoss:
 
     loss: Tensor
     fill: Tensor | float = 1.0
-    """f of (1)."""
+    """f of (1), or the share of its targets that count if it is a mean over targets."""
     targets: Tensor | float = 0.0
     """What (3) compares; 0 if nothing is known."""
+    is_over_targets: bool = False
+    is_share: bool = False
+    """Whether the whole loss is the sum of such parts."""
 
 
 class Watch(TorchFunctionMode):
@@ -89,12 +95,17 @@ class Watch(TorchFunctionMode):
 
     def judged(self, loss: Any, samples: int) -> PartLoss:
         """What ``loss_fn`` returned for a part of so many samples."""
+        if isinstance(loss, tuple) and len(loss) == 2 and loss[1] is None:
+            if self.means:
+                found, expected = "a mean over targets with the weight None", "a sum divided by a number of the batch"
+                raise InputError([Problem(path="loss_fn", found=found, expected=expected)])
+            return PartLoss(_checked(loss[0]), is_share=True)
         if isinstance(loss, tuple) and len(loss) == 2:
             return PartLoss(_checked(loss[0]), _weight(loss[1]) / samples)
         _checked(loss)
         if id(loss) in self.means:
             _, total, count = self.means[id(loss)]
-            return PartLoss(loss, total.double() / count, count / samples)
+            return PartLoss(loss, total.double() / max(1, count), count / samples, is_over_targets=True)
         if self.divides:
             found = "a mean over a part of the batch, divided by a number that depends on the part"
             raise InputError([Problem(path="loss_fn", found=found, expected="a mean over samples", suggestion=_PAIR)])
@@ -123,28 +134,45 @@ def _weight(weight: Any) -> Tensor | float:
 
 
 class Tally:
-    """Sums over the parts that this rank computed since the last update: of n f, n, n t and n t t, with t the targets
-    of (3)."""
+    """Sums over the parts that this rank computed since the last update: of n f; of shares; and per batch of n, n t and
+    n t t, with t the targets of (3)."""
 
     def __init__(self) -> None:
-        self.plain = [0.0] * 4
+        self.plain = [0.0, 0.0]
         """Of numbers that the host knows."""
-        self.measured: list[Tensor] = []
-        """Of numbers that are still on their way on a device."""
+        self.measured: list[tuple[int, Tensor]] = []
+        """Places and numbers that are still on their way on a device."""
+        self.reference: float | None = None
+        """Targets per sample of the first batch."""
 
-    def add(self, part: PartLoss, samples: int) -> None:
-        row = (part.fill, 1.0, part.targets, part.targets * part.targets)
-        for place, value in enumerate(row):
-            if not isinstance(value, Tensor):
-                self.plain[place] += samples * value
-            else:
-                one = torch.zeros(len(row), dtype=torch.float64, device=value.device)
-                one[place] = value.double() * samples
-                self.measured.append(one)
+    def begin_batch(self) -> None:
+        self.plain += [0.0] * 3
+
+    def weighted(self, part: PartLoss, samples: int) -> Tensor | float:
+        """f of a part, which is added to the sums."""
+        fill = part.fill
+        if part.is_over_targets:
+            assert isinstance(part.targets, float)
+            self.reference = self.reference or part.targets or None
+            fill = fill * (part.targets / (self.reference or 1.0))
+        last = len(self.plain)
+        self._add(1 if part.is_share else 0, fill, samples)
+        for place, value in enumerate((1.0, part.targets, part.targets * part.targets), last - 3):
+            self._add(place, value, samples)
+        return fill
+
+    def _add(self, place: int, value: Tensor | float, samples: int) -> None:
+        if isinstance(value, Tensor):
+            self.measured.append((place, value.double() * samples))
+        else:
+            self.plain[place] += samples * value
 
     def sums(self, like: Tensor) -> Tensor:
-        """All four, on the device of ``like``."""
-        return sum(self.measured, like.new_tensor(self.plain, dtype=torch.float64))
+        """All of them, on the device of ``like``."""
+        found = like.new_tensor(self.plain, dtype=torch.float64)
+        for place, value in self.measured:
+            found[place] += value
+        return found
 
 
 @dataclass
@@ -159,15 +187,19 @@ class Accumulated:
     """Of all ranks together."""
 
 
-def weight_of(sums: list[float], step: int) -> float:
-    """Sum of n f over all ranks' parts; a ``RunError`` if (1) is not the loss of the whole batch."""
-    total, samples, targets, squares = sums
-    mean = targets / samples
-    if total <= 0:
+def weight_of(sums: Sequence[float], step: int, global_batch: int) -> float:
+    """What sums of weighted losses are divided by to be the whole loss (2); a ``RunError`` if nothing makes them it."""
+    total, shares, *batches = sums
+    if total <= 0 and not shares:
         raise RunError(f"no target of step {step} counts: all are masked, or their weights are 0")
-    if squares / samples - mean * mean > 1e-6 * mean * mean:
-        raise RunError(
-            f"the loss of step {step} is a mean over numbers of targets that differ between parts of the batch, "
-            f"and not only that mean; let loss_fn {_PAIR}"
-        )
-    return total
+    if total and shares:
+        raise RunError(f"loss_fn returned means as well as shares of the whole loss in step {step}")
+    for first in range(0, len(batches), 3):
+        samples, targets, squares = batches[first : first + 3]
+        mean = targets / samples
+        if squares / samples - mean * mean > 1e-6 * mean * mean:
+            raise RunError(
+                f"the loss of step {step} is a mean over numbers of targets that differ between parts of the batch, "
+                f"and not only that mean; let loss_fn {_PAIR}"
+            )
+    return 1.0 if shares else total / global_batch
