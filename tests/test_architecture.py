@@ -16,6 +16,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "argosy"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__", "__main__"),
     ("cli",),
+    ("integrations",),
     ("report", "export", "lab"),
     ("nbody",),
     ("runtime",),
@@ -44,7 +45,7 @@ ALLOWED: dict[tuple[str, str], str] = {
 }
 """Imports that do not point down, each with its reason."""
 
-TORCH = ("workload/capture/", "runtime/", "nbody/", "lab/")
+TORCH = ("workload/capture/", "runtime/", "nbody/", "lab/", "integrations/")
 """Where torch and transformers may be imported; everything else plans and simulates without them."""
 HEAVY = ("torch", "transformers")
 

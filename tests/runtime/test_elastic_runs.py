@@ -31,7 +31,7 @@ def test_the_command_goes_on_after_a_worker_was_killed(tmp_path: Path) -> None:
     assert again.returncode == 2
     assert "--out: found a run that is over: 6 steps done, expected another folder, or --resume" in again.stderr
     assert not run.processes()
-    command[command.index("6")] = "1"
+    command[command.index("6")] = "7"
     more = subprocess.run(
         [*command, "--resume"], env=environment, capture_output=True, text=True, timeout=240, check=False
     )

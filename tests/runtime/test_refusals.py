@@ -20,7 +20,6 @@ from argosy.errors import InputError, RunError
 from argosy.plan.plan import Recompute
 from argosy.runtime import profile_shape, world
 from argosy.runtime.batch import check_batch
-from argosy.runtime.executor import Executor
 from argosy.runtime.failure import clear_notes, leave_note, verdict
 from argosy.runtime.folder import held
 from argosy.runtime.holding import _real
@@ -35,6 +34,7 @@ from argosy.runtime.program import load_program
 from argosy.runtime.source import LayerSource
 from argosy.runtime.stage import LayerStage
 from argosy.runtime.trainer import Trainer, _check_layers
+from argosy.runtime.weighing import Watch
 from argosy.runtime.worker import prepare
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.preset import read_preset
@@ -74,7 +74,6 @@ class Listed(nn.Module):
 
 
 GPT2LMHeadModel = type("GPT2LMHeadModel", (nn.Module,), {"config": SimpleNamespace(_attn_implementation="eager")})
-ALONE: Any = SimpleNamespace(seat=SimpleNamespace(stage=1, samples=2, member=0))
 
 CASES: list[tuple[Callable[[], Any], str]] = [
     (
@@ -113,10 +112,11 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     ),
     (Inputs(nn.Identity(), "input_ids"), "model: found no input_ids, expected only input_ids and labels"),
     (
-        lambda: Executor._weighted(Executor.__new__(Executor), ALONE, 0, torch.ones(3)),
+        lambda: Watch().judged(torch.ones(3), 1),
         "loss_fn: found a tensor of shape (3,), expected a scalar tensor, the mean over samples",
     ),
-    (lambda: Executor._weighted(Executor.__new__(Executor), ALONE, 0, 1.5), "loss_fn: found float, expected a scalar"),
+    (lambda: Watch().judged(1.5, 1), "loss_fn: found float, expected a scalar"),
+    (lambda: Watch().judged((torch.ones(()), "3"), 1), "loss_fn: found a weight of str, expected a number or a scalar"),
     (
         lambda: stage_with(lambda model, batch: model(batch).sum() + model(batch).sum()),
         "loss_fn: found a second call of the model, expected one call of the model",
@@ -160,7 +160,7 @@ def test_what_does_not_train_may_have_statistics_of_a_batch() -> None:
 
 def test_a_plain_setting_of_the_model_can_be_read_by_a_loss() -> None:
     result = stage_with(lambda model, batch: model(batch).sum() * model.training)
-    assert result.shape == ()
+    assert result.loss.shape == ()
 
 
 def test_a_function_that_a_program_does_not_have_is_named_with_the_nearest(tmp_path: Path) -> None:

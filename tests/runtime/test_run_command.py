@@ -73,7 +73,7 @@ def test_a_run_trains_resumes_and_writes_what_it_measured(tmp_path: Path) -> Non
     assert anew.returncode == 2 and "expected --resume to go on from there, or another --out" in anew.stderr
     log = tmp_path / "run" / "torchrun.log"
     log.write_text("what the first run printed\n")
-    again = run(plan, "--steps", "2", "--resume")
+    again = run(plan, "--steps", "5", "--resume")
     assert again.returncode == 0, again.stderr
     assert log.read_text().startswith("what the first run printed\n")
     figures = json.loads(first.stdout)

@@ -18,6 +18,7 @@ from argosy.cli.run_checks import (
     check_folder_is_new,
     check_init,
     check_launch,
+    check_steps,
     check_torch,
     warn_of_other_options,
 )
@@ -37,7 +38,7 @@ ProgramName = Annotated[
 def run(
     plan: PlanSource,
     program: ProgramName,
-    steps: Annotated[int, typer.Option("--steps", "-n", min=1, help="How many to train.")] = 10,
+    steps: Annotated[int, typer.Option("--steps", "-n", min=1, help="Of the whole run, also with --resume.")] = 10,
     out: Annotated[Path, typer.Option("--out", help="Folder for progress, checkpoints and the timeline.")] = Path(
         "run"
     ),
@@ -105,8 +106,9 @@ def run(
 ) -> None:
     """Train a program by a plan, and measure.
 
-    The file defines build() -> (model, loss_fn, batch), with loss_fn(model, batch) a mean over samples; it may define
-    optimizer(parameters) and data(step). With several nodes, run the same on each with its --node-rank.
+    The file defines build() -> (model, loss_fn, batch), with loss_fn(model, batch) a mean; it may define
+    optimizer(parameters), scheduler(optimizer), data(step) or a DataLoader data, and callbacks. With several nodes, run
+    the same on each with its --node-rank.
 
     \b
     Examples:
@@ -129,11 +131,11 @@ def run(
     from argosy.plan.file import plan_from_document, read_plan
     from argosy.runtime.launch import Launch, commands, slurm_script
     from argosy.runtime.launch import dry_run as dry_run_text
-    from argosy.runtime.program import split_name
+    from argosy.runtime.program import check_program
     from argosy.runtime.run_spec import RUN, RunSpec, run_spec_to_dict
 
     no_stdout(out, "a folder", option="--out")
-    split_name(program)
+    check_program(program)
     check_reach(adapt)
     document = read_plan(plan)
     if document.data.get("kind") == "islands":
@@ -225,6 +227,7 @@ def run(
             typer.echo(dry_run_text(launch))
     else:
         check_init(spec)
+        check_steps(spec)
         check_torch()
         if elastic:
             from argosy.cli.elastic import follow_elastic

@@ -50,6 +50,17 @@ def check_init(spec: RunSpec) -> None:
         raise InputError([Problem(file=spec.init, path="--init", expected=expected)])
 
 
+def check_steps(spec: RunSpec) -> None:
+    """Refuse to resume a run that has done as many steps as it is to have."""
+    from argosy.errors import bad_input
+    from argosy.runtime.folder import steps_saved
+
+    done = steps_saved(spec.folder) if spec.resume else 0
+    if done >= spec.steps:
+        expected = f"more than the {done} that the run has done: steps are those of the whole run"
+        raise bad_input(expected, spec.steps, where="--steps")
+
+
 def warn_of_other_options(spec: RunSpec, file: Path) -> None:
     """On stderr, what a run that is resumed was asked for before, if it is now asked to train otherwise.
 

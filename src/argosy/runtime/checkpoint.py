@@ -117,8 +117,9 @@ def load(trainer: Trainer, path: Path) -> None:
     for held in trainer.held():
         _check_entry(path, found, held)
     stored = {name: Stored(tuple(entry.size), entry.properties.dtype) for name, entry in found.items()}
+    trainer.begin_at(about.steps)
     take_state(trainer, stored, lambda wanted: load_tensors(wanted, path))
-    trainer.steps, trainer.scale.value, trainer.scale.calm = about.steps, about.scale, about.calm
+    trainer.scale.value, trainer.scale.calm = about.scale, about.calm
 
 
 def load_weights(trainer: Trainer, source: Path) -> None:

@@ -2,22 +2,23 @@
 
 The row comes from ``schedule`` with its communication inserted. Sends leave as soon as their tensor exists and are
 not waited for; receives are posted ``lookahead`` computations before they are needed, because a message only moves
-once somebody waits for it. The loss of a portion of n samples counts n / N of the global batch of N, so that plain
-sums over micro-batches and replicas are the mean over the batch.
+once somebody waits for it. The loss of a portion of n samples counts n f / N of the global batch of N, with f the
+weight per sample that ``weighing`` finds; plain sums over micro-batches and replicas are then the whole batch's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from argosy.errors import InputError, Problem
 from argosy.plan.plan import Plan
-from argosy.runtime.batch import portion
+from argosy.runtime.batch import batch_form, portion
 from argosy.runtime.carry import Carry, CarryForm, TensorForm, describe, loads_form
 from argosy.runtime.defer import Debt, Deferral, settle
 from argosy.runtime.failure import in_contact
@@ -27,6 +28,7 @@ from argosy.runtime.moment import Moment
 from argosy.runtime.ranks import Link, Seat, links_between, seats_of, worker_of
 from argosy.runtime.stage import StageProgram
 from argosy.runtime.transport import Arrival, Transport
+from argosy.runtime.weighing import PartLoss, Tally
 from argosy.schedule import Action, ActionKind, ScheduleKind, build_schedule, with_communication
 from argosy.schedule.communicate import check_channels
 
@@ -34,6 +36,7 @@ _FORM_TAG = 2**28
 """Tags of messages about forms; those of tensors are smaller."""
 _MOST_TENSORS = 64
 """In what a stage hands on."""
+_FORWARD_KINDS = (ActionKind.RECEIVE_FORWARD, ActionKind.FORWARD, ActionKind.SEND_FORWARD)
 
 
 @dataclass
@@ -87,6 +90,8 @@ class Executor:
         """Called with a stage when a micro-batch's gradients have been added up."""
         self.loss_scale = 1.0
         self.stages: dict[int, Hosted] = {}
+        self.forms: dict[tuple[int, tuple[bool, str]], tuple[CarryForm | None, CarryForm | None]] = {}
+        """What stages receive and hand on, by stage, by whether it trains and by the form of the batch."""
         self.programs = programs
         self.follow(plan)
 
@@ -118,17 +123,27 @@ class Executor:
         for program in self.programs.values():
             program.deferral = self.deferral if plan.schedule.kind is ScheduleKind.ZERO_BUBBLE else None
 
-    def step(self, batch: Any) -> Tensor:
-        """Run every action of a step; the weighted loss of each micro-batch as far as this rank computed it."""
+    def step(self, batch: Any, tally: Tally, *, samples: int, trains: bool = True) -> Tensor:
+        """Run every action of a step, or its forwards alone; the weighted loss of each micro-batch as far as this rank
+        computed it. All but the first ``samples`` of the batch are copies that count for nothing."""
         self.losses = torch.zeros(self.plan.num_micro_batches, dtype=torch.float64, device=self.transport.device)
+        self.tally, self.samples, self.trains = tally, samples, trains
+        tally.begin_batch()
+        form = (trains, batch_form(batch))
+        for index, stage in self.stages.items():
+            stage.input_form, stage.output_form = self.forms.get((index, form), (None, None))
         count = self.plan.global_batch
         for program in self.programs.values():
             program.begin(batch, Moment(self.recorder.step, 0, count, count))
-        for action in self.row if self._is_informed() else self.first_row:
-            self._act(action, batch)
+        row = self.row if self._is_informed() else self.first_row
+        with torch.set_grad_enabled(trains):
+            for action in row if trains else [action for action in row if action.kind in _FORWARD_KINDS]:
+                self._act(action, batch)
         with in_contact("while the last messages of the step were leaving"):
             self.transport.finish()
-        for program in self.programs.values():
+        for index, stage in self.stages.items():
+            self.forms[index, form] = (stage.input_form, stage.output_form)
+        for program in self.programs.values() if trains else ():
             program.finish()
         return self.losses
 
@@ -174,13 +189,17 @@ class Executor:
             rows = portion(batch, self.plan, seat, index, self.transport.device)
         first = index * self.plan.micro_batch_size + seat.begin
         moment = Moment(self.recorder.step, first, seat.samples, self.plan.global_batch)
+        is_last = stage.seat.stage == len(self.plan.stages) - 1
+        if is_last and first + seat.samples > self.samples:
+            moment, carry, rows = _without_padding(moment, self.samples - first, carry, rows)
         with self.recorder.computing(action):
             result = stage.program(carry, rows, moment)
-        if stage.seat.stage == len(self.plan.stages) - 1:
-            outputs = [self._weighted(stage, index, result)]
+        if is_last:
+            outputs = [self._weighted(stage, index, result, 0 if moment.is_padding else moment.samples)]
         else:
             outputs = self._handed_on(stage, index, result)
-        stage.held[index] = Held(inputs, outputs)
+        if self.trains:
+            stage.held[index] = Held(inputs, outputs)
 
     def _input(self, stage: Hosted, action: Action) -> tuple[list[Tensor], Carry]:
         if stage.seat.stage == 0:
@@ -195,13 +214,16 @@ class Executor:
                 inputs.append(tensor.requires_grad_())
         return inputs, form.assemble(tensors)
 
-    def _weighted(self, stage: Hosted, index: int, loss: Any) -> Tensor:
-        if not isinstance(loss, Tensor) or loss.dim() != 0:
-            found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise InputError([Problem(path="loss_fn", found=found, expected="a scalar tensor, the mean over samples")])
-        weighted = loss * (stage.seat.samples / self.plan.global_batch)
+    def _weighted(self, stage: Hosted, index: int, result: Tensor | PartLoss, samples: int) -> Tensor:
+        part = result if isinstance(result, PartLoss) else PartLoss(result)
+        weighted = part.loss if part.is_share else part.loss * (samples / self.plan.global_batch)
         if stage.seat.member:  # the first of a group has the loss and its gradient, the others add nothing to them
             return weighted * 0.0
+        fill = self.tally.weighted(part, samples)
+        if isinstance(fill, Tensor):  # a mean over no targets is not a number
+            weighted = torch.where(fill > 0, weighted * fill, torch.zeros_like(weighted))
+        elif fill != 1.0:
+            weighted = weighted * fill
         self.losses[index] += weighted.detach()
         return weighted * self.loss_scale if self.loss_scale != 1.0 else weighted
 
@@ -325,6 +347,13 @@ class Executor:
     def _tag(self, target: int, index: int, position: int, *, gradient: bool) -> int:
         """Unique among the messages of a step from one rank to another."""
         return ((index * len(self.plan.stages) + target) * 2 + gradient) * _MOST_TENSORS + position
+
+
+def _without_padding(moment: Moment, left: int, carry: Carry, rows: Any) -> tuple[Moment, Carry, Any]:
+    """The samples of a portion that are of the batch, ``left`` of them; if none is, a single copy of one."""
+    kept = max(1, left)
+    carry, rows = tree_map(lambda leaf: leaf[:kept] if isinstance(leaf, Tensor) else leaf, (carry, rows))
+    return replace(moment, samples=kept, is_padding=left < 1), carry, rows
 
 
 def _differentiate(outputs: list[Tensor], gradients: list[Tensor] | None) -> None:

@@ -15,6 +15,8 @@ class Moment:
     samples: int
     global_batch: int = 0
     """Samples of all parts; 0 where these are all."""
+    is_padding: bool = False
+    """Whether the samples are copies that fill up a short batch, and count for nothing."""
 
     @property
     def total(self) -> int:

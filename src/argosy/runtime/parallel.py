@@ -20,7 +20,7 @@ from argosy.cost.group import device_group
 from argosy.dtype import Dtype
 from argosy.plan.plan import Plan
 from argosy.runtime import spmd, trainer
-from argosy.runtime.recipe import OptimizerFactory
+from argosy.runtime.optimizing import OptimizerFactory
 from argosy.runtime.stage import LossFunction
 from argosy.solve.placement import Pricing
 from argosy.solve.segments import find_segmented

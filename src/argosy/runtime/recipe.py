@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -10,10 +10,10 @@ from torch import nn
 
 from argosy.dtype import Dtype
 from argosy.plan.plan import Plan
+from argosy.runtime.optimizing import OptimizerFactory
 from argosy.runtime.ranks import seats_of
 from argosy.runtime.stage import LossFunction
 
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 AUTOCAST = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
 """What products run in where weights are float32."""
 

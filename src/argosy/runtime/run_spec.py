@@ -39,7 +39,7 @@ class RunSpec:
     out: Name
     """The run's folder, which all nodes see."""
     steps: _Positive
-    """Steps to train, beyond those with which the run begins."""
+    """Steps of the whole run, with those that a resumed run has done before."""
     save_every: _Whole = 0
     """Steps between two checkpoints; 0 for none but the last."""
     resume: bool = False

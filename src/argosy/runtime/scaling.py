@@ -7,6 +7,12 @@ same norm, so they agree without a word.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
+from argosy.errors import RunError
+from argosy.runtime.failure import ElsewhereError
+
 _FIRST = 2.0**16
 _PATIENCE = 2000
 
@@ -34,3 +40,19 @@ class LossScale:
             self.value = max(1.0, self.value / 2)
         elif self.calm == _PATIENCE:
             self.value, self.calm = self.value * 2, 0
+
+
+def check_finite(loss: float, norm: float, losses: Sequence[float], step: int, scale: LossScale) -> None:
+    """Raise a ``RunError`` if the loss or the gradient of a step is not finite, before the update.
+
+    ``losses`` are those of this rank's micro-batches.
+    """
+    if math.isfinite(loss):
+        if not math.isfinite(norm) and scale.is_spent:
+            shown = " and its scale 1" if scale.active else ""
+            raise RunError(f"the gradient of step {step} is not finite, though the loss is {loss:g}{shown}")
+        return
+    mine = [index for index, value in enumerate(losses) if not math.isfinite(value)]
+    if mine:
+        raise RunError(f"the loss of step {step} is {loss}, first in micro-batch {mine[0]}")
+    raise ElsewhereError(f"the loss of step {step} is {loss} on another rank")

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint
+from torch.utils._pytree import tree_leaves
 
 from argosy.errors import InputError, Problem
 from argosy.plan.plan import Recompute
@@ -23,10 +25,12 @@ from argosy.runtime.defer import Deferral
 from argosy.runtime.dropout import Randomness, drops, masking
 from argosy.runtime.moment import Moment
 from argosy.runtime.parameters import Weight
+from argosy.runtime.weighing import PartLoss, Watch
 from argosy.space.segments import KEPT_PRODUCTS
 
-LossFunction = Callable[[Any, Any], Tensor]
-"""``loss_fn(model, batch)``: a mean over the samples of the batch."""
+LossFunction = Callable[[Any, Any], Any]
+"""``loss_fn(model, batch)``: a mean over the samples or the targets of the batch, or a pair of a mean and the weight
+that parts of the batch are averaged by (``weighing``)."""
 
 _KEPT = tuple(function(op) for op in KEPT_PRODUCTS)
 """What selective recomputation keeps: products with weights. Attention and everything cheap is computed again."""
@@ -54,8 +58,8 @@ class StageProgram(Protocol):
     def num_layers(self) -> int:
         """Parts around which a gate may gather weights."""
 
-    def __call__(self, carry: Carry, batch: Any, moment: Moment) -> Carry:
-        """What the next stage gets, or on the last stage the mean loss. ``carry`` is None on the first."""
+    def __call__(self, carry: Carry, batch: Any, moment: Moment) -> Carry | PartLoss:
+        """What the next stage gets, or on the last stage the loss of this part. ``carry`` is None on the first."""
 
     def users(self, weight: Weight) -> list[int]:
         """The parts that use a weight."""
@@ -96,6 +100,8 @@ class LayerStage:
         self.seed = seed
         self.gate: LayerGate | None = None
         self.deferral: Deferral | None = None
+        self.watching: Callable[[], object] = lambda: None
+        """Called before the last layer, from where on the calls that make a loss are watched."""
 
     def begin(self, batch: Any, moment: Moment) -> None:
         """Layers see nothing but their own samples."""
@@ -115,21 +121,29 @@ class LayerStage:
         held = [{id(module) for module in layer.modules()} for layer in self.layers]
         return [at for at, modules in enumerate(held) if any(id(module) in modules for module, _ in weight.places)]
 
-    def __call__(self, carry: Carry, batch: Any, moment: Moment) -> Carry:
+    def __call__(self, carry: Carry, batch: Any, moment: Moment) -> Carry | PartLoss:
         self.moment = moment
-        with self._precision():
-            if not self.is_first and not self.is_last:
+        if not self.is_first and not self.is_last:
+            with self._precision():
                 return self.run(carry)
-            stand_in = _StandIn(self, carry)
+        stand_in, watch = _StandIn(self, carry), Watch()
+        with self._precision(), contextlib.ExitStack() as stack:
+            self.watching = partial(stack.enter_context, watch)
             try:
-                return self.loss_fn(stand_in, batch)
+                loss = self.loss_fn(stand_in, batch)
             except _HandOn as stop:
                 return stop.carry
+        part = watch.judged(loss, moment.samples)
+        if not moment.is_padding and (not isinstance(loss, tuple) or float(part.fill)):
+            return part
+        return PartLoss(_nothing_of(stand_in.result, self.device), 0.0, part.targets, is_share=part.is_share)
 
     def run(self, carry: Carry, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None) -> Carry:
         """The stage's layers, one after the other."""
         keywords = keywords or {}
         for index, layer in enumerate(self.layers):
+            if index == len(self.layers) - 1 and self.is_last:
+                self.watching()
             if index == 0 and self.is_first:
                 carry = self._layer(index, layer, arguments, keywords)
             elif index == len(self.layers) - 1 and self.is_last and hasattr(layer, "finish"):
@@ -190,6 +204,13 @@ def _selective() -> tuple[Any, Any]:
     return contexts
 
 
+def _nothing_of(result: Any, device: torch.device) -> Tensor:
+    """A zero that depends on all that the model returned: the loss of a part that counts for nothing. Its gradients are
+    zero even if those of the part's own loss, such as a mean over no targets, are not numbers."""
+    leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.dim() > 0]
+    return sum(((leaf * 0.0).sum() for leaf in leaves if leaf.requires_grad), torch.zeros((), device=device))
+
+
 class _HandOn(BaseException):
     """Ends a ``loss_fn`` on a stage that is not the last; not an ``Exception``, so that no user code catches it."""
 
@@ -205,15 +226,17 @@ class _StandIn:
         self._stage = stage
         self._carry = carry
         self._called = False
+        self.result: Any = None
+        """What the model returned."""
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         if self._called:
             _refuse("a second call of the model", "one call of the model")
         self._called = True
-        result = self._stage.run(self._carry, arguments, keywords)
+        self.result = self._stage.run(self._carry, arguments, keywords)
         if self._stage.is_last:
-            return result
-        raise _HandOn(result)
+            return self.result
+        raise _HandOn(self.result)
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._stage.model, name)

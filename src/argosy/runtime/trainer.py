@@ -17,13 +17,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from argosy.errors import InputError, Problem, RunError
+from argosy.errors import InputError, Problem
 from argosy.plan.plan import Plan
-from argosy.runtime.batch import check_batch
+from argosy.runtime.batch import check_batch, filled_up
 from argosy.runtime.boxes import rows, rows_of
 from argosy.runtime.checkpoint import load, save
+from argosy.runtime.evaluation import evaluate
 from argosy.runtime.executor import Executor
-from argosy.runtime.failure import ElsewhereError, in_contact, in_contact_beside_others
+from argosy.runtime.failure import in_contact, in_contact_beside_others
 from argosy.runtime.gradients import Gradients
 from argosy.runtime.holding import (
     Division,
@@ -40,16 +41,19 @@ from argosy.runtime.measure import Recorder
 from argosy.runtime.measured import gather_timeline
 from argosy.runtime.migrate import Making, Moved, migrate
 from argosy.runtime.operations import GraphSource
+from argosy.runtime.optimizing import OptimizerFactory, SchedulerFactory, make_updating
 from argosy.runtime.parameters import buffers_at
 from argosy.runtime.ranks import devices_by_rank
-from argosy.runtime.recipe import OptimizerFactory, Recipe, autocast_for
-from argosy.runtime.scaling import LossScale
+from argosy.runtime.recipe import Recipe, autocast_for
+from argosy.runtime.scaling import LossScale, check_finite
 from argosy.runtime.sharding import WeightGate
 from argosy.runtime.source import LayerSource, StageSource
 from argosy.runtime.stage import LossFunction, StageProgram
 from argosy.runtime.state import Held, trainer_state
 from argosy.runtime.transport import Transport
+from argosy.runtime.weighing import Accumulated, Tally, weight_of
 from argosy.runtime.world import check_supported, device_of, join, open_groups
+from argosy.runtime.writers import Callback, StepMetrics
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.timeline import Timeline
 from argosy.workload.capture.initial import Recording
@@ -68,16 +72,19 @@ def parallelize(
     roster: Sequence[str] | None = None,
     cut: Sequence[int] | None = None,
     seed: int = 0,
+    scheduler: SchedulerFactory | None = None,
 ) -> Trainer:
     """A trainer for this rank.
 
-    ``loss_fn(model, batch)`` is a mean over samples; ``optimizer_factory(parameters)`` makes the optimizer of this
-    rank's part. ``clip_norm`` limits the norm of the whole gradient. ``recording`` is what the model was built under,
-    where it has no values yet. ``shard_proportions(stage)`` says how ZeRO divides rows among a stage's replicas;
-    evenly unless given. ``roster`` names the devices by rank where there are more than the plan uses: the others are
-    idle until a plan that ``move`` is given uses them. ``cut`` gives every operation of the forward a stage
-    (``solve.stagecut.cut_graph(...).stages``) where stages are not ranges of layers, the plan's own unless given; a
-    model without layers is cut here. ``seed`` is that of dropout's masks.
+    ``loss_fn(model, batch)`` is a mean over samples, a mean over targets that are not masked, or a pair of any mean and
+    its weight (``weighing``). ``optimizer_factory(parameters)`` makes the optimizer of this rank's part, or a pair of
+    it and its learning-rate scheduler, which ``scheduler(optimizer)`` may make instead (``optimizing``). ``clip_norm``
+    limits the norm of the whole gradient. ``recording`` is what the model was built under, where it has no values yet.
+    ``shard_proportions(stage)`` says how ZeRO divides rows among a stage's replicas; evenly unless given. ``roster``
+    names the devices by rank where there are more than the plan uses: the others are idle until a plan that ``move`` is
+    given uses them. ``cut`` gives every operation of the forward a stage (``solve.stagecut.cut_graph(...).stages``)
+    where stages are not ranges of layers, the plan's own unless given; a model without layers is cut here. ``seed`` is
+    that of dropout's masks.
     """
     cut = plan.cut if cut is None else cut
     roster = devices_by_rank(plan) if roster is None else tuple(roster)
@@ -116,6 +123,7 @@ def parallelize(
         clip_norm=clip_norm,
         scale=scale,
         roster=roster,
+        scheduler=scheduler,
     )
     trainer.aliases = {weight.name: weight.aliases for weight in weights if weight.aliases}
     trainer.buffers = buffers_at(model, places)
@@ -165,6 +173,7 @@ class Trainer:
         clip_norm: float | None = None,
         scale: LossScale | None = None,
         roster: Sequence[str] | None = None,
+        scheduler: SchedulerFactory | None = None,
     ) -> None:
         self.recorder, self.device = recorder, recorder.device
         self.rank = dist.get_rank()
@@ -185,6 +194,11 @@ class Trainer:
         """Sums of what all ranks said with the last one."""
         self.making: Making | None = None
         """How it was made, where it can be made again under another plan."""
+        self.scheduler_factory = scheduler
+        self.callbacks: list[Callback] = []
+        """Functions that are called after every step, on every rank, with its metrics."""
+        self.accumulated: Accumulated | None = None
+        """What was computed since the last update."""
         self.transport = Transport.open(self.device)
         self.take_up(plan, programs, gradients, gates, optimizer_factory)
 
@@ -204,43 +218,94 @@ class Trainer:
             plan, self.rank, programs, self.transport, self.recorder, self.roster, self._after_gradients
         )
         self._follow(plan)
-        parameters = gradients.parameters()
-        self.optimizer = optimizer_factory(parameters) if parameters else None
+        self.optimizer_factory = optimizer_factory
+        self._make_optimizer()
 
-    def step(self, batch: Any) -> float:
-        """Train on a global batch; the mean loss over it, on every rank."""
-        check_batch(batch, self.plan)
-        begin = time.perf_counter()
+    def _make_optimizer(self) -> None:
+        named = [(held.name, held.parameter) for held in self.held() if held.parameter.requires_grad]
+        self.updating = make_updating(self.optimizer_factory, self.scheduler_factory, named, self.steps)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """Of this rank's weights; None on a rank without any."""
+        return self.updating.optimizer
+
+    def begin_at(self, steps: int) -> None:
+        """Go on after so many steps; a scheduler is where it was then. The optimizer's state is to be given after."""
+        self.steps = steps
+        if self.updating.scheduler is not None:
+            self._make_optimizer()
+
+    @property
+    def takes_short_batches(self) -> bool:
+        """Whether a batch may have fewer samples than the plan's: not if samples mix, nor in a captured program."""
+        source = None if self.making is None else self.making.source
+        return isinstance(source, LayerSource) and not source.undivided
+
+    def accumulate(self, batch: Any) -> None:
+        """Add the gradients of a batch to those of the step that comes. Every rank calls this with the same batch.
+
+        The step's loss is the mean over all samples, or over all targets that are not masked, of these batches
+        together. Batches of a captured program count by their samples.
+        """
+        samples = check_batch(batch, self.plan, may_be_short=self.takes_short_batches)
+        if self.accumulated is None:
+            self.accumulated = Accumulated()
         self.recorder.step = self.steps
         self.executor.loss_scale = self.scale.value
         with in_contact_beside_others(f"in step {self.steps}"):
-            losses = self.executor.step(batch)
+            whole = filled_up(batch, samples, self.plan)
+            losses = self.executor.step(whole, self.accumulated.tally, samples=samples)
+        self.accumulated.losses.append(losses)
+        self.accumulated.samples += samples
+
+    def step(self, batch: Any) -> float:
+        """Train on a global batch and on what was accumulated; the mean loss over it, on every rank."""
+        self.accumulate(batch)
+        done, self.accumulated = self.accumulated, None
+        assert done is not None
+        losses = torch.cat(done.losses)
         with self.recorder.reducing(), in_contact(f"while the gradients of step {self.steps} were summed"):
             self.gradients.reduce()
-            loss, norm = self._agree(losses)
-        self._check_finite(loss, norm, losses)
+            loss, norm, ratio = self._agree(losses, done.tally)
+        check_finite(loss, norm, losses.tolist(), self.steps, self.scale)
         finite = math.isfinite(norm)
+        rates = self.updating.rates
         if finite and self.optimizer is not None:
             with self.recorder.updating():
-                self._update(norm)
+                self._update(norm, ratio)
         self.scale.observe(finite=finite)
         self.gradients.clear()
-        self.recorder.end_step(begin)
+        self.updating.after_step()
+        self.recorder.end_step(done.begin)
         self.steps += 1
+        seconds = time.perf_counter() - done.begin
+        self.metrics = StepMetrics(self.rank, self.steps - 1, loss, seconds, done.samples, norm or None, rates)
+        for callback in self.callbacks:
+            callback(self.metrics)
         return loss
 
-    def _agree(self, losses: torch.Tensor) -> tuple[float, float]:
-        """The loss over all ranks, and the norm of the gradient where it decides something (0 where not)."""
+    def evaluate(self, batch: Any) -> float:
+        """The mean loss over a batch without training on it, on every rank; dropout is off. Every rank calls this."""
+        return evaluate(self, batch)
+
+    def _agree(self, losses: torch.Tensor, tally: Tally) -> tuple[float, float, float]:
+        """The loss over all ranks, the norm of the gradient where it decides something (0 where not), and what both are
+        multiplied by while they are sums (``weighing``, (2))."""
         decides = self.clip_norm is not None or self.scale.active
         squares_here = self.gradients.square_sum(self.device) if decides else losses.new_zeros(())
-        parts = torch.cat([torch.stack([losses.sum(), squares_here]), losses.new_tensor(self.votes)])
+        figures = torch.stack([losses.sum(), squares_here])
+        sums = tally.sums(losses)
+        parts = torch.cat([figures, sums, losses.new_tensor(self.votes)])
         dist.all_reduce(parts)
-        loss, squares, *tally = parts.tolist()
-        self.tally = tuple(tally)
-        return loss, math.sqrt(squares) / self.scale.value if squares >= 0 else math.nan
+        loss, squares, *rest = parts.tolist()
+        self.tally = tuple(rest[len(sums) :])
+        ratio = weight_of(rest[: len(sums)], self.steps, self.plan.global_batch)
+        norm = math.sqrt(squares) / (self.scale.value * ratio) if squares >= 0 else math.nan
+        return loss / ratio, norm, ratio
 
-    def _update(self, norm: float) -> None:
-        factor = 1 / self.scale.value
+    def _update(self, norm: float, ratio: float) -> None:
+        factor = 1 / (self.scale.value * ratio)
         if self.clip_norm is not None:
             factor *= min(1.0, self.clip_norm / (norm + 1e-6))
         if factor != 1.0:
@@ -248,18 +313,6 @@ class Trainer:
         assert self.optimizer is not None
         self.optimizer.step()
         self.gradients.after_update()
-
-    def _check_finite(self, loss: float, norm: float, losses: torch.Tensor) -> None:
-        """Before the update, so that the weights are still good."""
-        if math.isfinite(loss):
-            if not math.isfinite(norm) and self.scale.is_spent:
-                scale = " and its scale 1" if self.scale.active else ""
-                raise RunError(f"the gradient of step {self.steps} is not finite, though the loss is {loss:g}{scale}")
-            return
-        mine = [index for index, value in enumerate(losses.tolist()) if not math.isfinite(value)]
-        if mine:
-            raise RunError(f"the loss of step {self.steps} is {loss}, first in micro-batch {mine[0]}")
-        raise ElsewhereError(f"the loss of step {self.steps} is {loss} on another rank")
 
     def held(self) -> Iterator[Held]:
         """What this rank updates, weight by weight."""

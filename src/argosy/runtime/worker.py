@@ -35,6 +35,7 @@ from argosy.runtime.emulated import join_device, say_ready
 from argosy.runtime.failure import ElsewhereError, leave_note, told
 from argosy.runtime.folder import CHECKPOINTS, DECISIONS, PROGRESS, TIMELINE, append, checkpoints, forget_after
 from argosy.runtime.hardware import check_hardware
+from argosy.runtime.loading import batches_of
 from argosy.runtime.metrics import Metrics, serve
 from argosy.runtime.orphan import end_with_parent
 from argosy.runtime.program import Program, load_program
@@ -111,17 +112,25 @@ def prepare(
     model, loss_fn, batch = run_build(program.build, recording)
     batch = tree_map(lambda leaf: recording.materialise([leaf])[0] if isinstance(leaf, Tensor) else leaf, batch)
     compare({**loaded_facts(spec.program), "initial values": initial_digest(recording, model)}, plan)
-    optimizer = program.optimizer or torch.optim.AdamW
     trainer = parallelize(
-        model, loss_fn, optimizer, part(batch), plan, clip_norm=spec.clip, recording=recording, seed=spec.seed
+        model,
+        loss_fn,
+        program.optimizer or torch.optim.AdamW,
+        part(batch),
+        plan,
+        clip_norm=spec.clip,
+        recording=recording,
+        seed=spec.seed,
+        scheduler=program.scheduler,
     )
+    trainer.callbacks += program.callbacks
     if spec.init is not None:
         checkpoint.load_weights(trainer, Path(spec.init))
     saved = checkpoints(spec.folder / CHECKPOINTS)
     if spec.resume and saved:
         trainer.load(saved[-1])
-    given = program.data or (lambda step: batch)
-    return trainer, with_first_compared(lambda step: part(given(step)), lambda facts: compare(facts, plan))
+    data = batches_of(program.data, batch, spec.seed)
+    return trainer, with_first_compared(lambda step: part(data(step)), lambda facts: compare(facts, plan))
 
 
 def train(trainer: Trainer, data: Callable[[int], Any], spec: RunSpec) -> None:
@@ -139,7 +148,7 @@ def train(trainer: Trainer, data: Callable[[int], Any], spec: RunSpec) -> None:
 
     adapter = adapter_of(trainer, spec, tell) if spec.adapt != Reach.OFF else None
     saver = Saver()
-    first, last = trainer.steps, trainer.steps + spec.steps
+    first, last = trainer.steps, spec.steps
     while trainer.steps < last:
         begin = time.perf_counter()
         with saver.heeded():

@@ -237,7 +237,7 @@ class Leader:
         ]
         base = newest_base(self.spec.folder, held)
         if self.last is None:
-            self.last = base.step + self.spec.steps
+            self.last = self.spec.steps
         self.number += 1
         claim = Claim(generation=self.number, leader=self.node, members=tuple(members), last=self.last)
         if not self.claims.claim(claim):

@@ -187,9 +187,10 @@ def restore(trainer: Trainer, sources: Sequence[Source], *, near: Place, token: 
         for piece in source.header.pieces:
             places.setdefault(piece.entry, []).append((source, piece))
     stored = {entry: Stored(held[0][1].whole, getattr(torch, held[0][1].dtype)) for entry, held in places.items()}
-    take_state(trainer, stored, Reading(places, token=token, patience=patience).fill)
     told = sources[0].header
-    trainer.steps, trainer.scale.value, trainer.scale.calm = told.step, told.scale, told.calm
+    trainer.begin_at(told.step)
+    take_state(trainer, stored, Reading(places, token=token, patience=patience).fill)
+    trainer.scale.value, trainer.scale.calm = told.scale, told.calm
 
 
 class Reading:

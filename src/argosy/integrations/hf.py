@@ -1,0 +1,283 @@
+"""``transformers.Trainer`` by a plan: the same script, its model and batches divided among unequal devices.
+
+    from argosy.integrations.hf import Trainer          # in place of transformers.Trainer
+    trainer = Trainer(model=model, args=args, ..., plan="plan.json")
+
+and ``torchrun --nproc-per-node N train.py``, with a process for each device of the plan. Every process runs the script
+and reads the same batches, of which the plan gives it its part. Import this module before ``TrainingArguments`` are
+made (``processes``). Losses, schedules, evaluations, checkpoints and callbacks are those of one process:
+
+    (1)  a training batch has the plan's global batch: ``per_device_train_batch_size``; a last one may be short
+    (2)  the loss is the Trainer's: a sum over all batches that are accumulated together, divided by the number of items
+         that the Trainer counts in them; of a model that is captured, a mean over the targets that are not masked
+    (3)  learning rates are those of the Trainer's own scheduler, whose optimizer has no weights; the optimizers of
+         ranks follow it
+    (4)  a checkpoint holds the model as ``from_pretrained`` reads it, and under ``argosy`` what any plan goes on from
+
+Dropout draws other masks than torch's generator would: they are a function of the seed, the step and the sample.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from accelerate.state import PartialState
+from torch import Tensor, nn
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from argosy.dtype import Dtype
+from argosy.errors import InputError, Problem, RunError, bad_input
+from argosy.integrations.processes import hidden_variables, visible
+from argosy.plan.file import load_plan
+from argosy.plan.plan import Plan
+from argosy.runtime import checkpoint
+from argosy.runtime.agreement import batch_digest, check_agreed
+from argosy.runtime.folder import checkpoints
+from argosy.runtime.layers import has_layers
+from argosy.runtime.ranks import devices_by_rank
+from argosy.runtime.trainer import Trainer as PlanTrainer
+from argosy.runtime.trainer import parallelize
+from argosy.runtime.world import device_of, join
+
+if not hasattr(transformers.Trainer, "_clip_grad_norm"):
+    raise RunError(f"argosy.integrations.hf needs transformers 5.22 or newer; found {transformers.__version__}")
+_VARIABLES = hidden_variables()
+_FOLDER = "argosy"
+"""Of a checkpoint: what a plan goes on from."""
+_ITEMS = "num_items_in_batch"
+
+
+class Trainer(transformers.Trainer):
+    """A ``transformers.Trainer`` that trains by ``plan``, a ``Plan`` or its file."""
+
+    model: Any
+    optimizer: Any
+    label_smoother: Any
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        args: transformers.TrainingArguments | None = None,
+        *positional: Any,
+        plan: Plan | str | Path,
+        **keywords: Any,
+    ) -> None:
+        self.plan = load_plan(plan) if isinstance(plan, str | Path) else plan
+        self.roster = devices_by_rank(self.plan)
+        self.engine: PlanTrainer | None = None
+        """This rank's part of the training, from when it is needed on."""
+        self.compared = False
+        """Whether ranks have compared a batch since the start."""
+        args = args or transformers.TrainingArguments(output_dir="tmp_trainer")
+        if args.world_size > 1:
+            expected = "argosy.integrations.hf to be imported before TrainingArguments are made"
+            raise bad_input(expected, f"arguments for {args.world_size} processes", where="args")
+        with visible(_VARIABLES):
+            join(self.plan, self.roster)
+        self._take_place(args)
+        super().__init__(model, args, *positional, **keywords)
+        self._check(keywords)
+
+    def _take_place(self, args: Any) -> None:
+        """Be the only process, but one that writes and logs on rank 0 alone, on the device of this rank."""
+        device = device_of(self.roster, dist.get_rank())
+        args.distributed_state.process_index = dist.get_rank()
+        args.distributed_state.local_process_index = dist.get_rank()
+        args.distributed_state.device = device
+        assert PartialState().process_index == dist.get_rank(), "accelerate shares one state"
+        args.__dict__["_setup_devices"] = device
+        args._n_gpu = min(1, args._n_gpu)
+
+    def _check(self, keywords: dict[str, Any]) -> None:
+        """Raise an ``InputError`` with all that would be trained otherwise than one process trains it."""
+        args, plan, problems = self.args, self.plan, []
+
+        def refuse(path: str, found: object, expected: str) -> None:
+            problems.append(Problem(path=path, found=str(found), expected=expected))
+
+        if args.train_batch_size != plan.global_batch:
+            expected = f"{plan.global_batch}, the plan's global batch"
+            refuse("per_device_train_batch_size", args.train_batch_size, expected)
+        if self.optimizer is not None or self.lr_scheduler is not None:
+            expected = "optimizer_cls_and_kwargs, from which every rank makes the optimizer of its weights"
+            refuse("optimizers", "an object", expected)
+        dtype = Dtype.BF16 if args.bf16 else Dtype.FP16 if args.fp16 else Dtype.FP32
+        if dtype is not plan.model.dtype:
+            refuse("bf16, fp16", dtype, f"{plan.model.dtype}, in which the plan computes")
+        if self.compute_metrics is not None:
+            refuse(
+                "compute_metrics", "a function", "none: logits stay on the ranks of the last stage; eval_loss is there"
+            )
+        several = args.gradient_accumulation_steps > 1
+        if several and not (self.model_accepts_loss_kwargs and has_layers(self.model)):
+            expected = "1 for a model that is captured or whose loss takes no num_items_in_batch"
+            refuse("gradient_accumulation_steps", args.gradient_accumulation_steps, expected)
+        for name in ("auto_find_batch_size", "fp16_full_eval", "bf16_full_eval", "torch_compile"):
+            if getattr(args, name, False):
+                refuse(name, "true", "false")
+        if problems:
+            raise InputError(problems)
+
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        """Leave the model where it is: ranks take their parts of it."""
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """Divide the model, and make the optimizer that the scheduler drives (3)."""
+        del model
+        if self.optimizer is None:
+            kind, options = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, self.model)
+            strange = {"params", "model", "optimizer_dict"}.intersection(options)
+            if strange or not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
+                raise bad_input("an optimizer that takes groups of parameters", str(self.args.optim), where="optim")
+            decayed = frozenset(self.get_decay_parameter_names(self.model))
+
+            def groups(named: Iterable[tuple[str, nn.Parameter]]) -> list[dict[str, Any]]:
+                pairs = list(named)
+                kept = [parameter for name, parameter in pairs if name in decayed]
+                others = [parameter for name, parameter in pairs if name not in decayed]
+                return [
+                    {"params": kept, "weight_decay": self.args.weight_decay},
+                    {"params": others, "weight_decay": 0.0},
+                ]
+
+            def factory(named_parameters: Any) -> torch.optim.Optimizer:
+                return kind(groups(named_parameters), **options)
+
+            self.engine = parallelize(
+                self.model,
+                self._loss_of,
+                factory,
+                self._example(),
+                self.plan,
+                clip_norm=self.args.max_grad_norm or None,
+                seed=self.args.seed,
+            )
+            self.optimizer = kind(groups([]), **options)
+        return self.optimizer
+
+    def _example(self) -> Any:
+        """A batch to capture a model by that has no layers; what is drawn for it is drawn again."""
+        if has_layers(self.model):
+            return {"rows": torch.zeros(self.plan.global_batch)}
+        with torch.random.fork_rng(devices=[]):
+            return dict(next(iter(self.get_train_dataloader())))
+
+    def _loss_of(self, model: Any, batch: dict[str, Any]) -> Any:
+        """``compute_loss`` of the Trainer, as a mean over a part of the batch, or as the part's share of the whole loss
+        if the number of items in the whole batch is known."""
+        inputs = dict(batch)
+        counted = {name: inputs.pop(name) for name in (_ITEMS,) if name in inputs}
+        if self.compute_loss_func is None and self.label_smoother is None:
+            outputs = model(**inputs, **counted)
+            loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
+        else:
+            labels = inputs.pop("labels")
+            outputs = model(**inputs)
+            if self.compute_loss_func is not None:
+                loss = self.compute_loss_func(outputs, labels, **{_ITEMS: None, **counted})
+            else:
+                shifts = type(self.model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+                loss = self.label_smoother(outputs, labels, shift_labels=shifts, **counted)
+        return (loss, None) if counted else loss
+
+    def _counted(self, inputs: dict[str, Any], items: Any) -> dict[str, Any]:
+        """A batch with the number of items in the whole batch, which a captured model cannot take."""
+        known = {} if items is None or not has_layers(self.model) else {_ITEMS: int(items)}
+        return {**inputs, **known}
+
+    def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
+        """A wrapper, so that accelerate leaves the model alone."""
+        del training, dataloader
+        return model if isinstance(model, _Divided) else _Divided(model)
+
+    def _divided(self) -> PlanTrainer:
+        if self.engine is None:
+            self.create_optimizer()
+        assert self.engine is not None
+        return self.engine
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        """A batch by the plan; the update with it if it is the last that is accumulated."""
+        engine, batch = self._divided(), self._counted(inputs, num_items_in_batch)
+        self._compare(batch)
+        model.train()
+        if not self.accelerator.sync_gradients:
+            engine.accumulate(batch)
+            return torch.zeros((), device=self.args.device)
+        if engine.optimizer is not None:
+            for own, shown in zip(engine.optimizer.param_groups, self.optimizer.param_groups, strict=True):
+                own |= {name: value for name, value in shown.items() if name != "params"}
+        return torch.tensor(engine.step(batch), device=self.args.device)
+
+    def _compare(self, batch: dict[str, Any]) -> None:
+        """Raise an ``InputError`` if ranks have read other batches, the first time."""
+        if not self.compared:
+            self.compared = True
+            check_agreed({"the first batch": batch_digest(batch)}, self.roster, self._divided().device)
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        """Of the step just done, whose update was clipped."""
+        return self._get_grad_norm(model)
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        del model
+        return grad_norm if grad_norm is not None else self._divided().metrics.gradient_norm
+
+    def prediction_step(
+        self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> tuple[Tensor | None, None, None]:
+        """The loss of a batch, without logits."""
+        del model, prediction_loss_only, ignore_keys
+        batch = self._counted(inputs, self._get_num_items_in_batch([inputs], self.args.device))
+        return torch.tensor(self._divided().evaluate(batch), device=self.args.device), None, None
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the model as ``from_pretrained`` reads it (4). Every rank calls this."""
+        folder = Path(output_dir or self.args.output_dir or ".")
+        saved = self._divided().save(folder / _FOLDER)
+        if self.args.should_save:
+            names = self.model.state_dict().keys()
+            values = {name: value for name, value in checkpoint.read_state_dict(saved).items() if name in names}
+            self._save(str(folder), state_dict=values)
+            if not _internal_call or self.args.save_only_model:
+                shutil.rmtree(folder / _FOLDER)
+        dist.barrier()
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """All ranks draw the same."""
+        if self.args.should_save:
+            super()._save_rng_state(output_dir)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Leave weights to the plan's own checkpoint, if there is one."""
+        if not checkpoints(Path(resume_from_checkpoint) / _FOLDER):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        saved = checkpoints(Path(checkpoint) / _FOLDER) if checkpoint is not None else []
+        if saved:
+            self._divided().load(saved[-1])
+
+    def _load_best_model(self) -> None:
+        saved = checkpoints(Path(self.state.best_model_checkpoint or "") / _FOLDER)
+        if not saved:
+            expected = "a checkpoint that was written with save_only_model=False"
+            raise bad_input(expected, str(self.state.best_model_checkpoint), where="load_best_model_at_end")
+        checkpoint.load_weights(self._divided(), saved[-1])
+
+
+class _Divided(nn.Module):
+    """A model whose parts are on many ranks; accelerate takes it for a wrapper of its own kind."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module

@@ -1,0 +1,119 @@
+"""An ordinary ``transformers.Trainer`` script trains by a plan with two changed lines, and as in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from run_cases import written_plan
+from training_cases import Case
+from transformers import GPT2LMHeadModel
+
+from argosy.dtype import Dtype
+from argosy.errors import InputError
+from argosy.integrations import hf
+from argosy.integrations.processes import hidden_variables, visible
+
+SCRIPT = Path(__file__).parent / "programs" / "hf_script.py"
+CHANGES = {
+    "from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed": (
+        "from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments, set_seed\n"
+        "from argosy.integrations.hf import Trainer"
+    ),
+    "    data_collator=collate,": '    data_collator=collate, plan=FOLDER / "plan.json",',
+}
+"""By line; three lines in all."""
+
+
+def run(command: list[str]) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def history(folder: Path) -> list[dict[str, float]]:
+    figures = ("step", "loss", "eval_loss", "learning_rate", "grad_norm", "epoch")
+    lines = json.loads((folder / "log.json").read_text())
+    return [{name: line[name] for name in figures if name in line} for line in lines]
+
+
+def test_a_script_trains_on_three_unequal_processes_as_on_one_and_is_resumed(tmp_path: Path) -> None:
+    """Two stages, the first on devices with 3 and 1 of 4 samples; padding, accumulation and short batches."""
+    alone, folder = tmp_path / "alone", tmp_path / "plan"
+    folder.mkdir()
+    text = SCRIPT.read_text().replace("Path(__file__).parent.parent", f"Path({str(SCRIPT.parent.parent)!r})")
+    for before, after in CHANGES.items():
+        assert text.count(f"{before}\n") == 1
+        text = text.replace(f"{before}\n", f"{after}\n")
+    (folder / "train.py").write_text(text)
+    written_plan(folder, Case(shares=((3, 1), (4,)), num_micro_batches=2))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    torchrun += [str(folder / "train.py"), str(folder)]
+    run([sys.executable, str(SCRIPT), str(alone)])
+    run(torchrun)
+    wanted, found = history(alone), history(folder)
+    assert len(wanted) == 9 and [line.keys() for line in found] == [line.keys() for line in wanted]
+    for line, other in zip(found, wanted, strict=True):
+        assert line == pytest.approx(other, rel=2e-5)
+    one, other = (GPT2LMHeadModel.from_pretrained(place / "model").state_dict() for place in (alone, folder))
+    assert all(torch.allclose(one[name], other[name], rtol=1e-3, atol=1e-5) for name in one)
+    assert not (folder / "model" / "argosy").exists()
+    shutil.rmtree(folder / "checkpoint-6")
+    (folder / "log.json").unlink()
+    run([*torchrun, "resume"])
+    for line, other_line in zip(history(folder), wanted, strict=True):
+        assert line == pytest.approx(other_line, rel=2e-5)
+
+
+def refusals(**changed: Any) -> str:
+    """What a trainer with these settings is refused for."""
+    usual = {"train_batch_size": 8, "bf16": False, "fp16": False, "gradient_accumulation_steps": 1}
+    trainer: Any = hf.Trainer.__new__(hf.Trainer)
+    trainer.args = SimpleNamespace(**{**usual, **{key: changed[key] for key in changed if key not in vars(FREE)}})
+    trainer.plan = SimpleNamespace(global_batch=8, model=SimpleNamespace(dtype=Dtype.FP32))
+    for key, value in vars(FREE).items():
+        setattr(trainer, key, changed.get(key, value))
+    with pytest.raises(InputError) as error:
+        trainer._check({})
+    return str(error.value)
+
+
+FREE = SimpleNamespace(
+    optimizer=None, lr_scheduler=None, compute_metrics=None, model_accepts_loss_kwargs=True, model=torch.nn.Sequential()
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"train_batch_size": 4}, "per_device_train_batch_size: found 4, expected 8, the plan's global batch"),
+        ({"bf16": True}, "bf16, fp16: found bf16, expected fp32, in which the plan computes"),
+        ({"optimizer": 1}, "optimizers: found an object, expected optimizer_cls_and_kwargs, from which every rank"),
+        ({"compute_metrics": print}, "compute_metrics: found a function, expected none: logits stay on the ranks of"),
+        (
+            {"gradient_accumulation_steps": 2, "model_accepts_loss_kwargs": False},
+            "gradient_accumulation_steps: found 2, expected 1 for a model that is captured or whose loss takes no",
+        ),
+        ({"torch_compile": True}, "torch_compile: found true, expected false"),
+    ],
+)
+def test_what_one_process_would_do_otherwise_is_refused(changed: dict[str, Any], message: str) -> None:
+    assert message in refusals(**changed)
+
+
+def test_a_library_sees_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    hidden = hidden_variables()
+    assert hidden["RANK"] == "2" and "RANK" not in os.environ and "WORLD_SIZE" not in os.environ
+    with visible(hidden):
+        assert os.environ["WORLD_SIZE"] == "3"
+    assert "WORLD_SIZE" not in os.environ
