@@ -34,6 +34,7 @@ from argosy.runtime.moment import Moment
 from argosy.runtime.program import load_program, split_name
 from argosy.runtime.recipe import AUTOCAST
 from argosy.runtime.stage import LayerStage, LossFunction
+from argosy.runtime.weighing import PartLoss
 from argosy.units import counted
 from argosy.workload.chain import Frozen, Layer
 from argosy.workload.profile import Profile, ProfileRow
@@ -152,7 +153,7 @@ def profile_model(
                 if kinds[index] not in working:
                     working[kinds[index]] = _working(stage, carry, part, device) / count
                 amounts.append(_amounts(stage, carry, part, count, working[kinds[index]]))
-            carry = _detached(stage(_detached(carry), part, _moment(part)))
+            carry = _detached(_run(stage, _detached(carry), part))
     return replace(so_far(), layers=tuple(_layers(layers, kinds, amounts)))
 
 
@@ -224,11 +225,17 @@ def _moment(part: Any) -> Moment:
     return Moment(0, 0, next(len(leaf) for leaf in tree_flatten(part)[0] if isinstance(leaf, Tensor)))
 
 
+def _run(stage: LayerStage, carry: Any, part: Any) -> Any:
+    """What a stage hands on, or its loss."""
+    result = stage(carry, part, _moment(part))
+    return result.loss if isinstance(result, PartLoss) else result
+
+
 def _once(stage: LayerStage, carry: Any, part: Any, device: torch.device) -> tuple[float, float]:
     """Seconds of one forward and one backward, the gradients thrown away."""
     inputs = _detached(carry)
     begin = _clock(device)
-    result = stage(inputs, part, _moment(part))
+    result = _run(stage, inputs, part)
     middle = _clock(device)
     outputs = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor) and leaf.requires_grad]
     if outputs:
@@ -256,7 +263,7 @@ def _working(stage: LayerStage, carry: Any, part: Any, device: torch.device) -> 
     """(5) for all samples."""
 
     def run(allocations: Allocations | None) -> None:
-        result = stage(_detached(carry), part, _moment(part))
+        result = _run(stage, _detached(carry), part)
         outputs = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor) and leaf.requires_grad]
         given = [torch.ones_like(leaf) for leaf in outputs]
         del result
@@ -291,7 +298,7 @@ def _amounts(stage: LayerStage, carry: Any, part: Any, count: int, working: floa
             keep(leaf)
     given = set(kept)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), FlopCounterMode(display=False) as flop:
-        result = stage(inputs, part, _moment(part))
+        result = _run(stage, inputs, part)
     backward_flop = 2.0 * flop.get_total_flops()
     if any(not parameter.requires_grad for layer in stage.layers for parameter in layer.parameters()):
         backward_flop = _backward_flop(stage, result)
@@ -318,7 +325,7 @@ def _forward_bytes(stage: LayerStage, carry: Any, part: Any, count: int) -> floa
     inputs = _detached(carry)
     size = sum(leaf.untyped_storage().nbytes() for leaf in tree_flatten(inputs)[0] if isinstance(leaf, Tensor))
     with Allocations(stage.device) as allocations:
-        stage(inputs, part, _moment(part))
+        _run(stage, inputs, part)
     return (allocations.segments[-1].peak + size) / count
 
 
