@@ -10,26 +10,23 @@ Every plan carries a certificate: no plan in the stated scope is faster than its
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from argosy.cluster.lasting import at_time_zero, within_reach
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.cost.remembered import with_cost_model
-from argosy.errors import InfeasibleError, NothingFitsError, bad_input
+from argosy.errors import NothingFitsError, bad_input
 from argosy.plan.plan import Plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
-from argosy.solve.budget import Budget
 from argosy.solve.candidate import diverse
+from argosy.solve.even import EvenSearch
 from argosy.solve.history import History, with_history
 from argosy.solve.interleave import with_interleaved
 from argosy.solve.pool_search import PoolSearch
 from argosy.solve.program_plans import CapturedProgram, divided_plan, undivided_plan
-from argosy.solve.settings import SCHEDULES, Progress, Settings, search_scope, without_deadlock
+from argosy.solve.settings import SCHEDULES, Progress, Settings, for_target, search_scope, without_deadlock
 from argosy.solve.verdict import placed
-from argosy.space.granularity import even_unit
-from argosy.space.pool import able_pools
 from argosy.workload.chain import Chain
 
 __all__ = ["SCHEDULES", "CapturedProgram", "Progress", "Settings", "find_plan", "kept_plans", "search_scope"]
@@ -101,13 +98,13 @@ def _beside(whole: Plan, found: Plan | None) -> Plan:
 def _find_for_chain(chain: Chain, cluster: Cluster, global_batch: int, settings: Settings, model: ComputeModel) -> Plan:
     if not 1 <= global_batch <= _MOST_SAMPLES:
         raise bad_input(f"a global batch of 1 to {_MOST_SAMPLES:,}", global_batch, where="global_batch")
-    settings = without_deadlock(settings, model)
+    settings = for_target(without_deadlock(settings, model))
     settings = replace(settings, progress=History(settings.progress))
     cluster = within_reach(cluster)  # what a link that is down cuts off counts as lost
     if woven := settings.interleaved:
         plan = _with_interleaved(chain, cluster, global_batch, settings, model, woven)
-    elif settings.even_shares and settings.replicas is None:
-        plan = _best_even(chain, cluster, global_batch, settings, model)[0]
+    elif _is_even(settings):
+        plan = EvenSearch(chain, cluster, global_batch, settings, model).run()[0]
     else:
         plan = PoolSearch(chain, cluster, global_batch, settings, model).run()
     return with_cost_model(with_history(plan, settings.progress), chain, cluster, model)
@@ -124,8 +121,8 @@ def _with_interleaved(
     """The best plan under the other schedules that are asked for, or an interleaved variant of a good one."""
     others = tuple(one for one in settings.schedules if one not in woven)
     base = replace(settings, schedules=others or (ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),))
-    if base.even_shares and base.replicas is None:
-        good = _best_even(chain, cluster, global_batch, base, model)
+    if _is_even(base):
+        good = EvenSearch(chain, cluster, global_batch, base, model).run()
         plain = good[0]
     else:
         search = PoolSearch(chain, cluster, global_batch, base, model)
@@ -134,42 +131,9 @@ def _with_interleaved(
     return with_interleaved(plain, good, woven, chain, at_time_zero(cluster), model, must_be=not others)
 
 
-def _best_even(
-    chain: Chain, cluster: Cluster, global_batch: int, settings: Settings, model: ComputeModel
-) -> list[Plan]:
-    """The best over all numbers of replicas, sharing the time, with the least bound of all; then those of others."""
-    plans, bounds = list[Plan](), [math.inf]
-    reason: InfeasibleError | None = None
-    counts = [pool.count for pool in able_pools(chain, cluster, model)]
-    numbers = [number for number in range(1, len(cluster.devices) + 1) if global_batch % number == 0]
-    budget = Budget(settings.time_budget, settings.memory_budget)
-    for at, replicas in enumerate(numbers):
-        share = (settings.time_budget - budget.seconds) / (len(numbers) - at)
-        units = settings.units or tuple(even_unit(count, replicas) for count in counts)
-        one = replace(settings, replicas=replicas, units=units, time_budget=share)
-        search = PoolSearch(chain, cluster, global_batch, one, model)
-        search.interrupted = share <= 0 and bool(plans)
-        try:
-            if not search.interrupted:
-                plans.append(search.run())
-        except InfeasibleError as error:
-            reason = reason or error
-        except KeyboardInterrupt:
-            if not plans or not settings.ends_early:
-                raise
-            search.interrupted = True
-        if search.interrupted:
-            bounds.append(search.free_bound)
-            break
-    if not plans:
-        assert reason is not None
-        raise reason
-    best = min(plans, key=_seconds)
-    bound = min(*bounds, *(plan.certificate.lower_bound_seconds for plan in plans if plan.certificate))
-    assert best.certificate is not None and best.predicted is not None
-    gap = best.predicted.iteration_seconds / bound - 1
-    certified = replace(best, certificate=replace(best.certificate, lower_bound_seconds=bound, gap=gap))
-    return [certified, *(plan for plan in plans if plan is not best)]
+def _is_even(settings: Settings) -> bool:
+    """Whether what stages have in common is fixed by searches one after the other (``solve.even``)."""
+    return settings.target is not None or (settings.even_shares and settings.replicas is None)
 
 
 def kept_plans(
@@ -177,8 +141,8 @@ def kept_plans(
 ) -> list[Plan]:
     """The best plan and other good ones of as many sorts as there are, on devices, without what is said about them;
     the best alone where it comes from more than one search."""
-    settings = without_deadlock(settings, model)
-    if settings.interleaved or (settings.even_shares and settings.replicas is None):
+    settings = for_target(without_deadlock(settings, model))
+    if settings.interleaved or _is_even(settings):
         return [find_plan(chain, cluster, global_batch=global_batch, settings=settings, model=model).bare]
     cluster = within_reach(cluster)
     search = PoolSearch(chain, cluster, global_batch, settings, model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Sequence
@@ -89,12 +90,30 @@ def read_layout(text: str) -> list[str]:
     return stages
 
 
+HOSTS = ("a0", "a1", "v0", "v1")
+
+
 def run_script(script: str) -> list[list[str]]:
-    """The arguments of every torchrun or deepspeed call in a shell script, as the shell itself sees them."""
-    stub = "torchrun() { local IFS=$'\\x1f'; printf '%s\\n' \"$*\"; }; deepspeed() { torchrun \"$@\"; };"
+    """The arguments of every torchrun call of a script, as the shell itself sees them, in the order of node ranks.
+
+    A script that asks for its host is run once on every host that it knows."""
+    stub = "torchrun() { local IFS=$'\\x1f'; printf '%s\\n' \"torchrun$IFS$*\"; };"
     script = re.sub(r"^python -m torch.distributed.run", "torchrun", script, flags=re.MULTILINE)
-    done = subprocess.run(["bash", "-c", stub + "\n" + script], capture_output=True, text=True, check=True)
-    return [line.split("\x1f") for line in done.stdout.splitlines()]
+    calls = []
+    for host in HOSTS if "ARGOSY_HOST" in script else ("",):
+        environment = {**os.environ, "ARGOSY_HOST": host, "CUDA_VISIBLE_DEVICES": ""}
+        command = ["bash", "-c", stub + "\n" + script]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 0 or (done.returncode == 2 and f"{host} is no host of the plan" in done.stderr)
+        calls += [line.split("\x1f") for line in done.stdout.splitlines()]
+    calls.sort(key=lambda words: int(options_of(words).get("node-rank") or options_of(words)["node_rank"]))
+    return [words[1:] for words in calls]
+
+
+def visible_devices(script: str) -> list[tuple[str, ...]]:
+    """The devices of every agent that a script starts, in the order of node ranks."""
+    found = re.findall(r"agent (\d+) \d+ ([\d,]+) ", script)
+    return [tuple(devices.split(",")) for _, devices in sorted(found, key=lambda pair: int(pair[0]))]
 
 
 def options_of(arguments: Sequence[str]) -> dict[str, str | bool]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from target_readers import cluster, options_of, plan, read_layout, run_script, with_stage
+from target_readers import cluster, options_of, plan, read_layout, run_script, visible_devices, with_stage
 
 from argosy.dtype import Dtype
 from argosy.errors import InputError
@@ -16,7 +16,7 @@ from argosy.export.deepspeed import export_deepspeed
 from argosy.export.flagscale import export_flagscale
 from argosy.export.form import Export
 from argosy.export.megatron import export_megatron, layout
-from argosy.plan.plan import Plan, PolicyRule, Recompute
+from argosy.plan.plan import CostModelRef, Plan, PolicyRule, Recompute
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.load import load_architecture, load_model
 
@@ -85,12 +85,36 @@ def test_every_host_is_started_with_its_ranks() -> None:
     assert [call["node-rank"] for call in calls] == ["0", "1", "2", "3"]
     assert {call["nproc-per-node"] for call in calls} == {"4"}
     assert {call["master-addr"] for call in calls} == {"a0"}
-    assert [line for line in script.splitlines() if line.startswith("# on")] == [
-        "# on a0",
-        "# on a1",
-        "# on v0",
-        "# on v1",
-    ]
+
+
+def test_a_host_whose_ranks_are_apart_has_an_agent_for_each_run() -> None:
+    """Stages 0 and 1 have half of the devices of a0 and a1 each: torchrun numbers ranks agent by agent."""
+    made = plan([13, 26, 30, 34])
+    (one, two), (three, four) = (stage.replicas for stage in made.stages[:2])
+    apart = with_stage(with_stage(made, 0, replicas=(one, three)), 1, replicas=(two, four))
+    ((_, script),) = export(apart).files
+    calls = [options_of(words) for words in run_script(script)]
+    assert [call["nproc-per-node"] for call in calls] == ["2", "2", "2", "2", "4", "4"]
+    assert visible_devices(script)[:4] == [("0", "1"), ("0", "1"), ("2", "3"), ("2", "3")]
+    assert {call["nnodes"] for call in calls} == {"6"}
+
+
+def test_flags_that_a_default_would_change() -> None:
+    """The rotary base, the constant in norms, the format of gradients, and one queue of work per device."""
+    ((_, script),) = export(plan([13, 26, 30, 34])).files
+    found = flags(plan([13, 26, 30, 34]))
+    assert (found["rotary-base"], found["norm-epsilon"], found["vocab-size"]) == ("500000", "1e-05", "128256")
+    assert found["make-vocab-size-divisible-by"] == "1"
+    assert found["grad-reduce-in-bf16"] is True, "the default cost model keeps gradients in the format of the weights"
+    assert "export CUDA_DEVICE_MAX_CONNECTIONS=1" in script
+    main = replace(plan([13, 26, 30, 34]), cost_model=CostModelRef.of({"constants": {"gradient_dtype": "fp32"}}))
+    found = flags(main)
+    assert found["accumulate-allreduce-grads-in-fp32"] is True and "grad-reduce-in-bf16" not in found
+    ((_, scaled),) = preset("llama-3.1-405b").files
+    found = options_of(run_script(scaled)[0])
+    assert (found["use-rope-scaling"], found["rope-scaling-factor"]) == (True, "8.0")
+    ((_, window),) = preset("mistral-7b", length=8192).files
+    assert options_of(run_script(window)[0])["window-size"] == "4095,0"
 
 
 def test_chunks_go_round_the_ranks() -> None:
@@ -126,11 +150,6 @@ LOSSES = {
     "ratios": (
         lambda made: with_replicas(made, 0, ratios=(0.75, 0.25)),
         "stages[0].replicas[0].ratios: found 0.75/0.25",
-    ),
-    "ranks": (
-        lambda made: with_stage(with_stage(made, 0, replicas=(made.stages[0].replicas[0], made.stages[1].replicas[0])),
-                                1, replicas=(made.stages[0].replicas[1], made.stages[1].replicas[1])),
-        "stages: found a0 in 2 places",
     ),
 }  # fmt: skip
 
@@ -205,8 +224,8 @@ def test_models_that_are_no_gpt_are_refused(name: str, what: str) -> None:
 @pytest.mark.parametrize(
     ("name", "length", "says"),
     [
-        ("mistral-7b", 8192, "attention to 4096 tokens"),
-        ("gpt-neo-2.7b", 512, "attention to 256 tokens"),
+        ("gpt-neo-2.7b", 512, "attention to 256 tokens in some blocks"),
+        ("opt-30b", 512, "the activation relu, expected gelu"),
         ("gpt-neo-2.7b", 512, "biases of the attention's output and the feed-forward"),
         ("olmoe-1b-7b", 512, "one norm of the queries of all heads"),
     ],
@@ -233,7 +252,7 @@ SAID = [
 @pytest.mark.parametrize("name", SAID)
 def test_a_block_made_from_the_flags_has_the_weights_of_the_model(name: str) -> None:
     """Counted as Megatron-LM's layers are built from its flags."""
-    ((_, script),) = preset(name).files
+    ((_, script),) = preset(name, lossy=True).files
     found = options_of(run_script(script)[0])
     hidden, heads = int(found["hidden-size"]), int(found["num-attention-heads"])
     kept = heads * int(found.get("kv-channels", hidden // heads))
@@ -304,7 +323,7 @@ def test_fp8_needs_a_recipe() -> None:
     made = replace(made, model=replace(made.model, dtype=Dtype.FP8))
     for attempt in (
         lambda: export_megatron(made, CHAIN, SHAPE, lossy=True),
-        lambda: export_deepspeed(made, lossy=True),
+        lambda: export_deepspeed(made, CHAIN, lossy=True),
         lambda: export_flagscale(made, CHAIN, SHAPE, cluster(), lossy=True),
     ):
         with pytest.raises(InputError, match=r"model.dtype: found fp8, expected bf16, fp16 or fp32"):

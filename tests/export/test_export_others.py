@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +12,17 @@ from typing import Any
 import pytest
 import yaml
 from command_result import Result
-from target_readers import cluster, options_of, plan, read_hostfile, read_json, read_meshes, run_script, with_stage
+from target_readers import (
+    cluster,
+    options_of,
+    plan,
+    read_hostfile,
+    read_json,
+    read_meshes,
+    run_script,
+    visible_devices,
+    with_stage,
+)
 from torch.distributed.run import get_args_parser
 
 from argosy.cli import main
@@ -28,44 +40,65 @@ CHAIN, SHAPE = load_model("llama-3-8b", sequence_length=2048), load_architecture
 
 
 def deepspeed(plan: Plan, *, lossy: bool = False) -> dict[str, str]:
-    return dict(export_deepspeed(plan, lossy=lossy).files)
+    return dict(export_deepspeed(plan, CHAIN, lossy=lossy).files)
 
 
 def test_deepspeed_batches_multiply_up() -> None:
     """The rule of its documentation: whole batch = micro-batch x accumulation x data-parallel groups."""
-    found = deepspeed(plan([9, 18, 26, 34], samples=2))
-    config, pipeline = read_json(found["ds_config.json"]), read_json(found["pipeline.json"])
-    topology: Any = pipeline["topology"]
-    product = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * topology["data"]  # type: ignore[operator]
+    config = read_json(deepspeed(plan([9, 18, 26, 34], samples=2, width=1))["ds_config.json"])
+    product = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * 2  # type: ignore[operator]
     assert config["train_batch_size"] == product == 32
-    assert topology == {"pipe": 4, "data": 2, "model": 2}
     assert config["bf16"] == {"enabled": True}
-    assert (pipeline["partition_method"], pipeline["parts"]) == ("uniform", [0, 9, 18, 26, 34])
+
+
+def test_deepspeed_adds_gradients_up_in_the_format_that_was_planned() -> None:
+    made = plan([9, 18, 26, 34], width=1)
+    assert read_json(deepspeed(made)["ds_config.json"])["data_types"] == {"grad_accum_dtype": "bf16"}
+    main = replace(made, cost_model=CostModelRef.of({"constants": {"gradient_dtype": "fp32"}}))
+    assert read_json(deepspeed(main)["ds_config.json"])["data_types"] == {"grad_accum_dtype": "fp32"}
+
+
+def constants(text: str) -> dict[str, Any]:
+    """The literal values that a module assigns."""
+    found = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            with contextlib.suppress(ValueError):
+                found[node.targets[0].id] = ast.literal_eval(node.value)
+    return found
+
+
+def test_deepspeed_cuts_as_the_plan_does() -> None:
+    """Uneven stages and recomputation by stage: the module has both."""
+    made = with_stage(plan([13, 26, 30, 34], width=1), 1, recompute=Recompute.FULL)
+    found = constants(deepspeed(made)["argosy_pipeline.py"])
+    assert found == {"CUTS": [0, 13, 26, 30, 34], "RECOMPUTES": [False, True, False, False]}
+    alone = with_stage(plan([34], hosts=("a0",), width=1), 0, zero=3)
+    assert list(deepspeed(alone)) == ["ds_config.json", "run.sh"], "ZeRO 3 and its pipeline exclude each other"
+    with pytest.raises(InputError, match="your model has to do it"):
+        deepspeed(with_stage(alone, 0, recompute=Recompute.FULL))
 
 
 def test_deepspeed_hosts_and_devices() -> None:
-    found = deepspeed(plan([9, 18, 26, 34]))
-    assert read_hostfile(found["hostfile"]) == {name: {"slots": "4"} for name in ("a0", "a1", "v0", "v1")}
-    (call,) = run_script(found["run.sh"])
-    include = dict(part.split(":") for part in str(options_of(call)["include"]).split("@"))
-    assert include == dict.fromkeys(("a0", "a1", "v0", "v1"), "0,1,2,3")
+    script = deepspeed(plan([9, 18, 26, 34], width=1))["run.sh"]
+    calls = [options_of(call) for call in run_script(script)]
+    assert [call["nproc-per-node"] for call in calls] == ["2"] * 4
+    assert visible_devices(script) == [("0", "1")] * 4
 
 
-def test_deepspeed_cuts_that_it_would_not_make_are_lost_by_name() -> None:
-    uneven = plan([13, 26, 30, 34])
-    with pytest.raises(InputError, match="found 13/13/4/4"):
-        deepspeed(uneven)
-    assert read_json(deepspeed(uneven, lossy=True)["pipeline.json"])["parts"] == [0, 13, 26, 30, 34]
+def test_deepspeed_splits_no_tensors() -> None:
+    with pytest.raises(
+        InputError, match=r"stages\[0\].width: found 2, expected at most 1: DeepSpeed splits no further"
+    ):
+        deepspeed(plan([13, 26, 30, 34]), lossy=True)
     with pytest.raises(InputError, match="selective"):
-        deepspeed(with_stage(plan([9, 18, 26, 34]), 0, recompute=Recompute.SELECTIVE))
-    with pytest.raises(InputError, match=r"stages\[0\].context: found 2, expected 1"):
-        deepspeed(replace(plan([34], hosts=("a0",)), stages=(replace(plan([34], hosts=("a0",)).stages[0], context=2),)))
+        deepspeed(with_stage(plan([9, 18, 26, 34], width=1), 0, recompute=Recompute.SELECTIVE))
 
 
 @pytest.mark.parametrize(("optimizer", "state"), [("momentum", {"momentum": 0.9}), ("sgd", {}), ("adamw", {})])
 def test_deepspeed_is_told_what_the_optimizer_keeps(optimizer: str, state: dict[str, float]) -> None:
     """It refuses to shard the state of an optimizer that it has not tested, SGD among them, unless it is told to."""
-    made = plan([9, 18, 26, 34])
+    made = plan([9, 18, 26, 34], width=1)
     for index in range(4):
         made = with_stage(made, index, zero=1)
     made = replace(made, model=replace(made.model, optimizer=optimizer))
@@ -93,17 +126,17 @@ system:
 def test_flagscale_fields_are_those_that_others_have_published() -> None:
     theirs = yaml.safe_load(PUBLISHED)["system"]["hetero"]
     assert read_meshes(theirs["hetero_process_meshes"]) == [(2, 1, 1, 1, 1), (2, 1, 1, 2, 1), (1, 1, 1, 2, 1)]
-    ours = flagscale(plan([13, 26, 30, 34]))[0]["system"]["hetero"]
+    ours = flagscale(plan([13, 26, 30, 34]))[0]["train"]["system"]["hetero"]
     assert set(theirs) <= set(ours)
 
 
 def test_flagscale_meshes_are_runs_of_stages_that_are_alike() -> None:
     content, hosts = flagscale(plan([13, 26, 30, 34]))
-    hetero = content["system"]["hetero"]
+    hetero = content["train"]["system"]["hetero"]
     assert read_meshes(hetero["hetero_process_meshes"]) == [(2, 1, 1, 2, 2), (2, 1, 1, 2, 2)]
     assert hetero["hetero_device_types"] == ["A100-80GB", "V100-32GB"]
     assert hetero["hetero_pipeline_layer_split"] == [12, 13, 4, 3]
-    assert sum(hetero["hetero_pipeline_layer_split"]) == content["model"]["num_layers"]
+    assert sum(hetero["hetero_pipeline_layer_split"]) == content["train"]["model"]["num_layers"]
     assert hosts["v1"] == {"slots": "4", "type": "V100-32GB"}
 
 
@@ -113,12 +146,12 @@ def test_flagscale_says_what_megatron_cannot() -> None:
     whole = replace(wide.stages[3].replicas[0], devices=("v1.0", "v1.1", "v1.2", "v1.3"), samples=4)
     made = with_stage(with_stage(wide, 3, replicas=(whole,)), 3, recompute=Recompute.FULL)
     content, _ = flagscale(made)
-    assert read_meshes(content["system"]["hetero"]["hetero_process_meshes"])[-1] == (4, 1, 1, 1, 1)
-    again = content["system"]["recompute"]["recompute_granularity_per_stage_micro_batch"]
+    assert read_meshes(content["train"]["system"]["hetero"]["hetero_process_meshes"])[-1] == (4, 1, 1, 1, 1)
+    again = content["train"]["system"]["recompute"]["recompute_granularity_per_stage_micro_batch"]
     assert again == [[1, 8, 0], [1, 8, 0], [1, 8, 0], [1, 8, 1]]
     # what a replica of a mesh takes, by FlagScale's rule, is what the plan gives it
-    data = [mesh[3] for mesh in read_meshes(content["system"]["hetero"]["hetero_process_meshes"])]
-    shares = [content["model"]["micro_batch_size"] * data[0] // count for count in data]
+    data = [mesh[3] for mesh in read_meshes(content["train"]["system"]["hetero"]["hetero_process_meshes"])]
+    shares = [content["train"]["model"]["micro_batch_size"] * data[0] // count for count in data]
     assert (shares[0], shares[-1]) == (2, 4)
 
 
@@ -154,12 +187,13 @@ def run_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> Result:
     return Result(stop.value.code, captured.out, captured.err)
 
 
-@pytest.mark.parametrize("target", ["torchtitan", "megatron", "deepspeed", "flagscale"])
+@pytest.mark.parametrize("target", ["torchtitan", "megatron", "deepspeed", "flagscale", "torch"])
 def test_the_command_writes_what_it_prints(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "plan.json"
-    path.write_text(dumps_plan(with_stage(plan([9, 18, 26, 34], samples=2), 1, recompute=Recompute.FULL)))
+    made = plan([9, 18, 26, 34], samples=2, width=1, data=4)
+    path.write_text(dumps_plan(with_stage(made, 1, recompute=Recompute.FULL)))
     refused = run_command(capsys, "export", str(path), "--to", target)
-    if target != "flagscale":
+    if target in ("torchtitan", "megatron"):
         assert refused.code == 2
         assert "stages.recompute" in refused.err
     shown = run_command(capsys, "export", str(path), "--to", target, "--lossy", "--json")
@@ -172,29 +206,53 @@ def test_the_command_writes_what_it_prints(target: str, tmp_path: Path, capsys: 
     assert sorted(written.values()) == sorted(document["files"].values())
 
 
-def test_deepspeed_takes_the_devices_of_a_host_in_their_order() -> None:
-    made = plan([17, 34], hosts=("a0", "a1"), width=1)
-    first = made.stages[0]
-    crossed = with_stage(made, 0, replicas=first.replicas[::-1])
-    with pytest.raises(InputError, match="found a0: 1,0, expected a host's devices in the order of their numbers"):
-        deepspeed(crossed)
-
-
 def test_flagscale_recomputes_by_stage_fully_or_everywhere_selectively() -> None:
     made = plan([13, 26, 30, 34])
     everywhere = replace(made, stages=tuple(replace(stage, recompute=Recompute.SELECTIVE) for stage in made.stages))
-    with pytest.raises(InputError, match="argosy plan --calibration megatron"):
+    with pytest.raises(InputError, match="argosy plan --for megatron"):
         flagscale(everywhere)
     meant = replace(everywhere, cost_model=CostModelRef.of({"constants": {"selective": "attention"}}))
-    assert flagscale(meant)[0]["system"]["recompute"] == {"recompute_granularity": "selective"}
+    assert flagscale(meant)[0]["train"]["system"]["recompute"] == {"recompute_granularity": "selective"}
     somewhere = with_stage(made, 2, recompute=Recompute.SELECTIVE)
     with pytest.raises(InputError, match=r"stages.recompute: found none/none/selective/none, expected none or full"):
         flagscale(somewhere)
-    again = flagscale(somewhere, lossy=True)[0]["system"]["recompute"]
+    again = flagscale(somewhere, lossy=True)[0]["train"]["system"]["recompute"]
     assert again["recompute_granularity_per_stage_micro_batch"] == [[1, 8, 0], [1, 8, 0], [1, 8, 1], [1, 8, 0]]
 
 
 def test_flagscale_has_one_context_for_all_meshes() -> None:
     made = plan([13, 26, 30, 34])
-    with pytest.raises(InputError, match=r"stages\[2\].context: found 2, expected one number for all of Flag"):
+    with pytest.raises(InputError, match=r"stages\[2\].context: found 2, expected at most 1"):
         flagscale(with_stage(made, 2, context=2), lossy=True)
+
+
+def test_flagscale_has_everything_at_its_level() -> None:
+    """What its runner looks up: the task, static rendezvous, devices by host, and the training arguments."""
+    content, hosts = flagscale(plan([13, 26, 30, 34]))
+    experiment = content["experiment"]
+    assert experiment["task"] == {
+        "type": "train",
+        "backend": "megatron",
+        "entrypoint": "./flagscale/train/train_gpt.py",
+    }
+    assert experiment["runner"] == {"hostfile": "./hostfile", "rdzv_backend": "static"}
+    assert experiment["envs"]["node_specific"]["v1"] == {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    assert set(content["train"]) == {"system", "model", "data"} and content["action"] == "run"
+    assert content["train"]["model"]["rotary_base"] == 500_000
+    assert list(hosts) == ["a0", "a1", "v0", "v1"]
+
+
+def test_flagscale_keeps_the_order_of_a_kind_that_comes_back() -> None:
+    """It sorts ranks by where their type first stands in the list."""
+    content, hosts = flagscale(plan([13, 26, 30, 34], hosts=("a0", "v0", "a1", "v1")))
+    types = content["train"]["system"]["hetero"]["hetero_device_types"]
+    ranks = sorted(hosts, key=lambda host: types.index(hosts[host]["type"]))
+    assert ranks == ["a0", "v0", "a1", "v1"] and len(set(types)) == 4
+
+
+def test_flagscale_splits_a_tied_table_in_one_way() -> None:
+    chain, shape = load_model("gpt2", sequence_length=512), load_architecture("gpt2")
+    made = plan([4, 7, 11, 14], samples=2, model="gpt2")
+    whole = replace(made.stages[3].replicas[0], devices=("v1.0", "v1.1", "v1.2", "v1.3"), samples=4)
+    with pytest.raises(InputError, match=r"stages\[3\].width: found 4, expected 2, as in stage 0"):
+        export_flagscale(with_stage(made, 3, replicas=(whole,)), chain, shape, cluster(), lossy=True)

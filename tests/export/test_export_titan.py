@@ -1,11 +1,14 @@
-"""Plans as torchtitan jobs: the TOML read as TOML, the schedule by torch's own reader and dry run."""
+"""Plans as torchtitan recipes: the module read as Python, the schedule by torch's own reader and dry run.
+
+That torchtitan itself reads them is tested by ``make test-doors``."""
 
 from __future__ import annotations
 
+import ast
 import csv
 import io
-import tomllib
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from target_readers import options_of, plan, run_script, with_stage
@@ -17,53 +20,71 @@ from argosy.export.form import Export
 from argosy.export.torchtitan import export_torchtitan
 from argosy.plan.plan import Plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
-from argosy.workload.load import load_model
+from argosy.workload.architecture import Architecture
+from argosy.workload.load import load_architecture, load_model
 
 CHAIN = load_model("llama-3-8b", sequence_length=2048)
-KNOWN = {
-    "model": {"name", "flavor"},
-    "training": {"local_batch_size", "global_batch_size", "seq_len", "mixed_precision_param"},
-    "parallelism": {
-        "data_parallel_replicate_degree", "data_parallel_shard_degree", "fsdp_reshard_after_forward",
-        "tensor_parallel_degree", "context_parallel_degree", "expert_parallel_degree", "pipeline_parallel_degree",
-        "module_fqns_per_model_part", "pipeline_parallel_schedule", "pipeline_parallel_schedule_csv",
-        "pipeline_parallel_microbatch_size",
-    },
-    "activation_checkpoint": {"mode"},
-}  # fmt: skip
-"""Fields of torchtitan's JobConfig by section, as its source has them."""
+SHAPE = load_architecture("llama-3-8b")
 
 
 def files(made: Export) -> dict[str, str]:
     return dict(made.files)
 
 
-def job(plan: Plan, *, lossy: bool = False) -> dict[str, dict[str, object]]:
-    return tomllib.loads(files(export_torchtitan(plan, CHAIN, lossy=lossy))["torchtitan.toml"])
+def recipe(plan: Plan, *, lossy: bool = False, shape: Architecture = SHAPE) -> tuple[ast.Module, str]:
+    text = files(export_torchtitan(plan, CHAIN, shape, lossy=lossy))["argosy_recipe.py"]
+    return ast.parse(text), text
 
 
-def test_the_job_says_what_the_plan_says() -> None:
+def job(plan: Plan, *, lossy: bool = False, shape: Architecture = SHAPE) -> dict[str, dict[str, Any]]:
+    """The values that the recipe passes to each configuration class; names and calls as they are written."""
+    found: dict[str, dict[str, Any]] = {}
+    for node in ast.walk(recipe(plan, lossy=lossy, shape=shape)[0]):
+        if isinstance(node, ast.Call):
+            values = {
+                one.arg: one.value.value if isinstance(one.value, ast.Constant) else ast.unparse(one.value)
+                for one in node.keywords
+                if one.arg is not None
+            }
+            found[ast.unparse(node.func)] = values
+    return found
+
+
+def stages_of(plan: Plan) -> list[list[str]]:
+    for node in recipe(plan)[0].body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "STAGES":
+            parts: list[list[str]] = ast.literal_eval(node.value)
+            return parts
+    raise AssertionError("no STAGES")
+
+
+def test_the_recipe_says_what_the_plan_says() -> None:
     found = job(plan([13, 26, 30, 34], samples=2))
-    parallel = found["parallelism"]
-    assert {section: set(values) for section, values in found.items()} == KNOWN
-    assert found["model"] == {"name": "llama3", "flavor": "8B"}
+    parallel, training = found["ParallelismConfig"], found["TrainingConfig"]
     assert (parallel["pipeline_parallel_degree"], parallel["tensor_parallel_degree"]) == (4, 2)
     assert (parallel["data_parallel_replicate_degree"], parallel["data_parallel_shard_degree"]) == (2, 1)
-    training = found["training"]
-    assert training["local_batch_size"] == 2 * 8
-    assert training["global_batch_size"] == 32
+    assert (training["local_batch_size"], training["global_batch_size"]) == (2 * 8, 32)
     assert parallel["pipeline_parallel_microbatch_size"] == 2
+    assert training["disable_cuda_graphs"] is True, "it captures no pipelines"
+    assert found["Trainer.Config"]["activation_checkpoint"] is None
+
+
+def test_rotary_positions_are_those_of_the_model() -> None:
+    """Its flavors of Llama are scaled as Llama 3.1 is."""
+    assert "rope.theta, rope.scaling = 500000.0, 'none'" in recipe(plan([13, 26, 30, 34]))[1]
+    _, text = recipe(plan([13, 26, 30, 34]), shape=load_architecture("llama-3.1-405b"))
+    assert "rope.theta, rope.scaling = 500000.0, 'llama'" in text
+    assert "rope.scaling_factor = 8.0" in text
 
 
 @pytest.mark.parametrize("ends", [[13, 26, 30, 34], [1, 2, 33, 34], [9, 17, 26, 34]])
 def test_modules_are_the_layers_of_the_stages(ends: list[int]) -> None:
-    parts = job(plan(ends))["parallelism"]["module_fqns_per_model_part"]
-    assert isinstance(parts, list)
+    parts = stages_of(plan(ends))
     starts = [0, *ends[:-1]]
     for part, first, end in zip(parts, starts, ends, strict=True):
         assert len([name for name in part if name != "norm"]) == end - first
     flat = [name for part in parts for name in part]
-    assert flat == ["tok_embeddings", *(f"layers.{index}" for index in range(32)), "norm", "output"]
+    assert flat == ["tok_embeddings", *(f"layers.{index}" for index in range(32)), "norm", "lm_head"]
 
 
 SPECS = {
@@ -81,7 +102,7 @@ SPECS = {
 def test_torch_reads_the_schedule_and_finds_no_deadlock(name: str) -> None:
     hosts = ("a0", "a1", "a0", "a1") if name == "interleaved" else ("a0", "a1", "v0", "v1")
     made = plan([13, 26, 30, 34], hosts=hosts, schedule=SPECS[name])
-    text = files(export_torchtitan(made, CHAIN))["schedule.csv"]
+    text = files(export_torchtitan(made, CHAIN, SHAPE))["schedule.csv"]
     workers = 2 if name == "interleaved" else 4
     order = {
         rank: [torch_schedules._Action.from_str(word) for word in row]
@@ -94,8 +115,8 @@ def test_torch_reads_the_schedule_and_finds_no_deadlock(name: str) -> None:
     played = torch_schedules._simulate_comms_compute(lowered, lambda stage: ranks[stage], 4)
     computed = [action for row in played.values() for action in row if action is not None and action.is_compute_op]
     assert len(computed) == num_actions
-    kind = job(made)["parallelism"]["pipeline_parallel_schedule"]
-    is_single = issubclass(torch_schedules.get_schedule_class(str(kind)), torch_schedules.PipelineScheduleSingle)
+    kind = job(made)["ParallelismConfig"]["pipeline_parallel_schedule"]
+    is_single = issubclass(torch_schedules.get_schedule_class(kind), torch_schedules.PipelineScheduleSingle)
     assert is_single == (workers == 4)
 
 
@@ -104,7 +125,7 @@ def test_levels_of_zero() -> None:
         made = plan([13, 26, 30, 34])
         for index in range(4):
             made = with_stage(made, index, zero=level)
-        found = job(made, lossy=level == 1)["parallelism"]
+        found = job(made, lossy=level == 1)["ParallelismConfig"]
         names = ("data_parallel_replicate_degree", "data_parallel_shard_degree", "fsdp_reshard_after_forward")
         return tuple(found[name] for name in names)
 
@@ -116,32 +137,31 @@ def test_levels_of_zero() -> None:
 def test_what_it_has_no_words_for() -> None:
     half = plan([13, 26, 30, 34])
     half = replace(half, model=replace(half.model, dtype=Dtype.FP16))
-    with pytest.raises(InputError, match="bf16 or fp32, which torchtitan trains in"):
-        export_torchtitan(half, CHAIN)
-    assert job(half, lossy=True)["training"]["mixed_precision_param"] == "bfloat16"
+    with pytest.raises(InputError, match=r"found fp16, expected bf16 or fp32, which torchtitan 0\.3\.0 trains in"):
+        export_torchtitan(half, CHAIN, SHAPE, lossy=True)
     other = load_model("llama-2-7b", sequence_length=2048)
-    with pytest.raises(InputError, match="a model that torchtitan has"):
-        export_torchtitan(half, other)
+    with pytest.raises(InputError, match=r"a model that torchtitan 0\.3\.0 has"):
+        export_torchtitan(half, other, SHAPE, lossy=True)
 
 
-def test_commands_name_the_file() -> None:
-    script = files(export_torchtitan(plan([13, 26, 30, 34]), CHAIN))["run.sh"]
+def test_commands_name_the_recipe() -> None:
+    script = files(export_torchtitan(plan([13, 26, 30, 34]), CHAIN, SHAPE))["run.sh"]
     calls = run_script(script)
     assert len(calls) == 4
     assert options_of(calls[2])["node-rank"] == "2"
-    assert calls[0][-2:] == ["--job.config_file", "torchtitan.toml"]
+    assert calls[0][-4:] == ["--module", "argosy_recipe", "--config", "planned"]
 
 
 def test_one_stage_needs_no_schedule() -> None:
-    made = export_torchtitan(plan([34], hosts=("a0",)), CHAIN)
-    assert [name for name, _ in made.files] == ["torchtitan.toml", "run.sh"]
+    made = export_torchtitan(plan([34], hosts=("a0",)), CHAIN, SHAPE)
+    assert [name for name, _ in made.files] == ["argosy_recipe.py", "run.sh"]
 
 
-def accumulated(found: dict[str, dict[str, object]]) -> int:
+def accumulated(found: dict[str, dict[str, Any]]) -> int:
     """Micro-batches whose gradients torchtitan adds up, as its trainer counts them."""
-    training, parallel = found["training"], found["parallelism"]
-    groups = int(str(parallel["data_parallel_replicate_degree"])) * int(str(parallel["data_parallel_shard_degree"]))
-    return int(str(training["global_batch_size"])) // (int(str(training["local_batch_size"])) * groups)
+    training, parallel = found["TrainingConfig"], found["ParallelismConfig"]
+    groups = parallel["data_parallel_replicate_degree"] * parallel["data_parallel_shard_degree"]
+    return int(training["global_batch_size"] // (training["local_batch_size"] * groups))
 
 
 def test_one_stage_takes_its_micro_batches_one_by_one() -> None:
@@ -157,14 +177,14 @@ def with_experts(made: Plan, level: int, context: int = 1) -> Plan:
 
 
 def test_experts_are_taken_from_the_ranks_that_shard() -> None:
-    """Its rule: the holders of experts divide the ranks that shard weights, times the parts of a sequence."""
-    made = plan([13, 26, 30, 34])
+    """Its rule: the holders of experts divide the ranks that shard weights or tensors."""
+    made, mixture = plan([13, 26, 30, 34]), load_architecture("qwen3-30b-a3b")
     for level in (0, 2, 3):
-        found = job(with_experts(made, level), lossy=level == 0)["parallelism"]
-        assert int(str(found["data_parallel_shard_degree"])) % int(str(found["expert_parallel_degree"])) == 0
-        assert found["expert_tensor_parallel_degree"] == found["tensor_parallel_degree"] == 2
+        found = job(with_experts(made, level), lossy=level == 0, shape=mixture)["ParallelismConfig"]
+        ranks = found["data_parallel_shard_degree"] * found["tensor_parallel_degree"]
+        assert found["expert_parallel_degree"] == 4 and ranks % 4 == 0
     with pytest.raises(InputError, match=r"stages\.zero: found 0, expected 2 or 3 where experts"):
-        job(with_experts(made, 0))
+        job(with_experts(made, 0), shape=mixture)
     wide = with_experts(plan([34], hosts=("a0",), data=1, width=4), 2, context=4)
     with pytest.raises(InputError, match="a multiple of the 4 parts of a sequence"):
-        job(wide, lossy=True)
+        job(wide, lossy=True, shape=mixture)

@@ -13,6 +13,7 @@ from target_readers import plan
 from argosy.cli import main
 from argosy.export.deepspeed import export_deepspeed
 from argosy.export.megatron import export_megatron
+from argosy.export.torch import export_torch
 from argosy.export.torchtitan import export_torchtitan
 from argosy.plan.file import dumps_plan
 from argosy.plan.plan import Plan
@@ -28,17 +29,19 @@ CHAIN, SHAPE = load_model("llama-3-8b", sequence_length=2048), load_architecture
 def hostile(mark: Path) -> Plan:
     """A plan whose names are commands."""
     text = f'a\ntouch {mark}\n$(touch {mark})`touch {mark}`"; touch {mark} #'
-    made = plan([9, 18, 26, 34])
+    made = plan([9, 18, 26, 34], width=1)
     return replace(made, cluster=replace(made.cluster, name=text), model=replace(made.model, name=text))
 
 
 def scripts(made: Plan, folder: Path) -> dict[str, str]:
     chain = replace(CHAIN, name=made.cluster.name)
-    files = (
-        *export_megatron(made, chain, SHAPE).files,
-        *export_torchtitan(made, chain, lossy=True).files,
-        *export_deepspeed(made, lossy=True).files,
-    )
+    exports = {
+        "megatron": export_megatron(made, chain, SHAPE),
+        "torchtitan": export_torchtitan(made, CHAIN, SHAPE),
+        "deepspeed": export_deepspeed(made, chain),
+        "torch": export_torch(made, chain),
+    }
+    files = [(f"{target} {name}", text) for target, export in exports.items() for name, text in export.files]
     spec = RunSpec(plan="my plan's.json", program=HOSTILE, out=str(folder), steps=1)
     launch = Launch(plan=made, spec=spec)
     made_here = {"dry-run.sh": dry_run(launch), "job.sh": slurm_script(launch)}
@@ -49,6 +52,7 @@ def run_in_shell(script: str) -> list[str]:
     """The words of every command that a script starts, one a line; nothing else is there to start."""
     told = "printf '%s\\n' \"$@\";"
     stub = f"torchrun() {{ {told} }}; python() {{ {told} }}; deepspeed() {{ {told} }}; scontrol() {{ echo n0; }}\n"
+    stub += "export ARGOSY_HOST=a0\n"
     stub += 'srun() { "${@:2}"; }; export -f python; export SLURM_NODEID=0 SLURM_JOB_NODELIST=n0\n'
     done = subprocess.run(["bash", "-c", stub + script], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
@@ -62,7 +66,7 @@ def test_names_are_not_commands(tmp_path: Path) -> None:
 
 
 def test_a_batch_script_keeps_names_with_spaces_and_quotes_whole(tmp_path: Path) -> None:
-    text = scripts(plan([9, 18, 26, 34]), tmp_path / "a run")["job.sh"]
+    text = scripts(plan([9, 18, 26, 34], width=1), tmp_path / "a run")["job.sh"]
     words = run_in_shell(text)
     file = tmp_path / "a run" / "run.json"
     assert words[words.index("argosy.runtime.worker") + 1] == str(file)

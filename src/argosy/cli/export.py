@@ -24,6 +24,7 @@ class Target(StrEnum):
     MEGATRON = "megatron"
     DEEPSPEED = "deepspeed"
     FLAGSCALE = "flagscale"
+    TORCH = "torch"
     TORCHRUN = "torchrun"
     SAILOR = "sailor"
 
@@ -48,15 +49,16 @@ def export(
 ) -> None:
     """A plan for another system.
 
-    Writes the plan in the form of the target: torchtitan (TOML, schedule CSV), megatron (a script with its flags),
-    deepspeed (JSON, hostfile), flagscale (YAML of heterogeneous meshes), torchrun (commands for argosy's runtime),
-    sailor (JSON). Whatever the target cannot express is refused, all of it at once, with its place in the plan and the
-    reason. With --lossy it is listed and left out, unless nothing comes close.
+    Writes the plan in the form of the target: torchtitan (a recipe module, schedule CSV), megatron (a script with its
+    flags), deepspeed (JSON, a pipeline module), flagscale (YAML of heterogeneous meshes), torch (a module for
+    torch.distributed.pipelining, schedule CSV), torchrun (commands for argosy's runtime), sailor (JSON). Whatever the
+    target cannot express is refused, all of it at once, with its place in the plan and the reason. With --lossy it is
+    listed and left out, unless nothing comes close. A plan made with argosy plan --for TARGET is never refused.
 
     \b
     Examples:
         argosy export plan.json --to megatron -o megatron.sh
-        argosy export plan.json --to torchtitan --lossy -o job/
+        argosy export plan.json --to torchtitan -o job/
     """
     import sys
     from dataclasses import replace
@@ -119,7 +121,7 @@ def _export(
         case Target.TORCHTITAN:
             from argosy.export.torchtitan import export_torchtitan
 
-            return export_torchtitan(plan, chain(), lossy=lossy)
+            return export_torchtitan(plan, chain(), load_architecture(plan.model.name), lossy=lossy)
         case Target.MEGATRON:
             from argosy.export.megatron import export_megatron
 
@@ -127,11 +129,15 @@ def _export(
         case Target.DEEPSPEED:
             from argosy.export.deepspeed import export_deepspeed
 
-            return export_deepspeed(plan, lossy=lossy)
+            return export_deepspeed(plan, chain(), lossy=lossy)
         case Target.FLAGSCALE:
             from argosy.export.flagscale import export_flagscale
 
             return export_flagscale(plan, chain(), load_architecture(plan.model.name), cluster, lossy=lossy)
+        case Target.TORCH:
+            from argosy.export.torch import export_torch
+
+            return export_torch(plan, chain(), lossy=lossy)
         case Target.TORCHRUN:
             from argosy.export.torchrun import export_torchrun
 

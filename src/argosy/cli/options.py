@@ -204,6 +204,15 @@ Scenarios = Annotated[
 RobustName = Annotated[
     str, typer.Option("--robust", help="What counts over the scenarios: mean, p95 or worst iteration time.")
 ]
+ForTarget = Annotated[
+    str | None,
+    typer.Option(
+        "--for",
+        metavar="SYSTEM",
+        help="Only plans that this system can run, so that argosy export --to SYSTEM takes them: torchtitan, megatron, "
+        "deepspeed, flagscale or torch. Also takes its constants, unless --calibration names others.",
+    ),
+]
 ForTrace = Annotated[
     str | None,
     typer.Option(

@@ -19,6 +19,7 @@ from argosy.cli.options import (
     DtypeName,
     EvenShares,
     ExecutorName,
+    ForTarget,
     ForTrace,
     Fragments,
     FreezePatterns,
@@ -98,6 +99,7 @@ def plan(
     max_expert: MaxExpert = None,
     even_shares: EvenShares = False,
     runnable: Runnable = False,
+    for_system: ForTarget = None,
     scenario: Scenarios = None,
     robust: RobustName = "mean",
     for_trace: ForTrace = None,
@@ -131,6 +133,7 @@ def plan(
         argosy plan -m gpt2-xl -c two-cards -b 64 --dtype fp16 --level 2
         argosy plan --program train.py:build -c two-cards
         argosy plan -m gpt2-xl -c geo-8 -b 256 --islands auto -o islands.json
+        argosy plan -m llama-3-8b -c mixed-16 -b 64 --for megatron -o plan.json
         argosy plan -m llama-3-8b -c mixed-16 -b 64 --dtype fp16 \\
             --scenario "v*.nic=on-off:low=0.1" --robust p95
     """
@@ -145,6 +148,7 @@ def plan(
     )
     from argosy.cli.islands import island_options, plan_islands
     from argosy.cli.program import capture_program
+    from argosy.cli.target import check_target, with_target
     from argosy.cli.terminal import STDOUT, check_output, print_json, progress, stdout_console, write_file
     from argosy.cluster.file import load_cluster
     from argosy.errors import NothingFitsError, bad_input
@@ -158,7 +162,7 @@ def plan(
         given = {"--model": model, "--global-batch": global_batch, "--sequence-length": sequence_length}
         given |= {"--optimizer": optimizer, "--max-width": max_width, "--max-context": max_context}
         given |= {"--train": train, "--lora": lora, "--base-weights": base_weights}
-        refuse_options({**given, "--freeze": freeze, "--max-expert": max_expert}, "with --program")
+        refuse_options({**given, "--freeze": freeze, "--max-expert": max_expert, "--for": for_system}, "with --program")
         if output is not None:
             check_output(output, cluster, program.partition(":")[0], json=json)
         captured = capture_program(program, dtype=dtype, quiet=quiet)
@@ -189,6 +193,8 @@ def plan(
     settings = replace(settings, max_width=max_width, max_context=max_context, max_expert=max_expert)
     if schedule:
         settings = replace(settings, schedules=parse_schedules(schedule))
+    if for_system is not None:
+        settings, calibration = with_target(settings, for_system, calibration, named=schedule is not None)
     constants = load_calibration(calibration)
     where = constants.cluster(load_cluster(cluster))
     if captured is not None:
@@ -199,6 +205,7 @@ def plan(
         tuning = parse_tuning(train=train, lora=lora, freeze=freeze or (), base=base_weights)
         chain = load_model(model, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer, tuning=tuning)
         chain = constants.chain(chain)
+        check_target(settings.target, chain, model)
     costs = compute_model(profile or (), constants, chain=chain, cluster=where, quiet=quiet)
     task = Task(chain=chain, cluster=where, global_batch=global_batch, settings=settings, model=costs)
     try:
@@ -246,6 +253,7 @@ def plan(
     if output is not None and output != STDOUT:
         named = shlex.quote(str(output))
         commands = [f"argosy explain {named}", f"argosy simulate {named}"]
+        commands += [f"argosy export {named} --to {for_system}"] if for_system is not None else []
         commands += [f"argosy run {named} {shlex.quote(program)}"] if program is not None else []
         console.print(f"\nwrote {output}; next: {', '.join(commands)}", soft_wrap=True)
 

@@ -1,10 +1,11 @@
-"""A plan whose stages are alike as a grid of ranks, and the hosts that they are on.
+"""A plan whose stages are alike as a grid of ranks, the hosts that they are on, and the script that starts them.
 
 Megatron-LM, torchtitan and DeepSpeed number ranks the same way, the pipeline outermost and tensors innermost:
 
     (1)  rank = ((pipeline D + data) C + context) T + tensor
 
-so a plan's devices in that order are the ranks, if every host has ranks that follow one another.
+so a plan's devices in that order are the ranks. torchrun numbers ranks agent by agent, so a host has one agent for
+every run of ranks that follow one another, and each agent sees the devices of its run only.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ PORT = 29500
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
-    """A host and the numbers of its devices, in the order of their ranks."""
+class Run:
+    """A host and the numbers of its devices whose ranks follow one another, in that order."""
 
-    name: str
+    host: str
     devices: tuple[int, ...]
 
 
@@ -43,7 +44,7 @@ class Grid:
     expert: int
     samples: int
     """Of a micro-batch, per replica."""
-    hosts: tuple[Host, ...]
+    runs: tuple[Run, ...]
 
 
 def grid_of(plan: Plan) -> Grid:
@@ -58,37 +59,68 @@ def grid_of(plan: Plan) -> Grid:
         tensor=first.replicas[0].width // first.context,
         expert=first.expert,
         samples=plan.micro_batch_size // len(first.replicas),
-        hosts=hosts_of(plan),
+        runs=runs_of(plan),
     )
 
 
-def hosts_of(plan: Plan) -> tuple[Host, ...]:
-    """The hosts by rank; one whose ranks do not follow one another stands where its first rank is."""
-    numbers: dict[str, list[int]] = {}
-    for name in plan.devices:
-        node, _, number = name.rpartition(".")
-        numbers.setdefault(node, []).append(int(number))
-    return tuple(Host(name=node, devices=tuple(found)) for node, found in numbers.items())
+def runs_of(plan: Plan) -> tuple[Run, ...]:
+    """All ranks, in order."""
+    found = []
+    for host, names in groupby(plan.devices, key=lambda name: name.rpartition(".")[0]):
+        numbers = tuple(int(name.rpartition(".")[2]) for name in names)
+        found.append(Run(host=host, devices=numbers))
+    return tuple(found)
 
 
-def hosts_are_whole(plan: Plan, target: str, *, ascending: bool = False) -> Iterator[Limit]:
-    """Every host's ranks follow one another; ``ascending``: and its devices are in the order of their numbers."""
-    nodes = [node for node, _ in groupby(name.rpartition(".")[0] for name in plan.devices)]
-    for node in dict.fromkeys(nodes):
-        if nodes.count(node) > 1:
+def hosts_are_whole(plan: Plan, target: str) -> Iterator[Limit]:
+    """Every host's ranks follow one another."""
+    hosts = [run.host for run in runs_of(plan)]
+    for host in dict.fromkeys(hosts):
+        if hosts.count(host) > 1:
             expected = f"devices whose ranks follow one another: {target} numbers ranks host by host"
-            yield limit("stages", f"{node} in {nodes.count(node)} places", expected)
-    for host in hosts_of(plan) if ascending else ():
-        if list(host.devices) != sorted(host.devices):
-            found = f"{host.name}: {','.join(map(str, host.devices))}"
-            yield limit("stages", found, f"a host's devices in the order of their numbers, as {target} takes them")
+            yield limit("stages", f"{host} in {hosts.count(host)} places", expected, final=True)
 
 
-def torchrun_lines(hosts: Sequence[Host], program: str) -> Iterator[str]:
-    """One command per host; ``program`` is what follows torchrun's own options, as it stands in a shell."""
-    for rank, host in enumerate(hosts):
-        options = ["--nnodes", str(len(hosts)), "--node-rank", str(rank), "--nproc-per-node", str(len(host.devices))]
-        options += ["--master-addr", hosts[0].name, "--master-port", str(PORT)]
-        visible = f"CUDA_VISIBLE_DEVICES={','.join(map(str, host.devices))}"
-        yield comment(f"on {host.name}")
-        yield f"{visible} torchrun {shlex.join(options)} {program}"
+def launch_script(head: str, runs: Sequence[Run], program: str, *, before: Sequence[str] = ()) -> str:
+    """A script to be run once on every host, which starts the processes of that host.
+
+    ``program`` is what follows torchrun's own options, as it stands in a shell; ``before`` are lines in front."""
+    lines = [
+        "#!/usr/bin/env bash",
+        head,
+        comment("Run this on every host. ARGOSY_HOST replaces the host's name, MASTER_ADDR the first one's address."),
+        "set -euo pipefail",
+        'HOST="${ARGOSY_HOST:-$(hostname -s)}"',
+        f"FIRST={shlex.quote(runs[0].host)}",
+        f'export MASTER_ADDR="${{MASTER_ADDR:-$FIRST}}" MASTER_PORT="${{MASTER_PORT:-{PORT}}}"',
+        *before,
+        "",
+        "agent() {  # the rank of this agent, its number of processes, their devices",
+        '  local rank="$1" processes="$2" devices="$3"',
+        "  shift 3",
+        f'  CUDA_VISIBLE_DEVICES="$devices" torchrun --nnodes {len(runs)} --node-rank "$rank" \\',
+        '    --nproc-per-node "$processes" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \\',
+        f"    {program}",
+        "}",
+        "",
+        'case "$HOST" in',
+    ]
+    for host in dict.fromkeys(run.host for run in runs):
+        calls = [
+            f'agent {rank} {len(run.devices)} {",".join(map(str, run.devices))} "$@"'
+            for rank, run in enumerate(runs)
+            if run.host == host
+        ]
+        lines.append(f"  {shlex.quote(host)}) {_together(calls)} ;;")
+    names = ", ".join(dict.fromkeys(run.host for run in runs))
+    refusal = shlex.quote(f"is no host of the plan, which has {names}; set ARGOSY_HOST")
+    lines += [f'  *) printf "%s %s\\n" "$HOST" {refusal} >&2; exit 2 ;;', "esac"]
+    return "\n".join(lines) + "\n"
+
+
+def _together(calls: Sequence[str]) -> str:
+    """One call in the foreground, or several side by side; the script fails if one of them does."""
+    if len(calls) == 1:
+        return calls[0]
+    started = " ".join(f"{call} & agents+=($!);" for call in calls)
+    return f'agents=(); {started} for pid in "${{agents[@]}}"; do wait "$pid"; done'

@@ -24,9 +24,11 @@ _NEAR = 1.05
 class Incumbents:
     """Every plan is judged once; the best few are remembered, and the exact engine plays those that matter."""
 
-    def __init__(self, judge: Judge, trial: Trial) -> None:
+    def __init__(self, judge: Judge, trial: Trial, ceiling: float = math.inf) -> None:
         self.judge = judge
         self.trial = trial
+        self.ceiling = ceiling
+        """The time of a plan from elsewhere: slower ones are of no use."""
         self.found: list[Candidate] = []
         """Best first."""
         self.known: dict[Key, float] = {}
@@ -38,7 +40,7 @@ class Incumbents:
 
     @property
     def best(self) -> float:
-        return self.found[0].seconds if self.found else math.inf
+        return min(self.ceiling, self.found[0].seconds) if self.found else self.ceiling
 
     def confirm(self, most: float = math.inf) -> None:
         """Play the best plan, until the best one is one that was played. Of more than ``most`` that turn out slower

@@ -109,7 +109,7 @@ class PoolSearch:
         scope = played_scope(settings, self.pools)
         judge = Judge(self.prices, cluster, guesses=True)
         trial = Trial(self.prices, cluster, at_time_zero(cluster), scope, settings.executor, judge.played)
-        self.incumbents = Incumbents(judge, trial)
+        self.incumbents = Incumbents(judge, trial, settings.ceiling)
         self.winners: list[Candidate] = []
         """Of level 1, and of parts of the cluster: whatever else is found is played against them."""
         self.interrupted = False

@@ -8,7 +8,9 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
 from argosy.cost.compute import ComputeModel
+from argosy.errors import bad_input
 from argosy.plan.plan import Recompute
+from argosy.plan.targets import Target
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.space.enumerate import Scope, only_runnable
 from argosy.space.option import Vector
@@ -57,8 +59,16 @@ class Settings:
     schedules: tuple[ScheduleSpec, ...] = SCHEDULES
     even_shares: bool = False
     """Whether all replicas of a plan take the same number of samples, so that every stage has as many replicas."""
+    target: Target | None = None
+    """The system that is to run the plan: only plans count that it can express (``plan.targets``)."""
     replicas: int | None = None
     """Of every stage, with equal shares; by default any number."""
+    width: int | None = None
+    """Of every tensor-parallel group; by default any up to ``max_width``."""
+    context: int | None = None
+    """Parts of a sequence in every stage; by default any number up to ``max_context``."""
+    expert: int | None = None
+    """Holders of the experts of every stage; by default any number up to ``max_expert``."""
     recompute: tuple[Recompute, ...] | None = None
     zero: tuple[int, ...] | None = None
     """What a stage may choose from; by default all on level 2, and the extremes on level 1."""
@@ -71,6 +81,8 @@ class Settings:
     """Parts of a sequence at most, of whatever length; by default only long ones are cut."""
     max_expert: int | None = None
     """Holders over which experts are split at most; by default any number that divides theirs."""
+    ceiling: float = math.inf
+    """Seconds of a plan from another search: none slower is looked for."""
     units: Vector | None = None
     """Devices of each pool that are taken together; by default coarse to fine."""
     progress: Callable[[Progress], None] | None = None
@@ -115,9 +127,42 @@ def allowed(scope: Scope, settings: Settings) -> Scope:
     return replace(
         scope,
         replicas=settings.replicas,
-        widths=scope.widths if settings.max_width is None else tuple(range(1, settings.max_width + 1)),
+        even=settings.target is not None,
+        widths=_widths(scope, settings),
+        context=scope.context if settings.context is None else (settings.context,),
+        expert=scope.expert if settings.expert is None else (settings.expert,),
         max_context=settings.max_context,
         max_expert=settings.max_expert,
         zero=settings.zero or scope.zero,
         recompute=settings.recompute or scope.recompute,
     )
+
+
+def _widths(scope: Scope, settings: Settings) -> tuple[int, ...] | None:
+    if settings.width is not None:
+        return (settings.width,)
+    return scope.widths if settings.max_width is None else tuple(range(1, settings.max_width + 1))
+
+
+def for_target(settings: Settings) -> Settings:
+    """What of the settings the target runs; an ``InputError`` if that leaves no schedule."""
+    target = settings.target
+    if target is None:
+        return settings
+    schedules = tuple(spec for spec in settings.schedules if spec.kind in target.schedules)
+    if not schedules:
+        names = " or ".join(target.schedules)
+        raise bad_input(f"{names}, which {target.full_name} runs", settings.schedules[0].kind, where="schedules")
+    return replace(
+        settings,
+        schedules=schedules,
+        recompute=settings.recompute or target.recompute,
+        max_width=_least(settings.max_width, target.max_width),
+        max_context=_least(settings.max_context, target.max_context),
+        max_expert=_least(settings.max_expert, target.max_expert),
+        mixed=settings.mixed if target.mixed else False,
+    )
+
+
+def _least(asked: int | None, allowed_most: int | None) -> int | None:
+    return min((number for number in (asked, allowed_most) if number is not None), default=None)

@@ -108,7 +108,9 @@ def why_untimed(untimed: Untimed, prices: Prices, cluster: Cluster) -> str:
 
 
 def why_no_plan(prices: Prices, cluster: Cluster, global_batch: int, settings: Settings) -> str:
-    """What binds where nothing was found: times or memory."""
+    """What binds where nothing was found: times or memory, or a faster plan from another search."""
+    if settings.ceiling < math.inf:
+        return f"no plan of {prices.chain.name} is faster than that of another search"
     untimed = find_untimed(prices, global_batch, settings)
     return why_infeasible(prices, cluster) if untimed is None else why_untimed(untimed, prices, cluster)
 

@@ -48,6 +48,8 @@ class Scope:
     """At most so many holders for the experts of a stage; by default as many as there are experts."""
     replicas: int | None = None
     """Every stage has so many replicas, which take as many samples each; by default any number, any shares."""
+    even: bool = False
+    """Whether the replicas of a stage take as many samples each."""
     prune: bool = True
 
     def counts(self, pools: Sequence[Pool]) -> Vector:
@@ -62,7 +64,7 @@ class Scope:
         zero = "/".join(map(str, sorted(self.zero)))
         width = f", tensor width {'/'.join(map(str, self.widths))}" if self.widths is not None else ""
         width += ", tensor-parallel groups of a stage of one width" if self.one_width else ""
-        even = ", equal shares" if self.replicas is not None else ""
+        even = ", equal shares" if self.even or self.replicas is not None else ""
         stages = f"stages of multiples of {units}, along the nodes{kinds}"
         return f"{stages}, recompute {recompute}, ZeRO {zero}{width}{even}{self._splits()}"
 
@@ -80,11 +82,11 @@ class Scope:
         return self.allows_width(width) and not (takes_nodes and pool.per_node % width)
 
     def allows_shares(self, parts: Sequence[Part]) -> bool:
-        """Equal ones of the right number, where ``replicas`` asks for them."""
-        if self.replicas is None:
+        """Equal ones if ``even`` asks for them, and of the right number if ``replicas`` does."""
+        if not self.even and self.replicas is None:
             return True
         equal = len({part.samples for part in parts}) == 1 and not any(part.extra for part in parts)
-        return equal and sum(part.replicas for part in parts) == self.replicas
+        return equal and self.replicas in (None, sum(part.replicas for part in parts))
 
 
 def only_runnable(scope: Scope) -> Scope:

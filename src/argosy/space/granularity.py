@@ -34,3 +34,11 @@ def even_unit(count: int, replicas: int) -> int:
     while count // unit > _MOST_UNITS:
         unit *= 2
     return unit
+
+
+def node_unit(pool: Pool) -> int:
+    """Devices of a pool that a plan of whole nodes takes together: a node, or more where there would be many."""
+    unit = pool.per_node
+    while pool.count // unit > _MOST_UNITS:
+        unit *= 2
+    return unit

@@ -115,6 +115,8 @@ class Experts:
     shared: FeedForward | None = None
     """An expert that every token meets, its result scaled by a learned gate."""
     router_bias: bool = False
+    normalized: bool = True
+    """Whether the weights of the active experts of a token add up to 1."""
 
     def _common(self, hidden: int) -> int:
         shared = 0 if self.shared is None else self.shared.parameters(hidden) + hidden
@@ -241,6 +243,20 @@ class Length(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rotary:
+    """Rotary positions: queries and keys are turned by angles that fall with the element."""
+
+    base: float = 10_000.0
+    """Of the falling angles; ``rope_theta`` in Hugging Face's configs."""
+    share: float = 1.0
+    """Of the elements of a head that are turned."""
+    scaling: float | None = None
+    """Llama 3.1's factor for slow angles, with bands from 1 to 4 and 8192 tokens before; None: not scaled."""
+    other_scaling: str | None = None
+    """The name of any other way to scale."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Architecture:
     """A transformer: embedding, blocks, head; an encoder-decoder has ``encoder`` blocks before ``blocks``."""
 
@@ -252,6 +268,12 @@ class Architecture:
     """Tokens."""
     length: Length = Length.ANY
     encoder: tuple[Block, ...] = ()
+    rotary: Rotary | None = None
+    """None: positions are learned."""
+    norm_epsilon: float = 1e-5
+    """Added to a variance before its root is taken."""
+    activation: str = "gelu"
+    """The function in feed-forwards, as Hugging Face's configs name it."""
 
     @property
     def parameters(self) -> int:

@@ -18,7 +18,7 @@ from pydantic import AliasChoices, BeforeValidator, ConfigDict
 from argosy.document import Document, Schema
 from argosy.dtype import Dtype
 from argosy.errors import Mismatch, Problem, closest
-from argosy.workload.architecture import Architecture
+from argosy.workload.architecture import Architecture, Rotary
 
 _DTYPES = {"float32": Dtype.FP32, "float16": Dtype.FP16, "bfloat16": Dtype.BF16}
 
@@ -50,6 +50,30 @@ class AtMost:
 
     small: str
     large: str
+
+
+class RotaryScaling(Schema):
+    """``rope_scaling`` or ``rope_parameters``; keys that no rule reads are ignored."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    rope_type: str | None = None
+    type: str | None = None
+    rope_theta: float | None = None
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+
+    def rotary(self, base: float, share: float = 1.0) -> Rotary:
+        """These angles; Llama 3.1's scaling with its own bands, any other by name."""
+        base, name = self.rope_theta or base, self.rope_type or self.type or "default"
+        if name == "default":
+            return Rotary(base=base, share=share)
+        bands = (self.low_freq_factor, self.high_freq_factor, self.original_max_position_embeddings)
+        if name == "llama3" and bands == (1.0, 4.0, 8192):
+            return Rotary(base=base, share=share, scaling=self.factor)
+        return Rotary(base=base, share=share, other_scaling=name)
 
 
 class Config(Schema):

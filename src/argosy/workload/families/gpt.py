@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import Field, Strict
+from pydantic import AliasChoices, Field, Strict
 
 from argosy.workload.architecture import (
     Architecture,
@@ -16,8 +16,8 @@ from argosy.workload.architecture import (
     NormKind,
     TokenEmbedding,
 )
-from argosy.workload.families.config import Config, Divides
-from argosy.workload.fields import Count, Depth, Share
+from argosy.workload.families.config import Config, Divides, RotaryScaling
+from argosy.workload.fields import Amount, Count, Depth, Name, Share
 
 
 class Gpt2(Config):
@@ -32,6 +32,8 @@ class Gpt2(Config):
     resid_pdrop: Share = 0.1
     embd_pdrop: Share = 0.1
     attn_pdrop: Share = 0.1
+    layer_norm_epsilon: Amount = 1e-5
+    activation_function: Name = "gelu_new"
     tie_word_embeddings: bool = True
 
     def architecture(self) -> Architecture:
@@ -62,6 +64,8 @@ class Gpt2(Config):
             head=Head(outputs=self.vocab_size, width=self.n_embd, norm=NormKind.LAYER, tied=self.tie_word_embeddings),
             context=self.n_positions,
             length=Length.AT_MOST,
+            norm_epsilon=self.layer_norm_epsilon,
+            activation=self.activation_function,
         )
 
 
@@ -81,6 +85,8 @@ class GptNeo(Config):
     resid_dropout: Share = 0.0
     embed_dropout: Share = 0.0
     attention_dropout: Share = 0.0
+    layer_norm_epsilon: Amount = 1e-5
+    activation_function: Name = "gelu_new"
     tie_word_embeddings: bool = True
 
     def window(self, index: int) -> int | None:
@@ -124,6 +130,8 @@ class GptNeo(Config):
             head=head,
             context=self.max_position_embeddings,
             length=Length.AT_MOST,
+            norm_epsilon=self.layer_norm_epsilon,
+            activation=self.activation_function,
         )
 
 
@@ -142,6 +150,11 @@ class GptNeox(Config):
     use_parallel_residual: bool = True
     attention_dropout: Share = 0.0
     hidden_dropout: Share = 0.0
+    rotary_pct: Amount = 0.25
+    rotary_emb_base: Amount = Field(10_000.0, validation_alias=AliasChoices("rotary_emb_base", "rope_theta"))
+    rope_scaling: RotaryScaling | None = Field(None, validation_alias=AliasChoices("rope_scaling", "rope_parameters"))
+    layer_norm_eps: Amount = 1e-5
+    hidden_act: Name = "gelu"
     tie_word_embeddings: bool = False
 
     def architecture(self) -> Architecture:
@@ -174,6 +187,9 @@ class GptNeox(Config):
             blocks=(block,) * self.num_hidden_layers,
             head=head,
             context=self.max_position_embeddings,
+            rotary=(self.rope_scaling or RotaryScaling()).rotary(self.rotary_emb_base, self.rotary_pct),
+            norm_epsilon=self.layer_norm_eps,
+            activation=self.hidden_act,
         )
 
 
@@ -195,6 +211,7 @@ class Opt(Config):
     layer_norm_elementwise_affine: bool = True
     dropout: Share = 0.1
     attention_dropout: Share = 0.0
+    activation_function: Name = "relu"
     tie_word_embeddings: bool = True
 
     def block(self, norm: NormKind) -> Block:
@@ -237,4 +254,5 @@ class Opt(Config):
             head=head,
             context=self.max_position_embeddings,
             length=Length.AT_MOST,
+            activation=self.activation_function,
         )

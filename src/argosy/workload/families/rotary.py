@@ -17,8 +17,8 @@ from argosy.workload.architecture import (
     NormKind,
     TokenEmbedding,
 )
-from argosy.workload.families.config import AtMost, Config, Divides
-from argosy.workload.fields import Count, Depth, Natural, Share
+from argosy.workload.families.config import AtMost, Config, Divides, RotaryScaling
+from argosy.workload.fields import Amount, Count, Depth, Name, Natural, Share
 
 _SHAPE = (
     Divides("hidden_size", "num_attention_heads", unless="head_dim"),
@@ -45,6 +45,12 @@ class RotaryDecoder(Config):
     attention_dropout: Share = 0.0
     sliding_window: Natural | None = None
     layer_types: list[str] | None = None
+    rope_theta: Amount = 10_000.0
+    rope_scaling: RotaryScaling | None = Field(
+        default=None, validation_alias=AliasChoices("rope_scaling", "rope_parameters")
+    )
+    rms_norm_eps: Amount = 1e-6
+    hidden_act: Name = "silu"
 
     def slides(self, index: int) -> bool:
         """Whether block ``index`` looks through ``sliding_window``, where ``layer_types`` does not say."""
@@ -92,6 +98,9 @@ class RotaryDecoder(Config):
             blocks=blocks,
             head=head,
             context=self.max_position_embeddings,
+            rotary=(self.rope_scaling or RotaryScaling()).rotary(self.rope_theta),
+            norm_epsilon=self.rms_norm_eps,
+            activation=self.hidden_act,
         )
 
 
@@ -111,6 +120,7 @@ class Mistral(RotaryDecoder):
 
 class Phi3(RotaryDecoder):
     max_position_embeddings: Count = 4096
+    rms_norm_eps: Amount = 1e-5
 
 
 class Gemma(RotaryDecoder):
@@ -119,6 +129,9 @@ class Gemma(RotaryDecoder):
     max_position_embeddings: Count = 8192
     tie_word_embeddings: bool = True
     attention_bias: bool = False
+    hidden_act: Name = Field(
+        default="gelu_pytorch_tanh", validation_alias=AliasChoices("hidden_activation", "hidden_act")
+    )
 
     def biases(self) -> tuple[bool, bool, bool]:
         return self.attention_bias, self.attention_bias, False
@@ -205,6 +218,8 @@ class Mixtral(Mistral):
     rules: ClassVar = (*_SHAPE, AtMost("num_experts_per_tok", "num_local_experts"))
 
     sliding_window: Natural | None = None
+    rope_theta: Amount = 1_000_000.0
+    rms_norm_eps: Amount = 1e-5
     num_local_experts: Count = 8
     num_experts_per_tok: Count = 2
 
@@ -218,16 +233,23 @@ class Olmoe(RotaryDecoder):
     qk_norm: ClassVar[Literal["none", "head", "all"]] = "all"
 
     max_position_embeddings: Count = 4096
+    rms_norm_eps: Amount = 1e-5
     attention_bias: bool = False
     num_experts: Count = 64
     num_experts_per_tok: Count = 8
+    norm_topk_prob: bool = False
 
     def biases(self) -> tuple[bool, bool, bool]:
         return self.attention_bias, self.attention_bias, False
 
     def feed_forward(self, index: int) -> FeedForward | Experts:
         expert = FeedForward(inner=self.intermediate_size, gated=True)
-        return Experts(expert=expert, count=self.num_experts, active=self.num_experts_per_tok)
+        return Experts(
+            expert=expert,
+            count=self.num_experts,
+            active=self.num_experts_per_tok,
+            normalized=self.norm_topk_prob,
+        )
 
 
 class QwenMoe(RotaryDecoder):
@@ -239,6 +261,7 @@ class QwenMoe(RotaryDecoder):
     num_experts: Count = Field(default=128, validation_alias=AliasChoices("num_experts", "num_local_experts"))
     num_experts_per_tok: Count = 8
     moe_intermediate_size: Count = 768
+    norm_topk_prob: bool = False
     decoder_sparse_step: Count = 1
     mlp_only_layers: list[int] | None = None
     use_sliding_window: bool = False
@@ -257,6 +280,7 @@ class QwenMoe(RotaryDecoder):
             count=self.num_experts,
             active=self.num_experts_per_tok,
             shared=self.shared_expert(),
+            normalized=self.norm_topk_prob,
         )
 
 

@@ -1,0 +1,168 @@
+"""What other systems run: one table, which the search keeps to and the exporters check plans against.
+
+A row names a system, the version that its exporter is written for, and the values that a plan for it may have. A system
+with *one grid* has one number of replicas, one tensor-parallel width, one context and expert parallelism, one ZeRO
+level and one kind of recomputation for the whole pipeline, and equal shares of the samples; stages differ in layers
+and devices only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from argosy.dtype import Dtype
+from argosy.plan.plan import Plan, Recompute, Stage
+from argosy.schedule import ScheduleKind
+from argosy.workload.chain import Chain
+
+
+class TargetName(StrEnum):
+    """The systems that a search can be restricted to."""
+
+    TORCHTITAN = "torchtitan"
+    MEGATRON = "megatron"
+    DEEPSPEED = "deepspeed"
+    FLAGSCALE = "flagscale"
+    TORCH = "torch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """One row: a system, and what of a plan it runs."""
+
+    name: str
+    """As the system writes it."""
+    version: str
+    """That the export is written for, and read by in ``make test-doors``."""
+    calibration: str
+    """The bundled constants of the cost model that say what the system keeps and sums."""
+    dtypes: tuple[Dtype, ...]
+    schedules: tuple[ScheduleKind, ...]
+    zero: tuple[int, ...]
+    """Levels for a pipeline of several stages."""
+    zero_alone: tuple[int, ...] = ()
+    """Levels that a plan of one stage may have; empty: as for several."""
+    shards_splits: bool = False
+    """Whether sequences and experts are split over ranks that shard weights, so that ZeRO 0 has neither."""
+    recompute: tuple[Recompute, ...]
+    one_grid: bool = True
+    """Whether the whole pipeline has one width of everything; else every stage has its own, and equal shares."""
+    one_recompute: bool = True
+    """Whether all stages recompute alike."""
+    max_width: int | None = None
+    """Devices of a tensor-parallel group; None: any number."""
+    max_context: int | None = None
+    max_expert: int | None = None
+    mixed: bool = True
+    """Whether a stage may have devices of several kinds."""
+    whole_hosts: bool = False
+    """Whether ranks are numbered host by host, so that a stage takes whole hosts."""
+    needs_blocks: bool = False
+    """Whether every stage has a block, not an embedding or a head alone."""
+
+    @property
+    def full_name(self) -> str:
+        """``torchtitan 0.3.0``."""
+        return f"{self.name} {self.version}"
+
+    def levels(self, num_stages: int) -> tuple[int, ...]:
+        """The ZeRO levels of a plan with so many stages."""
+        return self.zero if num_stages > 1 or not self.zero_alone else self.zero_alone
+
+    def runs(self, plan: Plan, chain: Chain) -> bool:
+        """Whether the stages of a plan are as alike as the target needs them."""
+        levels = {stage.zero for stage in plan.stages if has_holders(stage)}
+        kinds = {stage.recompute for stage in plan.stages}
+        if len(levels) > 1 or not levels <= set(self.levels(len(plan.stages))) or not self._recomputes(kinds):
+            return False
+        splits = {max(stage.context, stage.expert) for stage in plan.stages}
+        if self.shards_splits and max(splits) > 1 and 0 in levels:
+            return False
+        if self.needs_blocks and not all(has_block(stage, chain) for stage in plan.stages):
+            return False
+        if len({stage.context for stage in plan.stages}) > 1:
+            return False
+        return not self.one_grid or len({stage.expert for stage in plan.stages}) == 1
+
+    def _recomputes(self, kinds: set[Recompute]) -> bool:
+        """Selective recomputation is one setting for all stages everywhere."""
+        is_one = len(kinds) == 1
+        return is_one if self.one_recompute else is_one or Recompute.SELECTIVE not in kinds
+
+
+def has_block(stage: Stage, chain: Chain) -> bool:
+    return any(layer.kind == "block" for layer in chain.layers[stage.first : stage.end])
+
+
+def has_holders(stage: Stage) -> bool:
+    """Whether several devices hold the same weights of a stage, so that ZeRO has something to divide."""
+    return len(stage.replicas) * stage.context > 1
+
+
+_ALL = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
+_WHOLE = (Recompute.NONE, Recompute.FULL)
+
+TARGETS: dict[TargetName, Target] = {
+    TargetName.TORCHTITAN: Target(
+        name="torchtitan",
+        version="0.3.0",
+        calibration="torchtitan",
+        dtypes=(Dtype.BF16, Dtype.FP32),
+        schedules=tuple(ScheduleKind),
+        zero=(0, 2, 3),
+        shards_splits=True,
+        recompute=_ALL,
+    ),
+    TargetName.MEGATRON: Target(
+        name="Megatron-LM",
+        version="0.16.1",
+        calibration="megatron",
+        dtypes=(Dtype.BF16, Dtype.FP16, Dtype.FP32),
+        schedules=(ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED),
+        zero=(0, 1),
+        recompute=_ALL,
+    ),
+    TargetName.DEEPSPEED: Target(
+        name="DeepSpeed",
+        version="0.19.8",
+        calibration="deepspeed",
+        dtypes=(Dtype.BF16, Dtype.FP16, Dtype.FP32),
+        schedules=(ScheduleKind.ONE_F_ONE_B,),
+        zero=(0, 1),
+        zero_alone=(0, 1, 2, 3),
+        recompute=_WHOLE,
+        one_recompute=False,
+        max_width=1,
+        max_context=1,
+        max_expert=1,
+    ),
+    TargetName.FLAGSCALE: Target(
+        name="FlagScale",
+        version="0.9.0",
+        calibration="megatron",
+        dtypes=(Dtype.BF16, Dtype.FP16, Dtype.FP32),
+        schedules=(ScheduleKind.ONE_F_ONE_B,),
+        zero=(0, 1),
+        recompute=_ALL,
+        one_grid=False,
+        one_recompute=False,
+        max_context=1,
+        mixed=False,
+        whole_hosts=True,
+        needs_blocks=True,
+    ),
+    TargetName.TORCH: Target(
+        name="torch",
+        version="2.13",
+        calibration="torch",
+        dtypes=(Dtype.BF16, Dtype.FP32),
+        schedules=tuple(ScheduleKind),
+        zero=(0,),
+        recompute=_WHOLE,
+        one_recompute=False,
+        max_width=1,
+        max_context=1,
+        max_expert=1,
+    ),
+}

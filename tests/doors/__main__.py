@@ -1,0 +1,202 @@
+"""Every export read by the system that it is for: one virtual environment per system, one table at the end.
+
+    python tests/doors [--newest] [SYSTEM ...]
+
+A door is open if the system's own classes read the export of llama-3-8b on mixed-16 that was planned for it. Versions
+are those that the exporters name; ``--newest`` installs what is newest instead and so says which version broke what.
+What pip does not have (argument parsers of Megatron-LM and FlagScale) comes by git from GitHub, or from the folder or
+address in ARGOSY_MEGATRON_LM and ARGOSY_FLAGSCALE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from argosy.cli import main as argosy
+from argosy.export.deepspeed import export_deepspeed
+from argosy.plan.file import plan_from_document, read_plan
+from argosy.plan.model import planned_chain
+from argosy.plan.plan import Replica, Stage
+from argosy.plan.targets import TARGETS, TargetName
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent / "build" / "doors"
+TORCH = "torch==2.13.0"  # the newest with a build for CPUs that is small
+MODEL, CLUSTER, BATCH = "llama-3-8b", "mixed-16", "64"
+PARSERS = {
+    "ARGOSY_MEGATRON_LM": "https://github.com/NVIDIA/Megatron-LM",
+    "ARGOSY_FLAGSCALE": "https://github.com/FlagOpen/FlagScale",
+}
+PARTS = {"ARGOSY_MEGATRON_LM": "megatron", "ARGOSY_FLAGSCALE": "flagscale"}
+# The Megatron-LM that FlagScale 0.9.0 patches.
+PATCHED = "3a2a972d9ffd5cee534b761f0803ea1b07389d2f"
+
+
+class Closed(Exception):
+    """A door that does not open, with the reason."""
+
+
+@dataclass(frozen=True)
+class Door:
+    """What one system needs to read an export."""
+
+    package: str | None
+    """By pip; None: by git alone."""
+    beside: tuple[str, ...]
+    """What it imports and does not name."""
+    arguments: Callable[[Path], list[str]]
+    """Of its reader, behind the folder of exports."""
+
+
+def run(*command: str | Path, **options: object) -> str:
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, **options)
+    if done.returncode:
+        raise Closed("\n".join((done.stderr or done.stdout).strip().splitlines()[-12:]))
+    return done.stdout
+
+
+def checkout(name: str, revision: str, folder: Path) -> Path:
+    """The part of a repository that is needed, at one revision."""
+    part = PARTS[name]
+    if (folder / part).exists():
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    run("git", "init", "-q", folder)
+    given = os.environ.get(name, PARSERS[name])
+    if (Path(given) / part).is_dir():  # a folder of files, not a repository
+        shutil.copytree(Path(given) / part, folder / part)
+    else:
+        run("git", "-C", folder, "fetch", "-q", "--depth", "1", given, revision)
+        run("git", "-C", folder, "checkout", "-q", "FETCH_HEAD", "--", part)
+    return folder
+
+
+def plan_of(folder: Path) -> dict[str, object]:
+    content: dict[str, object] = json.loads((folder / "plan.json").read_text())
+    return content
+
+
+def devices(content: dict[str, object]) -> list[str]:
+    return [name for stage in content["stages"] for replica in stage["replicas"] for name in replica["devices"]]
+
+
+def megatron_arguments(folder: Path) -> list[str]:
+    source = checkout("ARGOSY_MEGATRON_LM", f"core_v{TARGETS[TargetName.MEGATRON].version}", folder / "source")
+    names = devices(plan_of(folder))
+    return [str(source), str(len(names)), names[-1].rpartition(".")[0], "32"]
+
+
+def flagscale_arguments(folder: Path) -> list[str]:
+    ours = checkout("ARGOSY_FLAGSCALE", f"v{TARGETS[TargetName.FLAGSCALE].version}", folder / "source")
+    fresh = not (folder / "megatron" / "megatron").exists()
+    megatron = checkout("ARGOSY_MEGATRON_LM", PATCHED, folder / "megatron")
+    if fresh:
+        patch = ours / "flagscale" / "backends" / "Megatron-LM" / "megatron" / "training" / "arguments.py.patch"
+        run("git", "-C", megatron, "apply", patch.resolve())
+    return [str(ours.resolve()), str(megatron.resolve())]
+
+
+DOORS = {
+    TargetName.TORCHTITAN: Door("torchtitan", ("triton",), lambda folder: []),
+    TargetName.MEGATRON: Door("megatron-core", ("pydantic", "pyyaml", "regex", "six", "triton"), megatron_arguments),
+    TargetName.DEEPSPEED: Door("deepspeed", ("setuptools", "wheel", "numpy"), lambda folder: []),
+    TargetName.FLAGSCALE: Door(
+        None,
+        ("omegaconf", "aiohttp", "tqdm", "numpy", "packaging", "pydantic", "pyyaml", "regex", "six", "triton"),
+        flagscale_arguments,
+    ),
+}
+
+
+def export(name: TargetName, folder: Path) -> None:
+    """``planned``: the plan that was made for the system; ``small``: two uneven stages that a CPU can train."""
+    dtype = next(str(dtype) for dtype in TARGETS[name].dtypes)
+    command = ["plan", "-m", MODEL, "-c", CLUSTER, "-b", BATCH, "--dtype", dtype, "--for", str(name), "-q"]
+    written = folder / "planned"
+    shutil.rmtree(written, ignore_errors=True)
+    one_file = name is TargetName.MEGATRON
+    written.mkdir(parents=True)
+    target = written / "megatron.sh" if one_file else written
+    for arguments in (
+        [*command, "-o", str(folder / "plan.json")],
+        ["export", str(folder / "plan.json"), "--to", str(name), "-o", str(target)],
+    ):
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            try:
+                argosy(arguments)
+            except SystemExit as stop:
+                if stop.code:
+                    raise Closed(said.getvalue()) from stop
+    if name is TargetName.DEEPSPEED:
+        plan = plan_from_document(read_plan(str(folder / "plan.json")))
+        stages = tuple(
+            Stage(first=first, end=end, replicas=(Replica(devices=(device,), samples=2),))
+            for first, end, device in ((0, 3, "a0.0"), (3, 4, "a0.1"))
+        )
+        small = replace(plan, stages=stages, micro_batch_size=2, num_micro_batches=4, global_batch=8)
+        small = replace(small, model=replace(small.model, dtype="fp32"), collectives=())
+        (folder / "small").mkdir(exist_ok=True)
+        for file, text in export_deepspeed(small, planned_chain(plan.model)).files:
+            (folder / "small" / file).write_text(text)
+
+
+def install(name: TargetName, door: Door, folder: Path, *, newest: bool) -> str:
+    """The version that is installed."""
+    python = folder / "venv" / "bin" / "python"
+    version = TARGETS[name].version
+    wanted = [] if door.package is None else [door.package if newest else f"{door.package}=={version}"]
+    if not python.exists():
+        run(sys.executable, "-m", "venv", folder / "venv")
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    run(*pip, TORCH, *door.beside)
+    if wanted:
+        run(*pip, *(["--upgrade"] if newest else []), "--no-build-isolation", TORCH, *wanted)
+        return run(python, "-c", f"from importlib.metadata import version; print(version({door.package!r}))").strip()
+    return version
+
+
+def open_door(name: TargetName, *, newest: bool) -> str:
+    folder = ROOT / str(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    door = DOORS[name]
+    version = install(name, door, folder, newest=newest)
+    try:
+        export(name, folder)
+        arguments = door.arguments(folder)
+        reader = (HERE / f"read_{name}.py").resolve()
+        python = (folder / "venv" / "bin" / "python").absolute()
+        run(python, "-W", "ignore", reader, folder.resolve(), *arguments, timeout=600)
+    except Closed as closed:
+        raise Closed(f"{name} {version} does not read its export:\n{closed}") from None
+    return version
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--newest", action="store_true", help="the newest versions instead of those that are named")
+    parser.add_argument("systems", nargs="*", choices=[*map(str, DOORS), []], default=[])
+    given = parser.parse_args()
+    failed = 0
+    for name in map(TargetName, given.systems or DOORS):
+        try:
+            print(f"open    {name} {open_door(name, newest=given.newest)}", flush=True)
+        except Closed as closed:
+            failed += 1
+            print(f"closed  {name}\n{closed}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""Plans that are searched for a system: its exporter takes each of them as it is."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command_result import Result
+
+from argosy.cli import main
+from argosy.cluster.file import load_cluster
+from argosy.cost.calibration_file import read_calibration
+from argosy.errors import InfeasibleError
+from argosy.plan.plan import Plan, Recompute
+from argosy.plan.targets import TARGETS, TargetName
+from argosy.planner import Settings, find_plan
+from argosy.schedule import ScheduleSpec
+from argosy.workload.load import load_model
+
+each_target = pytest.mark.parametrize("target", list(TargetName))
+
+
+def run_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> Result:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    captured = capsys.readouterr()
+    return Result(stop.value.code, captured.out, captured.err)
+
+
+def plan_and_export(capsys: pytest.CaptureFixture[str], folder: Path, target: str, *what: str) -> None:
+    file = str(folder / "plan.json")
+    planned = run_command(capsys, "plan", *what, "--for", target, "-q", "-o", file)
+    assert planned.code == 0, planned.err
+    exported = run_command(capsys, "export", file, "--to", target, "--json")
+    assert exported.code == 0, exported.err
+    assert TARGETS[TargetName(target)].full_name in "".join(json.loads(exported.out)["files"].values())
+
+
+@each_target
+def test_what_is_planned_for_a_system_is_exported_to_it(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan_and_export(capsys, tmp_path, target, "-m", "llama-3-8b", "-c", "mixed-8", "-b", "16", "--dtype", "bf16")
+
+
+CASES = [
+    ("llama-3-8b", "mixed-16", 64),
+    ("llama-3-8b", "racks-128", 256),
+    ("llama-3-8b", "one-per-node-16", 32),
+    ("qwen3-30b-a3b", "racks-128", 256),
+    ("llama-3-8b", "geo-8", 16),
+]
+
+
+@pytest.mark.exhaustive
+@each_target
+@pytest.mark.parametrize(("model", "cluster", "batch"), CASES)
+def test_the_same_on_other_clusters(
+    model: str, cluster: str, batch: int, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(tmp_path / "plan.json")
+    what = ["-m", model, "-c", cluster, "-b", str(batch), "--dtype", "bf16", "--for", target, "-q", "-o", file]
+    planned = run_command(capsys, "plan", *what)
+    if planned.code == 3:
+        assert "fits" in planned.err or "No plan was found" in planned.err
+        return
+    assert planned.code == 0, planned.err
+    assert run_command(capsys, "export", file, "--to", target).code == 0
+
+
+def planned(target: TargetName | None, settings: Settings | None = None) -> Plan:
+    """gpt2 on two unlike cards, under the constants of Megatron-LM."""
+    constants = read_calibration("megatron")
+    chain = constants.chain(load_model("gpt2", sequence_length=512, dtype="fp16"))
+    settings = settings or Settings(target=None if target is None else TARGETS[target])
+    cluster = constants.cluster(load_cluster("two-cards"))
+    return find_plan(chain, cluster, global_batch=16, settings=settings, model=constants.compute_model())
+
+
+def seconds(plan: Plan) -> float:
+    assert plan.predicted is not None
+    return plan.predicted.iteration_seconds
+
+
+def test_the_best_of_all_grids_is_found() -> None:
+    """Every number of replicas, recomputation and ZeRO level tried by itself, on few devices."""
+    best = planned(TargetName.MEGATRON)
+    grids = []
+    for replicas, recompute in itertools.product((1, 2), Recompute):
+        grid = Settings(schedules=(ScheduleSpec(),), replicas=replicas, width=1, recompute=(recompute,))
+        with contextlib.suppress(InfeasibleError):
+            grids.append(seconds(planned(None, replace(grid, zero=(1,), units=(1, 1)))))
+    assert seconds(best) == pytest.approx(min(grids), rel=1e-6)
+    assert seconds(best) >= seconds(planned(None)) * (1 - 1e-9), "no restriction makes a plan faster"
+
+
+REFUSED = {
+    "a model that it does not have": (["-m", "gpt2", "--for", "torchtitan"], "a model that torchtitan 0.3.0 has"),
+    "a dtype": (["-m", "llama-3-8b", "--dtype", "fp16", "--for", "torchtitan"], "plan with --dtype bf16"),
+    "some weights": (["-m", "gpt2", "--train", "head", "--for", "torch"], "training of all weights"),
+    "a shape": (["-m", "bert-base", "--for", "megatron"], "in the shape of Megatron-LM's GPT"),
+    "a schedule": (["-m", "gpt2", "--schedule", "gpipe", "--for", "deepspeed"], "1f1b, which DeepSpeed"),
+    "a name": (["-m", "gpt2", "--for", "megatrn"], 'did you mean "megatron"?'),
+    "another restriction": (["-m", "gpt2", "--runnable", "--for", "torch"], "--runnable cannot be combined with --for"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_no_plan_can_be_made_for_is_refused_before_the_search(
+    what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, says = REFUSED[what]
+    refused = run_command(capsys, "plan", "-c", "two-cards", "-b", "8", *arguments)
+    assert refused.code == 2
+    assert says in refused.err
