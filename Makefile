@@ -9,7 +9,7 @@ SECONDS ?= 600
 PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-torch-free test-oldest fuzz audit coverage check format bench docs clean
+.PHONY: help demo test test-all test-torch-free test-oldest test-doors wheel fuzz audit coverage check format bench docs clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## ?/\t/' | expand -t 12
@@ -28,6 +28,16 @@ test-torch-free: .venv-$(notdir $(PYTHON))/.torch-free   ## planning, simulating
 
 test-oldest: .venv-oldest/.torch-free   ## the same with the oldest versions that pyproject.toml allows: make test-oldest TESTS=tests/cluster
 	.venv-oldest/bin/python -m pytest -n $(JOBS) --dist worksteal --torch-free -m "not exhaustive" -p no:cacheprovider $(TESTS)
+
+test-doors: $(VENV)/.core   ## exports read by the systems themselves, each in an environment of its own: make test-doors DOORS="torchtitan megatron" NEWEST=1
+	$(BIN)/python tests/doors $(if $(NEWEST),--newest) $(DOORS)
+
+wheel: $(VENV)/.core   ## build the wheel, install it into a fresh environment, and plan with it
+	rm -rf dist .venv-wheel
+	$(PIP:install=wheel) --no-deps --wheel-dir dist .
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check dist/argosy-*.whl
+	cd dist && ../.venv-wheel/bin/argosy --version && ../.venv-wheel/bin/argosy plan -m gpt2 -c two-cards -b 8 -q -o plan.json >/dev/null
 
 audit: $(VENV)/.audit   ## known holes in what is installed; asks a service on the network
 	$(BIN)/pip-audit --strict --skip-editable
@@ -67,15 +77,22 @@ $(VENV)/bin/python:
 
 $(VENV)/.core: $(VENV)/bin/python pyproject.toml
 	@echo "installing argosy into $(VENV)"
+	$(PIP) --upgrade 'pip>=25.1'
 	$(PIP) -e .
 	@touch $@
 
 .venv-%/.torch-free: pyproject.toml tests/oldest.txt
 	$(PYTHON) -m venv .venv-$*
-	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check $(if $(filter oldest,$*),-c tests/oldest.txt) -e '.[torch-free]'
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check $(if $(filter oldest,$*),-c tests/oldest.txt) -e '.[nbody]' --group torch-free
 	@touch $@
 
+# The dependency group of that name, and the extras of argosy that it is used with.
+$(VENV)/.test $(VENV)/.coverage: EXTRAS := [hf,torch,ray,nbody]
+$(VENV)/.bench: EXTRAS := [torch,nbody]
+$(VENV)/.torch: EXTRAS := [torch]
+$(VENV)/.torch: GROUP := tested-torch
 $(VENV)/.test $(VENV)/.check $(VENV)/.bench $(VENV)/.torch $(VENV)/.docs $(VENV)/.audit $(VENV)/.coverage: $(VENV)/.%: $(VENV)/.core
 	@echo "installing what '$*' needs into $(VENV)"
-	$(PIP) -e '.[$*]'
+	$(PIP) -e '.$(EXTRAS)' --group $(or $(GROUP),$*)
 	@touch $@

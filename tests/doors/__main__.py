@@ -42,7 +42,7 @@ PARTS = {"ARGOSY_MEGATRON_LM": "megatron", "ARGOSY_FLAGSCALE": "flagscale"}
 PATCHED = "3a2a972d9ffd5cee534b761f0803ea1b07389d2f"
 
 
-class Closed(Exception):
+class ClosedError(Exception):
     """A door that does not open, with the reason."""
 
 
@@ -61,7 +61,7 @@ class Door:
 def run(*command: str | Path, **options: object) -> str:
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, **options)
     if done.returncode:
-        raise Closed("\n".join((done.stderr or done.stdout).strip().splitlines()[-12:]))
+        raise ClosedError("\n".join((done.stderr or done.stdout).strip().splitlines()[-12:]))
     return done.stdout
 
 
@@ -138,7 +138,7 @@ def export(name: TargetName, folder: Path) -> None:
                 argosy(arguments)
             except SystemExit as stop:
                 if stop.code:
-                    raise Closed(said.getvalue()) from stop
+                    raise ClosedError(said.getvalue()) from stop
     if name is TargetName.DEEPSPEED:
         plan = plan_from_document(read_plan(str(folder / "plan.json")))
         stages = tuple(
@@ -178,8 +178,8 @@ def open_door(name: TargetName, *, newest: bool) -> str:
         reader = (HERE / f"read_{name}.py").resolve()
         python = (folder / "venv" / "bin" / "python").absolute()
         run(python, "-W", "ignore", reader, folder.resolve(), *arguments, timeout=600)
-    except Closed as closed:
-        raise Closed(f"{name} {version} does not read its export:\n{closed}") from None
+    except ClosedError as closed:
+        raise ClosedError(f"{name} {version} does not read its export:\n{closed}") from None
     return version
 
 
@@ -192,7 +192,7 @@ def main() -> int:
     for name in map(TargetName, given.systems or DOORS):
         try:
             print(f"open    {name} {open_door(name, newest=given.newest)}", flush=True)
-        except Closed as closed:
+        except ClosedError as closed:
             failed += 1
             print(f"closed  {name}\n{closed}", flush=True)
     return 1 if failed else 0

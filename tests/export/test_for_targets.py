@@ -101,7 +101,7 @@ def test_the_best_of_all_grids_is_found() -> None:
 REFUSED = {
     "a model that it does not have": (["-m", "gpt2", "--for", "torchtitan"], "a model that torchtitan 0.3.0 has"),
     "a dtype": (["-m", "llama-3-8b", "--dtype", "fp16", "--for", "torchtitan"], "plan with --dtype bf16"),
-    "some weights": (["-m", "gpt2", "--train", "head", "--for", "torch"], "training of all weights"),
+    "some weights": (["-m", "gpt2", "--train", "lora", "--for", "torch"], "training of all weights"),
     "a shape": (["-m", "bert-base", "--for", "megatron"], "in the shape of Megatron-LM's GPT"),
     "a schedule": (["-m", "gpt2", "--schedule", "gpipe", "--for", "deepspeed"], "1f1b, which DeepSpeed"),
     "a name": (["-m", "gpt2", "--for", "megatrn"], 'did you mean "megatron"?'),
