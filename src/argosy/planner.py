@@ -10,6 +10,7 @@ Every plan carries a certificate: no plan in the stated scope is faster than its
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from argosy.cluster.lasting import at_time_zero, within_reach

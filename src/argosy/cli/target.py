@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from argosy.workload.chain import Chain
 
 
-def with_target(
-    settings: Settings, name: str, calibration: str | None, *, named: bool
-) -> tuple[Settings, str | None]:
+def with_target(settings: Settings, name: str, calibration: str | None, *, named: bool) -> tuple[Settings, str | None]:
     """The settings restricted to a system, and its constants if no others are given; ``named``: whether the user named
     the schedules."""
     from argosy.errors import bad_input

@@ -116,7 +116,9 @@ def training_is_known(model: ModelRef, target: Target) -> Iterator[Limit]:
         hint = f"plan with --dtype {target.dtypes[0]}"
         yield limit("model.dtype", model.dtype, expected, final=True, suggestion=hint)
     if model.tuning != FULL:
-        yield limit("model.tuning", "some weights", f"training of all weights, which is written for {target.name}", final=True)
+        yield limit(
+            "model.tuning", "some weights", f"training of all weights, which is written for {target.name}", final=True
+        )
 
 
 def _stages_are_alike(plan: Plan, target: str) -> Iterator[Limit]:
