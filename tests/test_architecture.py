@@ -44,6 +44,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("cli", "__init__"): "shows the version",
     ("plan", "api"): "a plan's methods lead into the rest of the package",
     ("plan", "report"): "a method returns a report",
+    ("plan", "timeline"): "a method returns a timeline",
     ("export", "api"): "the package is called as the function of its name",
     ("units", "errors"): "what is wrong with a text is said as errors says it",
 }
