@@ -1,4 +1,4 @@
-"""The references that follow from the code: every command with its options, every file with its fields."""
+"""The references that follow from the code: every command, every file with its fields, every name of the package."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import click
 import typer
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
+from python_reference import python_page
 
 from argosy.cli.app import app
 from argosy.cluster.schema import ClusterSchema
@@ -29,9 +30,10 @@ FILES: tuple[tuple[str, str, type[BaseModel]], ...] = (
 
 
 def write_references(folder: Path) -> None:
-    """``commands.md`` and ``files.md``, rewritten only where they changed."""
+    """``commands.md``, ``files.md`` and ``python.md``, rewritten only where they changed."""
     folder.mkdir(exist_ok=True)
-    for name, text in (("commands.md", commands_page()), ("files.md", files_page())):
+    pages = {"commands.md": commands_page(), "files.md": files_page(), "python.md": python_page()}
+    for name, text in pages.items():
         path = folder / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")

@@ -15,6 +15,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "argosy"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__", "__main__"),
+    ("api",),
     ("cli",),
     ("integrations",),
     ("report", "export", "lab"),
@@ -41,6 +42,10 @@ PARTS = {name for names in LAYERS for name in names}
 
 ALLOWED: dict[tuple[str, str], str] = {
     ("cli", "__init__"): "shows the version",
+    ("plan", "api"): "a plan's methods lead into the rest of the package",
+    ("plan", "report"): "a method returns a report",
+    ("plan", "timeline"): "a method returns a timeline",
+    ("export", "api"): "the package is called as the function of its name",
     ("units", "errors"): "what is wrong with a text is said as errors says it",
 }
 """Imports that do not point down, each with its reason."""

@@ -1,9 +1,9 @@
 """Argosy: automatic parallelization of training on unequal devices over a changing network.
 
-    cluster = argosy.load_cluster("mixed-16")
-    chain = argosy.load_model("llama-3-8b", sequence_length=2048, dtype="fp16")
-    plan = argosy.find_plan(chain, cluster, global_batch=128)
-    argosy.simulate(plan, chain, cluster, iterations=3).iteration_seconds
+    plan = argosy.find_plan("llama-3-8b", "mixed-16", global_batch=128, sequence_length=2048, dtype="fp16")
+    plan.explain()
+    plan.simulate(iterations=3).iteration_seconds
+    plan.save("plan.json")
 
 Names are imported when they are first used, so that ``import argosy`` costs next to nothing.
 """
@@ -14,6 +14,12 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from argosy import export as export
+    from argosy.api import Shown as Shown
+    from argosy.api import check_plan as check_plan
+    from argosy.api import compare as compare
+    from argosy.api import find_plan as find_plan
+    from argosy.api import simulate as simulate
     from argosy.cluster.file import load_cluster as load_cluster
     from argosy.cluster.file import with_changes as with_changes
     from argosy.cluster.topology import Cluster as Cluster
@@ -23,20 +29,17 @@ if TYPE_CHECKING:
     from argosy.errors import InfeasibleError as InfeasibleError
     from argosy.errors import InputError as InputError
     from argosy.errors import RunError as RunError
-    from argosy.plan.check import check_plan as check_plan
     from argosy.plan.file import dumps_plan as dumps_plan
     from argosy.plan.file import load_plan as load_plan
     from argosy.plan.plan import Plan as Plan
     from argosy.plan.plan import Replica as Replica
     from argosy.plan.plan import Stage as Stage
     from argosy.planner import Settings as Settings
-    from argosy.planner import find_plan as find_plan
     from argosy.report.page.report import Report as Report
     from argosy.runtime.parallel import parallelize as parallelize
     from argosy.runtime.parallel import share_program as share_program
     from argosy.runtime.trainer import Trainer as Trainer
     from argosy.schedule import ScheduleSpec as ScheduleSpec
-    from argosy.sim.simulate import simulate as simulate
     from argosy.timeline import Timeline as Timeline
     from argosy.timeline.file import dumps_timeline as dumps_timeline
     from argosy.timeline.file import load_timeline as load_timeline
@@ -58,21 +61,24 @@ _HOMES = {
     "RunError": "argosy.errors",
     "ScheduleSpec": "argosy.schedule",
     "Settings": "argosy.planner",
+    "Shown": "argosy.api",
     "Stage": "argosy.plan.plan",
     "Timeline": "argosy.timeline",
     "Trace": "argosy.cluster.trace",
     "Trainer": "argosy.runtime.trainer",
-    "check_plan": "argosy.plan.check",
+    "check_plan": "argosy.api",
+    "compare": "argosy.api",
     "dumps_plan": "argosy.plan.file",
     "dumps_timeline": "argosy.timeline.file",
-    "find_plan": "argosy.planner",
+    "export": "argosy.export",
+    "find_plan": "argosy.api",
     "load_cluster": "argosy.cluster.file",
     "load_model": "argosy.workload.load",
     "load_plan": "argosy.plan.file",
     "load_timeline": "argosy.timeline.file",
     "parallelize": "argosy.runtime.parallel",
     "share_program": "argosy.runtime.parallel",
-    "simulate": "argosy.sim.simulate",
+    "simulate": "argosy.api",
     "with_changes": "argosy.cluster.file",
 }
 """The public names, and the module that each lives in."""
@@ -83,7 +89,8 @@ __all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    home = importlib.import_module(_HOMES[name])
+    value = home if _HOMES[name] == f"{__name__}.{name}" else getattr(home, name)
     globals()[name] = value
     return value
 

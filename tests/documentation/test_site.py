@@ -21,6 +21,9 @@ def test_the_site_builds(tmp_path: Path) -> None:
     commands = (tmp_path / "html" / "reference" / "commands.html").read_text(encoding="utf-8")
     for name in ("argosy plan", "argosy run", "argosy lab up", "argosy nbody ic"):
         assert name in commands
+    names = (tmp_path / "html" / "reference" / "python.html").read_text(encoding="utf-8")
+    for name in ("find_plan", "Settings", "Plan.explain", "CPU seconds.", "Trainer.evaluate"):
+        assert name in names
     pages = [path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")]
     assert all((tmp_path / "html" / page).is_file() for page in pages)
     results = (tmp_path / "html" / "results.html").read_text(encoding="utf-8")

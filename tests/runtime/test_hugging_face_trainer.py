@@ -78,7 +78,7 @@ def refusals(**changed: Any) -> str:
     usual = {"train_batch_size": 8, "bf16": False, "fp16": False, "gradient_accumulation_steps": 1}
     trainer: Any = hf.Trainer.__new__(hf.Trainer)
     trainer.args = SimpleNamespace(**{**usual, **{key: changed[key] for key in changed if key not in vars(FREE)}})
-    trainer.plan = SimpleNamespace(global_batch=8, model=SimpleNamespace(dtype=Dtype.FP32))
+    trainer.plan = SimpleNamespace(global_batch=8, model=SimpleNamespace(dtype=Dtype.FP32), stages=(), cut=None)
     for key, value in vars(FREE).items():
         setattr(trainer, key, changed.get(key, value))
     with pytest.raises(InputError) as error:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import loop_cases as cases
@@ -14,10 +16,11 @@ from rank_pool import RankError, RankPool
 from torch.utils.data import DataLoader
 
 from argosy.errors import InputError, RunError
+from argosy.runtime.layers import find_layers
 from argosy.runtime.loading import BatchStream
 from argosy.runtime.optimizing import make_updating
 from argosy.runtime.weighing import PartLoss, Tally, weight_of
-from argosy.runtime.writers import CsvWriter, StepMetrics
+from argosy.runtime.writers import CsvWriter, StepMetrics, TensorBoardWriter, WandbWriter
 from argosy.schedule import ScheduleKind
 
 STEPS = [[cases.batch_of(8, seed=step)] for step in range(3)]
@@ -147,6 +150,44 @@ def test_an_iterable_without_a_length_is_read_to_the_step_and_an_empty_one_refus
     assert [BatchStream(Endless())(step) for step in (4, 2)] == [{"x": 2}, {"x": 3}]
     with pytest.raises(InputError, match=r"data: .*expected an iterable with batches"):
         BatchStream([])(0)
+
+
+def test_figures_go_to_other_writers_from_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    board = SimpleNamespace(add_scalar=lambda *row: told.append(row), flush=lambda: None)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=lambda folder: board))
+    logged = SimpleNamespace(log=lambda figures, step: told.append((step, figures["loss"])))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda project: logged))
+    for writer in (TensorBoardWriter("runs"), WandbWriter(project="p")):
+        for rank in (0, 1):
+            writer(StepMetrics(rank, 3, 2.5, 0.5, 8, 1.5, (0.1,)))
+    names = {"loss": 2.5, "seconds": 0.5, "samples_per_second": 16.0, "gradient_norm": 1.5, "learning_rate": 0.1}
+    assert told == [*((name, value, 3) for name, value in names.items()), (3, 2.5)]
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(RunError, match="WandbWriter needs wandb; pip install wandb"):
+        WandbWriter()(StepMetrics(0, 0, 2.5, 0.5, 8, None, ()))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_padding_mask_passes_through_layers_as_through_the_model(family: str, side: str) -> None:
+    import transformers as tf
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 13, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "bos_token_id": 0}
+    if family == "gpt2":
+        model: Any = tf.GPT2LMHeadModel(tf.GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=13, n_positions=8))
+    else:
+        model = tf.LlamaForCausalLM(tf.LlamaConfig(**sizes, intermediate_size=16, num_key_value_heads=1))
+    model.eval()
+    tokens, kept = torch.randint(13, (3, 8)), torch.tensor([8, 5, 3])[:, None] > torch.arange(8)
+    mask = (kept if side == "right" else kept.flip(1)).long()
+    batch = {"input_ids": tokens, "attention_mask": mask, "labels": tokens.masked_fill(mask == 0, -100)}
+    first, *blocks, head = find_layers(model)
+    carry = first(**batch)
+    for block in blocks:
+        carry = block(carry)
+    assert head.finish(carry, **batch).loss.item() == pytest.approx(model(**batch).loss.item(), rel=1e-6)  # type: ignore[operator]
 
 
 def test_rows_of_metrics_are_written_by_rank_0_and_added_later(tmp_path: Path) -> None:

@@ -107,10 +107,13 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: find_layers(Listed()), "Listed.argosy_layers()[1]: found function, expected an nn.Module"),
     (lambda: check_attention(GPT2LMHeadModel()), "model: found attention eager, expected sdpa"),
     (
-        lambda: Inputs(nn.Identity(), "input_ids")(torch.ones(1, 2), attention_mask=torch.ones(1, 2)),
-        "model: found attention_mask, expected only input_ids and labels",
+        lambda: Inputs(nn.Identity(), "input_ids")(torch.ones(1, 2), token_type_ids=torch.ones(1, 2)),
+        "model: found token_type_ids, expected only input_ids, attention_mask and labels",
     ),
-    (Inputs(nn.Identity(), "input_ids"), "model: found no input_ids, expected only input_ids and labels"),
+    (
+        Inputs(nn.Identity(), "input_ids"),
+        "model: found no input_ids, expected only input_ids, attention",
+    ),
     (
         lambda: Watch().judged(torch.ones(3), 1),
         "loss_fn: found a tensor of shape (3,), expected a scalar tensor, the mean over samples",

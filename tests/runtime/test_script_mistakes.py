@@ -94,7 +94,7 @@ def test_a_function_may_come_about_in_any_way(tmp_path: Path, text: str) -> None
 )
 def test_what_would_be_ignored_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(InputError) as error:
-        load_program(str(script(tmp_path, text)))
+        load_program(str(script(tmp_path, text)), trains=True)
     assert message in str(error.value)
 
 
@@ -110,7 +110,7 @@ def test_what_would_be_ignored_is_refused(tmp_path: Path, text: str, message: st
     ],
 )
 def test_what_is_meant_so_is_taken(tmp_path: Path, text: str) -> None:
-    load_program(str(script(tmp_path, text)))
+    load_program(str(script(tmp_path, text)), trains=True)
 
 
 TRAINED = """
@@ -169,7 +169,7 @@ def test_a_script_with_loader_scheduler_and_callbacks_trains_resumes_and_counts_
     over = run("--steps", "5", "--resume")
     assert over.returncode == 2
     assert "--steps: found 5, expected more than the 5 that the run has done: steps are those of" in over.stderr
-    program: Any = load_program(str(path))
+    program: Any = load_program(str(path), trains=True)
     torch.manual_seed(4)
     model, _, _ = program.build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)

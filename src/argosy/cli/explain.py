@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from argosy.cli.options import ClusterSource, DtypeName, Json, PlanSource, Profiles, Quiet, Traces, Width
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     from argosy.cluster.topology import Cluster
     from argosy.explain import Explanation
@@ -78,39 +79,55 @@ def explain(
         }
         print_json("explain", {**names, **explanation_to_dict(explanation)})
         return
-    _show(stdout_console(width), explanation, scenario.cluster)
+    console = stdout_console(width)
+    for part in explanation_parts(explanation, scenario.cluster):
+        console.print(part)
 
 
-def _show(console: Console, explanation: Explanation, cluster: Cluster) -> None:
+def explanation_parts(explanation: Explanation, cluster: Cluster) -> Iterator[RenderableType]:
+    """An explanation as tables and lines, in the order in which they are shown."""
     from argosy.report.plan import left_out_lines, plan_title, runner_up_table, stage_table
 
     plan = explanation.plan
-    console.print(f"{plan_title(plan)}\n")
-    console.print(stage_table(plan, cluster))
-    console.print()
-    show_reasons(console, explanation, cluster)
-    show_what_ifs(console, explanation)
+    yield f"{plan_title(plan)}\n"
+    yield stage_table(plan, cluster)
+    yield ""
+    yield from _reasons(explanation, cluster)
+    yield from _what_ifs(explanation)
     if plan.runner_ups:
-        console.print()
-        console.print(runner_up_table(plan))
-    for line in left_out_lines(plan, cluster):
-        console.print(line)
+        yield ""
+        yield runner_up_table(plan)
+    yield from left_out_lines(plan, cluster)
     for test in explanation.left_out:
-        console.print(f"put to the test: {test.sentence}")
+        yield f"put to the test: {test.sentence}"
+
+
+def _reasons(explanation: Explanation, cluster: Cluster) -> Iterator[RenderableType]:
+    """Bottleneck and memory."""
+    from rich.text import Text
+
+    from argosy.report.explain import memory_table, reason_table
+
+    yield reason_table(explanation, cluster)
+    yield Text("\nmemory in GiB, when a device holds most", style="dim")
+    yield memory_table(explanation, cluster)
+
+
+def _what_ifs(explanation: Explanation) -> Iterator[RenderableType]:
+    from argosy.report.explain import memory_in_a_sentence, what_if_table
+
+    yield ""
+    yield what_if_table(explanation)
+    yield memory_in_a_sentence(explanation)
 
 
 def show_reasons(console: Console, explanation: Explanation, cluster: Cluster) -> None:
-    """Bottleneck and memory."""
-    from argosy.report.explain import memory_table, reason_table
-
-    console.print(reason_table(explanation, cluster))
-    console.print("\nmemory in GiB, when a device holds most", style="dim")
-    console.print(memory_table(explanation, cluster))
+    """Print the bottleneck and the memory."""
+    for part in _reasons(explanation, cluster):
+        console.print(part)
 
 
 def show_what_ifs(console: Console, explanation: Explanation) -> None:
-    from argosy.report.explain import memory_in_a_sentence, what_if_table
-
-    console.print()
-    console.print(what_if_table(explanation))
-    console.print(memory_in_a_sentence(explanation))
+    """Print what faster devices and links or more memory would buy."""
+    for part in _what_ifs(explanation):
+        console.print(part)

@@ -115,7 +115,7 @@ class Trainer(transformers.Trainer):
                 "compute_metrics", "a function", "none: logits stay on the ranks of the last stage; eval_loss is there"
             )
         several = args.gradient_accumulation_steps > 1
-        if several and not (self.model_accepts_loss_kwargs and has_layers(self.model)):
+        if several and (self.is_captured or not self.model_accepts_loss_kwargs):
             expected = "1 for a model that is captured or whose loss takes no num_items_in_batch"
             refuse("gradient_accumulation_steps", args.gradient_accumulation_steps, expected)
         for name in ("auto_find_batch_size", "fp16_full_eval", "bf16_full_eval", "torch_compile"):
@@ -161,9 +161,15 @@ class Trainer(transformers.Trainer):
             self.optimizer = kind(groups([]), **options)
         return self.optimizer
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether stages are made of operations, with sizes that a batch gives, and not of layers."""
+        shared = any(stage.replicas[0].width > 1 for stage in self.plan.stages)
+        return shared or self.plan.cut is not None or not has_layers(self.model)
+
     def _example(self) -> Any:
-        """A batch to capture a model by that has no layers; what is drawn for it is drawn again."""
-        if has_layers(self.model):
+        """A batch to capture a model by; what is drawn for it is drawn again."""
+        if not self.is_captured:
             return {"rows": torch.zeros(self.plan.global_batch)}
         with torch.random.fork_rng(devices=[]):
             return dict(next(iter(self.get_train_dataloader())))
@@ -188,7 +194,7 @@ class Trainer(transformers.Trainer):
 
     def _counted(self, inputs: dict[str, Any], items: Any) -> dict[str, Any]:
         """A batch with the number of items in the whole batch, which a captured model cannot take."""
-        known = {} if items is None or not has_layers(self.model) else {_ITEMS: int(items)}
+        known = {} if items is None or self.is_captured else {_ITEMS: int(items)}
         return {**inputs, **known}
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:

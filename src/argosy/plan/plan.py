@@ -14,6 +14,7 @@ from typing import Any
 
 from argosy.cluster.topology import Cluster, canonical
 from argosy.dtype import Dtype
+from argosy.plan.methods import PlanMethods
 from argosy.schedule import ScheduleSpec
 from argosy.units import counted
 from argosy.workload.chain import Chain
@@ -288,7 +289,7 @@ class CollectiveChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(PlanMethods):
     """How a model runs on a cluster."""
 
     model: ModelRef

@@ -40,7 +40,8 @@ class Inputs(nn.Module):
         given = [name for name, value in keywords.items() if value is not None and value is not False]
         if given or values is None:
             found = given[0] if given else f"no {self.name}"
-            raise InputError([Problem(path="model", found=found, expected=f"only {self.name} and labels")])
+            taken = "input_ids, attention_mask" if self.name == "input_ids" else self.name
+            raise InputError([Problem(path="model", found=found, expected=f"only {taken} and labels")])
         hidden: Tensor = self.embed(values)
         if self.positions is not None:
             hidden = hidden + self.positions(torch.arange(values.shape[1], device=values.device)[None])

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -34,8 +34,10 @@ class Updating(NamedTuple):
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """The learning rates by group of parameters."""
-        return () if self.optimizer is None else tuple(float(group["lr"]) for group in self.optimizer.param_groups)
+        """The learning rates by group of parameters, as far as they are numbers that the host knows."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        known = [group["lr"] for group in groups if "lr" in group]
+        return tuple(float(rate) for rate in known if not isinstance(rate, Tensor) or rate.device.type == "cpu")
 
     def after_step(self) -> None:
         """Set the learning rates of the next step."""

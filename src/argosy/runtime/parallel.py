@@ -10,6 +10,7 @@ Under torchrun, with one process per device of the cluster, in its order.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, overload
 
 from torch import nn
@@ -18,6 +19,7 @@ from argosy.cluster.file import load_cluster
 from argosy.cluster.topology import Cluster
 from argosy.cost.group import device_group
 from argosy.dtype import Dtype
+from argosy.plan.file import load_plan
 from argosy.plan.plan import Plan
 from argosy.runtime import spmd, trainer
 from argosy.runtime.optimizing import OptimizerFactory
@@ -41,7 +43,7 @@ def parallelize(
     loss_fn: LossFunction,
     optimizer_factory: OptimizerFactory,
     example_batch: Any,
-    plan: Plan,
+    plan: Plan | str | Path,
     **options: Any,
 ) -> trainer.Trainer: ...
 
@@ -57,13 +59,14 @@ def parallelize(
     loss_fn: LossFunction,
     optimizer_factory: OptimizerFactory,
     example_batch: Any,
-    plan: Plan | Program,
+    plan: Plan | Program | str | Path,
     **options: Any,
 ) -> trainer.Trainer | spmd.Trainer:
     """A trainer for this rank: of a plan's stages (``runtime.trainer.parallelize``, with its options), or of a program.
 
-    A program holds the loss that it was captured with; ``loss_fn`` is not called.
+    A plan may be given by its file. A program holds the loss that it was captured with; ``loss_fn`` is not called.
     """
     if isinstance(plan, Program):
         return spmd.parallelize_program(model, optimizer_factory, example_batch, plan)
+    plan = load_plan(plan) if isinstance(plan, str | Path) else plan
     return trainer.parallelize(model, loss_fn, optimizer_factory, example_batch, plan, **options)

@@ -90,8 +90,9 @@ def _no_function(path: Path, name: str, known: Iterable[str]) -> InputError:
     return InputError([problem])
 
 
-def load_program(text: str) -> Program:
-    """Run the file, as a module of its own beside whose folder its imports are found."""
+def load_program(text: str, *, trains: bool = False) -> Program:
+    """Run the file, as a module of its own beside whose folder its imports are found. If it is to be trained, what it
+    defines and a run would ignore is refused."""
     path, name = split_name(text)
     sys.path.insert(0, str(path.parent.resolve()))
     spec = importlib.util.spec_from_file_location(f"argosy_program_{path.stem}", path)
@@ -106,7 +107,7 @@ def load_program(text: str) -> Program:
     functions = {key: value for key, value in public.items() if callable(value)}
     if name not in functions:
         raise _no_function(path, name, functions)
-    mistakes = _mistakes(path, public, name)
+    mistakes = _mistakes(path, public, name) if trains else {}
     if mistakes:
         file = str(path)
         raise InputError(
@@ -117,7 +118,7 @@ def load_program(text: str) -> Program:
         optimizer=public.get("optimizer"),
         scheduler=public.get("scheduler"),
         data=public.get("data"),
-        callbacks=tuple(public.get("callbacks", ())),
+        callbacks=tuple(public.get("callbacks", ())) if trains else (),
     )
 
 

@@ -8,7 +8,8 @@ same norm, so they agree without a word.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+
+from torch import Tensor
 
 from argosy.errors import RunError
 from argosy.runtime.failure import ElsewhereError
@@ -42,7 +43,7 @@ class LossScale:
             self.value, self.calm = self.value * 2, 0
 
 
-def check_finite(loss: float, norm: float, losses: Sequence[float], step: int, scale: LossScale) -> None:
+def check_finite(loss: float, norm: float, losses: Tensor, step: int, scale: LossScale) -> None:
     """Raise a ``RunError`` if the loss or the gradient of a step is not finite, before the update.
 
     ``losses`` are those of this rank's micro-batches.
@@ -52,7 +53,7 @@ def check_finite(loss: float, norm: float, losses: Sequence[float], step: int, s
             shown = " and its scale 1" if scale.active else ""
             raise RunError(f"the gradient of step {step} is not finite, though the loss is {loss:g}{shown}")
         return
-    mine = [index for index, value in enumerate(losses) if not math.isfinite(value)]
+    mine = [index for index, value in enumerate(losses.tolist()) if not math.isfinite(value)]
     if mine:
         raise RunError(f"the loss of step {step} is {loss}, first in micro-batch {mine[0]}")
     raise ElsewhereError(f"the loss of step {step} is {loss} on another rank")

@@ -23,6 +23,7 @@ from argosy.runtime.calls import filled, tensor_constants
 from argosy.runtime.collectives import GatherBy, Group
 from argosy.runtime.exchange import Exchange
 from argosy.runtime.local import Clock, LocalCall
+from argosy.runtime.optimizing import OptimizerFactory, make_updating
 from argosy.runtime.world import device_of, join
 from argosy.solve.spmd import Program
 from argosy.space.sharding import REPLICATED, State
@@ -133,9 +134,7 @@ def lower(program: Program, exchange: Exchange, *, clock: Clock, device: torch.d
     return _Lowering(program, exchange, clock, device).module()
 
 
-def parallelize_program(
-    model: nn.Module, optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer], batch: Any, program: Program
-) -> Trainer:
+def parallelize_program(model: nn.Module, optimizer: OptimizerFactory, batch: Any, program: Program) -> Trainer:
     """A trainer for this rank of a program, from the model that was captured; every rank gets rank 0's values.
 
     The loss is in the program. Only this rank's shards are kept of the model's tensors.
@@ -182,7 +181,7 @@ class Trainer:
         program: Program,
         named: Iterable[tuple[str, Tensor]],
         *,
-        optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        optimizer: OptimizerFactory,
         group: Group = None,
         device: torch.device | None = None,
         seed: int = 0,
@@ -195,7 +194,10 @@ class Trainer:
         self.held = self._shards(named)
         graph = program.graph
         self.parameters = [self.held[value] for value in graph.parameters]
-        self.optimizer = optimizer([p for p in self.parameters if isinstance(p, nn.Parameter)])
+        named = [(graph.values[value].name, self.held[value]) for value in graph.parameters]
+        trained = [(name, held) for name, held in named if isinstance(held, nn.Parameter)]
+        self.updating = make_updating(optimizer, None, trained, 0)
+        self.optimizer = self.updating.optimizer
 
     @classmethod
     def from_build(cls, program: Program, fake: FakeModel, *, seed: int = 0, **options: Any) -> Trainer:
@@ -220,7 +222,9 @@ class Trainer:
     def step(self, batch: Any) -> float:
         """One step on a global batch: the loss before it."""
         loss = self.backward(batch)
-        self.optimizer.step()
+        if self.optimizer is not None:
+            self.optimizer.step()
+        self.updating.after_step()
         self.clock.step += 1
         return loss
 

@@ -268,7 +268,7 @@ class Trainer:
         with self.recorder.reducing(), in_contact(f"while the gradients of step {self.steps} were summed"):
             self.gradients.reduce()
             loss, norm, ratio = self._agree(losses, done.tally)
-        check_finite(loss, norm, losses.tolist(), self.steps, self.scale)
+        check_finite(loss, norm, losses, self.steps, self.scale)
         finite = math.isfinite(norm)
         rates = self.updating.rates
         if finite and self.optimizer is not None:

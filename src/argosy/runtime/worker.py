@@ -87,7 +87,7 @@ def work(spec: RunSpec, plan: Plan, rank: int) -> None:
     check_supported(plan)
     if not spec.any_device:
         check_hardware(plan, rank)
-    program = load_program(spec.program)
+    program = load_program(spec.program, trains=True)
     join(plan, patience=datetime.timedelta(seconds=spec.patience))
     compare(given_facts(spec, plan), plan)
     trainer, data = prepare(program, plan, spec)

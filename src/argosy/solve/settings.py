@@ -47,6 +47,7 @@ class Settings:
     """What a search may do."""
 
     level: int = 1
+    """1 takes seconds; 2 searches on until ``gap`` or a budget is reached, and looks at more plans."""
     gap: float = 0.01
     """Level 2 stops at this gap."""
     time_budget: float = math.inf
@@ -54,9 +55,11 @@ class Settings:
     memory_budget: float = 3.5 * 2**30
     """Bytes that a search may come to hold; tables and open sub-problems grow with its units and its time."""
     prune: bool = True
+    """Whether options are removed that cannot be part of a better plan (``space.rules``); the plan is the same."""
     runnable: bool = False
     """Whether only plans count that our own runtime executes (``plan.runnable``)."""
     schedules: tuple[ScheduleSpec, ...] = SCHEDULES
+    """What a plan may choose from; by default 1f1b, eager 1f1b and kfkb with k = 2 and 4."""
     even_shares: bool = False
     """Whether all replicas of a plan take the same number of samples, so that every stage has as many replicas."""
     target: Target | None = None
@@ -70,8 +73,9 @@ class Settings:
     expert: int | None = None
     """Holders of the experts of every stage; by default any number up to ``max_expert``."""
     recompute: tuple[Recompute, ...] | None = None
+    """What a stage may recompute; by default anything, and the extremes on level 1 of more than 16 devices."""
     zero: tuple[int, ...] | None = None
-    """What a stage may choose from; by default all on level 2, and the extremes on level 1."""
+    """Levels of ZeRO that a stage may choose from; by default as for ``recompute``."""
     mixed: bool | None = None
     """Whether stages may mix kinds; by default on level 2 of up to three pools and 64 devices, and of up to 8 devices:
     in a minute of search the tables of mixtures of four kinds took 15 GB."""
@@ -86,6 +90,7 @@ class Settings:
     units: Vector | None = None
     """Devices of each pool that are taken together; by default coarse to fine."""
     progress: Callable[[Progress], None] | None = None
+    """Called whenever the best plan or the lower bound has moved."""
     ends_early: bool = True
     """Whether an interrupt ends a search with the best plan so far; else it is for whoever searches more than once."""
     executor: Executor | None = None

@@ -67,6 +67,7 @@ class TimelineSchema(Schema):
 
 
 def load_timeline(path: Path | str) -> Timeline:
+    """Read a timeline from a file that ``dumps_timeline``, a simulation or a run has written."""
     return timeline_from_document(read_json(path))
 
 

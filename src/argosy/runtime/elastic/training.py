@@ -67,7 +67,7 @@ class _Worker:
         check_supported(plan)
         if not self.spec.any_device:
             check_hardware(plan, rank)
-        program = load_program(self.spec.program)
+        program = load_program(self.spec.program, trains=True)
         try:
             self._meet(plan)
             compare(given_facts(self.spec, plan, elastic=True), plan)

@@ -1,0 +1,280 @@
+"""The package from Python: every function takes names, files or objects, and returns what a notebook can show.
+
+    plan = argosy.find_plan("llama-3-8b", "mixed-16", global_batch=128, dtype="fp16")
+    plan.explain()
+    plan.simulate(iterations=3).iteration_seconds
+    plan.save("plan.json")
+    argosy.compare("gpt2-xl", "mixed-16", global_batch=64)
+    argosy.export(plan, "torchtitan", folder="job")
+
+A model is a ``Chain``, or what ``load_model`` takes; a cluster a ``Cluster``, or what ``load_cluster`` takes; a plan a
+``Plan``, or what ``load_plan`` takes. A plan brings its model and its cluster with it unless others are given.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from argosy.cluster.file import cluster_from_content, load_cluster
+from argosy.cluster.topology import Cluster
+from argosy.cost.compute import ComputeModel
+from argosy.cost.remembered import remembered, with_what_holds
+from argosy.dtype import Dtype
+from argosy.errors import bad_input
+from argosy.plan import check
+from argosy.plan.file import dumps_plan, load_plan
+from argosy.plan.model import planned_chain
+from argosy.plan.plan import Plan
+from argosy.planner import Settings
+from argosy.planner import find_plan as search_plan
+from argosy.timeline import Timeline
+from argosy.workload.chain import Chain
+from argosy.workload.load import load_model
+
+if TYPE_CHECKING:
+    from argosy.export.form import Export
+    from argosy.report.page import Report
+
+_COLUMNS = 120
+"""Width of tables that are shown."""
+_SAMPLES_PER_DEVICE = 8
+"""Of a comparison's global batch unless one is given."""
+
+
+@dataclass(frozen=True, repr=False)
+class Shown:
+    """A result and how it is shown: ``value`` is for programs, ``text`` for people."""
+
+    value: Any
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.text)}</pre>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Played:
+    """A plan with all that it takes to play it."""
+
+    plan: Plan
+    chain: Chain
+    cluster: Cluster
+    model: ComputeModel
+
+
+def _plan(plan: Plan | str | Path) -> Plan:
+    return plan if isinstance(plan, Plan) else load_plan(_named(plan, "a Plan, a plan's file or name", "plan"))
+
+
+def _cluster(cluster: Cluster | str | Path) -> Cluster:
+    if isinstance(cluster, Cluster):
+        return cluster
+    return load_cluster(_named(cluster, "a Cluster, a cluster's file or name", "cluster"))
+
+
+def _chain(model: Chain | str | Path, **sizes: Any) -> Chain:
+    given = [name for name, value in sizes.items() if value is not None]
+    if not isinstance(model, Chain):
+        return load_model(_named(model, "a Chain, a model's file or name", "model"), **sizes)
+    if given:
+        raise bad_input("nothing for a Chain, which has its own", sizes[given[0]], where=given[0])
+    return model
+
+
+def _named(value: object, expected: str, where: str) -> str | Path:
+    if isinstance(value, str | Path):
+        return value
+    raise bad_input(expected, f"an object of class {type(value).__name__}", where=where)
+
+
+def _played(plan: Plan | str | Path, model: Chain | str | Path | None, cluster: Cluster | str | Path | None) -> _Played:
+    found = _plan(plan)
+    where = cluster_from_content(found.cluster.content) if cluster is None else _cluster(cluster)
+    ref = found.model
+    if model is None:
+        chain = planned_chain(ref)
+    elif isinstance(model, Chain):
+        chain = model
+    else:
+        chain = _chain(model, sequence_length=ref.sequence_length, dtype=ref.dtype, optimizer=ref.optimizer)
+    check.check_plan(found, chain, where)
+    costs = remembered(found)
+    chain, where, priced = costs.chain(chain), costs.cluster(where), costs.compute_model
+    return _Played(plan=with_what_holds(found, chain, where, priced), chain=chain, cluster=where, model=priced)
+
+
+def _text(*parts: Any) -> str:
+    """What ``rich`` prints of tables and lines, without colours."""
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=_COLUMNS, force_terminal=False, highlight=False)
+    for part in parts:
+        console.print(part)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().rstrip()
+
+
+def find_plan(
+    chain: Chain | str | Path,
+    cluster: Cluster | str | Path,
+    *,
+    global_batch: int,
+    settings: Settings | None = None,
+    model: ComputeModel | None = None,
+    sequence_length: int | None = None,
+    dtype: Dtype | str | None = None,
+    optimizer: str | None = None,
+) -> Plan:
+    """Find the best plan for a model on a cluster, with its certificate, prediction, history and cost model.
+
+    ``sequence_length``, ``dtype`` and ``optimizer`` are for a model that is given by name; ``model`` is the cost model.
+    """
+    found = _chain(chain, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
+    return search_plan(found, _cluster(cluster), global_batch=global_batch, settings=settings, model=model)
+
+
+def check_plan(
+    plan: Plan | str | Path, chain: Chain | str | Path | None = None, cluster: Cluster | str | Path | None = None
+) -> None:
+    """Raise one ``InputError`` with everything that is wrong with a plan, or return."""
+    _played(plan, chain, cluster)
+
+
+def simulate(
+    plan: Plan | str | Path,
+    chain: Chain | str | Path | None = None,
+    cluster: Cluster | str | Path | None = None,
+    *,
+    model: ComputeModel | None = None,
+    iterations: int = 1,
+    record: int | None = None,
+    until: float = math.inf,
+) -> Timeline:
+    """Play a plan in the exact engine; by default on its own cluster and under its own cost model.
+
+    ``record`` is the number of iterations whose spans are kept, ``until`` the second at which to stop.
+    """
+    from argosy.sim.simulate import simulate as simulate_plan
+
+    played = _played(plan, chain, cluster)
+    return simulate_plan(
+        played.plan,
+        played.chain,
+        played.cluster,
+        model=played.model if model is None else model,
+        iterations=iterations,
+        record=record,
+        until=until,
+    )
+
+
+def explain(
+    plan: Plan | str | Path, chain: Chain | str | Path | None = None, cluster: Cluster | str | Path | None = None
+) -> Shown:
+    """Find out why a plan takes as long as it does, and what would help; ``value`` is an ``Explanation``."""
+    from argosy.cli.explain import explanation_parts
+    from argosy.explain import explain_plan
+
+    played = _played(plan, chain, cluster)
+    explanation = explain_plan(played.plan, played.chain, played.cluster, model=played.model)
+    return Shown(explanation, _text(*explanation_parts(explanation, played.cluster)))
+
+
+def report(
+    plan: Plan | str | Path, chain: Chain | str | Path | None = None, cluster: Cluster | str | Path | None = None
+) -> Report:
+    """Make the page of a plan: a notebook shows it, ``save`` writes it."""
+    from argosy.report.page import Report
+
+    played = _played(plan, chain, cluster)
+    return Report(plan=played.plan, chain=played.chain, cluster=played.cluster, model=played.model)
+
+
+def save(plan: Plan, path: str | Path) -> Path:
+    """Write a plan to a file that ``load_plan`` and every command reads."""
+    target = Path(path)
+    target.write_text(dumps_plan(plan), encoding="utf-8")
+    return target
+
+
+def compare(
+    chain: Chain | str | Path,
+    cluster: Cluster | str | Path,
+    *,
+    global_batch: int | None = None,
+    only: Sequence[str] = (),
+    level: int = 1,
+    model: ComputeModel | None = None,
+    sequence_length: int | None = None,
+    dtype: Dtype | str | None = None,
+    optimizer: str | None = None,
+) -> Shown:
+    """Compare the plans of other planners with ours in one simulator; ``value`` is a list of rows.
+
+    ``only`` names the planners to compare with, all of them unless given; ``global_batch`` is 8 for every device.
+    """
+    from argosy.baselines import BASELINES
+    from argosy.cli.compare import compared
+    from argosy.cli.names import known_name
+    from argosy.report.contest import contest_table
+
+    where = _cluster(cluster)
+    found = _chain(chain, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
+    names = tuple(known_name("only", name, BASELINES) for name in only or BASELINES)
+    batch = _SAMPLES_PER_DEVICE * len(where.devices) if global_batch is None else global_batch
+    rows = compared(found, where, batch, model or ComputeModel(), names=names, level=level, quiet=True)
+    return Shown(rows, _text(contest_table(rows, with_shape=True)))
+
+
+def export(
+    plan: Plan | str | Path,
+    to: str,
+    *,
+    cluster: Cluster | str | Path | None = None,
+    lossy: bool = False,
+    folder: str | Path | None = None,
+    **options: Any,
+) -> Export:
+    """Write a plan for another system; ``files`` are names and contents, ``lost`` what they cannot express.
+
+    ``folder`` is where the files are written, if anywhere. ``options`` are those of ``argosy export``: ``zone`` for
+    sailor, ``program`` and ``steps`` for torchrun.
+    """
+    from argosy.cli.export import Target, _export
+    from argosy.cli.names import known_name
+
+    target = Target(known_name("to", to, [str(one) for one in Target]))
+    found = _plan(plan)
+    if found.model.content and target is not Target.TORCHRUN:
+        raise bad_input("torchrun for the plan of a captured program", to, where="to")
+    where = cluster_from_content(found.cluster.content) if cluster is None else _cluster(cluster)
+    check.check_devices(found, where)
+    file = str(plan) if isinstance(plan, str | Path) else "plan.json"
+    settings = {"zone": None, "plan_file": file, "program": "train.py:build", "steps": 100}
+    unknown = set(options) - {"zone", "program", "steps"}
+    if unknown:
+        raise bad_input("zone, program or steps", sorted(unknown)[0], where="options")
+    made = _export(found, where, target, lossy=lossy, **{**settings, **options})
+    for name, text in made.files if folder is not None else ():
+        path = Path(folder or "") / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return made
+
+
+def plan_html(plan: Plan) -> str:
+    """A plan as a notebook shows it: its stages in a table."""
+    from argosy.report.plan import plan_title, stage_table
+
+    where = cluster_from_content(plan.cluster.content)
+    predicted = () if plan.predicted is None else (f"{plan.predicted.iteration_seconds:.4g} s an iteration, predicted",)
+    return Shown(plan, _text(plan_title(plan), stage_table(plan, where), *predicted))._repr_html_()

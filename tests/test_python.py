@@ -1,0 +1,93 @@
+"""The package from Python: names, files or objects everywhere, and results that a notebook shows."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import argosy
+from argosy.errors import InputError
+from argosy.plan.file import dumps_plan
+
+BUNDLED = "llama-3-8b-on-mixed-16"
+
+
+@cache
+def plan() -> argosy.Plan:
+    return argosy.find_plan("gpt2-xl", "two-cards", global_batch=16, sequence_length=512, dtype="fp16")
+
+
+def test_names_and_objects_give_one_plan() -> None:
+    chain = argosy.load_model("gpt2-xl", sequence_length=512, dtype="fp16")
+    by_objects = argosy.find_plan(chain, argosy.load_cluster("two-cards"), global_batch=16)
+    assert by_objects.bare == plan().bare
+
+
+def test_a_plan_is_saved_simulated_explained_and_shown(tmp_path: Path) -> None:
+    path = plan().save(tmp_path / "plan.json")
+    assert argosy.load_plan(path) == plan()
+    predicted = plan().predicted
+    assert predicted is not None
+    seconds = [plan().simulate().iteration_seconds[0], argosy.simulate(str(path)).iteration_seconds[0]]
+    assert seconds == pytest.approx([predicted.iteration_seconds] * 2)
+    told = plan().explain()
+    assert "gpt2-xl on two-cards" in repr(told) and told.value.plan == plan()
+    assert told._repr_html_().startswith("<pre>gpt2-xl on two-cards")
+    assert "an iteration, predicted" in plan()._repr_html_()
+    assert plan().report().save(tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    argosy.check_plan(path)
+
+
+def test_a_comparison_is_a_table_and_its_rows() -> None:
+    shown = argosy.compare("gpt2-xl", "two-cards", global_batch=16, only=["megatron"], dtype="fp16")
+    assert [row.name for row in shown.value][:1] == ["argosy"] and "megatron" in repr(shown)
+
+
+def test_the_package_of_exports_is_the_function(tmp_path: Path) -> None:
+    """Also after its modules were imported, which binds its name to the package."""
+    import argosy.export.form
+
+    made = argosy.export(BUNDLED, "torchrun", folder=tmp_path, steps=7)  # type: ignore[operator]
+    assert made.files and (tmp_path / made.files[0][0]).read_text() == made.files[0][1]
+    assert argosy.export.form.Export is type(made) and '"steps": 7' in made.files[0][1]
+    with pytest.raises(InputError, match="to: "):
+        argosy.export(BUNDLED, "megatorn")  # type: ignore[operator]
+    with pytest.raises(InputError, match=r"options: .*expected zone, program or steps"):
+        argosy.export(BUNDLED, "torchrun", stepps=7)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: argosy.find_plan(3, "two-cards", global_batch=8), "model: .*object of class int.*a Chain, a model's"),  # type: ignore[arg-type]
+        (lambda: argosy.find_plan("gpt2", None, global_batch=8), "cluster: .*expected a Cluster, a cluster's file or"),  # type: ignore[arg-type]
+        (lambda: argosy.simulate(plan(), cluster="two-crads"), 'did you mean "two-cards"'),
+        (lambda: argosy.simulate({}), "plan: .*object of class dict.*, expected a Plan, a plan's file or name"),  # type: ignore[arg-type]
+        (
+            lambda: argosy.find_plan(argosy.load_model("gpt2"), "two-cards", global_batch=8, dtype="fp16"),
+            "dtype: .*expected nothing for a Chain, which has its own",
+        ),
+    ],
+)
+def test_what_is_neither_a_name_nor_an_object_is_refused(call: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+def test_every_public_function_is_documented_with_types() -> None:
+    for name in argosy.__all__:
+        value = getattr(argosy, name)
+        assert inspect.getdoc(value) or name == "__version__", name
+    code = "import argosy; print(type(argosy.find_plan).__name__, argosy.export.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["function", "argosy.export"]
+
+
+def test_a_saved_plan_is_what_the_commands_write(tmp_path: Path) -> None:
+    assert plan().save(tmp_path / "p.json").read_text() == dumps_plan(plan())
