@@ -20,6 +20,8 @@ from argosy.runtime.folder import EVENTS, read_lines
 from argosy.runtime.saving import Saver
 from argosy.runtime.state import Rows
 from argosy.runtime.trainer import Trainer, parallelize
+from argosy.solve.stagecut import cut_graph
+from argosy.workload.capture.trace import capture
 
 Parts = dict[str, tuple[tuple[int, ...], list[tuple[tuple[int, ...], np.ndarray]]]]
 """By name: the shape of the whole, and for every box that is held its first element and its values."""
@@ -33,6 +35,23 @@ def trainer_for(case: Case) -> tuple[Trainer, Any]:
     model, loss_fn, batch = built(case)
     proportions = (lambda stage: case.proportions) if case.proportions else None
     return parallelize(model, loss_fn, adam, batch, plan_of(case), shard_proportions=proportions), batch
+
+
+def decayed_without_gradient(case: Case) -> list[str]:
+    """Weights of this rank that AdamW changed although the loss does not depend on them through gradients: cut at every
+    tenth of the work."""
+    graph = capture(lambda: built(case))
+    cuts = {cut_graph(graph, (share / 10, 1 - share / 10)).stages for share in range(1, 10)}
+    found = []
+    for cut in sorted(cuts):
+        model, loss_fn, batch = built(case)
+        trainer = parallelize(model, loss_fn, adam, batch, plan_of(case), cut=cut)
+        trainer.step(batch)
+        state: Any = {} if trainer.optimizer is None else trainer.optimizer.state
+        changed = [held.name for held in trainer.held() if state.get(held.parameter)]
+        found += [name for name in changed if name.startswith("teacher")]
+    assert len(cuts) > 3
+    return found
 
 
 def parts(trainer: Trainer) -> Parts:
