@@ -60,7 +60,7 @@ class Fault:
     """``kill``, ``leave``, ``cut``, ``kill-worker`` or ``late`` (the message itself)."""
     host: int = 0
     seconds: float = 0.0
-    """After which what was killed or cut comes back; 0: not before the end of the faults, or never."""
+    """After which what was killed, cut or has left comes back; 0: never, and 8 s for a cut."""
 
 
 @dataclass(eq=False)
@@ -73,6 +73,11 @@ class Life:
     leave: Callable[[], None] = lambda: None
     agent: Any = None
     result: Outcome | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it takes part, and has not been told to go."""
+        return self.is_alive and self.result is None and not self.agent.is_leaving
 
 
 class _Mortal(Coroutine[Any, Any, Any]):
@@ -277,8 +282,8 @@ class World:
 
     def _befall(self, fault: Fault, name: str) -> None:
         life = self.lives[name]
-        others = [other for other in self.lives.values() if other.is_alive and other.name not in self.cut | {name}]
-        if not others or not life.is_alive:
+        others = [other for other in self.lives.values() if other.is_there and other.name not in self.cut | {name}]
+        if not others or not life.is_there:
             return  # one host at least is up and connected
         if fault.what == "kill":
             self._kill(life)
@@ -287,12 +292,21 @@ class World:
         elif fault.what == "cut":
             self.cut.add(name)
             self.loop.call_later(fault.seconds or 8.0, self.cut.discard, name)
-        elif fault.what == "leave" and life.result is None:
+        elif fault.what == "leave":
             life.context.run(life.leave)
+            if fault.seconds:
+                self.loop.call_later(fault.seconds, self._return, life)
         elif fault.what == "kill-worker":
             workers = life.agent.workers
             for device, task in list(workers.running.items()):
                 workers.tell(device, task, {"kind": "ending", "how": "killed", "message": "was killed"})
+
+    def _return(self, life: Life) -> None:
+        """Start a host again once it has left."""
+        if life.result is None:
+            self.loop.call_later(0.5, self._return, life)
+        else:
+            self.start(life.name)
 
     def _kill(self, life: Life) -> None:
         life.is_alive = False
@@ -502,10 +516,10 @@ async def _at_once(work: Callable[..., Any], *values: Any) -> Any:
     return work(*values)
 
 
-def play(folder: Path, *faults: Fault) -> tuple[list[str], int]:
+def play(folder: Path, *faults: Fault, hosts: int = 3) -> tuple[list[str], int]:
     """Return what went wrong under a schedule, and how many messages were sent."""
     folder.mkdir(parents=True)
-    world = World(folder, faults)
+    world = World(folder, faults, hosts=hosts)
     return world.play(), world.sent
 
 

@@ -26,9 +26,9 @@ def faults_at(message: int) -> list[Fault]:
     return late + [Fault(message, what, host, seconds) for what, seconds in KINDS for host in range(3)]
 
 
-def check(schedules: Iterable[tuple[Fault, ...]], folder: Path) -> None:
+def check(schedules: Iterable[tuple[Fault, ...]], folder: Path, *, hosts: int = 3) -> None:
     for index, schedule in enumerate(schedules):
-        wrong, _ = play(folder / str(index), *schedule)
+        wrong, _ = play(folder / str(index), *schedule, hosts=hosts)
         assert not wrong, (schedule, wrong, told(folder / str(index)))
 
 
@@ -49,6 +49,15 @@ def cuts_while_the_leader_goes(message: int, host: int, tenths: range) -> Iterab
 def test_a_host_comes_back_while_another_takes_the_lead(tmp_path: Path) -> None:
     """At 6.3 s it joins after the others were told to stop: ranks were once to meet at a port that it had not named."""
     check(cuts_while_the_leader_goes(60, 1, range(3, 80, 4)), tmp_path)
+
+
+def test_of_two_hosts_each_goes_in_turn_and_the_other_goes_on(tmp_path: Path) -> None:
+    """The last generation may have been of hosts that are all gone; whoever comes back was not in it."""
+    goes = itertools.product(("leave", "kill"), (20, 25), ("leave", "kill"), (30, 36, 48, 60), (0.5, 3.0))
+    schedules = (
+        (Fault(first, what, 1, seconds), Fault(second, then, 0)) for what, first, then, second, seconds in goes
+    )
+    check(schedules, tmp_path, hosts=2)
 
 
 @pytest.mark.exhaustive

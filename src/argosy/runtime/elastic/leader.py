@@ -148,8 +148,9 @@ class Leader:
             await asyncio.sleep(self.spec.interval)
 
     async def _gather(self) -> None:
-        """Wait for the hosts of the plan, or of the generation before; a part of less than half gives others time."""
-        expected = set(self.replanner.hosts) if self.is_first else self.previous
+        """Wait for this host, and those of the plan or of the generation before; a part of less than half gives others
+        time."""
+        expected = (set(self.replanner.hosts) if self.is_first else self.previous) | {self.node}
         patience = self.spec.gather if self.is_first else self.spec.lost_after
         begin = time.monotonic()
         while not expected <= self.members.keys():
