@@ -205,9 +205,18 @@ def _gravity(folder: Path) -> None:
 
 
 def _checkpoint(folder: Path) -> None:
+    """As it is, and with a manifest that fits what was changed, as whoever prepares a checkpoint would write it."""
+    from argosy.errors import InputError
     from argosy.runtime.checkpoint import read_state_dict
+    from argosy.runtime.manifest import MANIFEST, facts_of, write_manifest
 
-    read_state_dict(folder)
+    try:
+        read_state_dict(folder)
+    except InputError:
+        files = [path for path in folder.iterdir() if path.is_file() and path.name != MANIFEST]
+        about = {"steps": 3, "scale": 1.0, "aliases": {"weight": ["head.weight"]}}
+        write_manifest(folder, about, {path.name: facts_of(path) for path in files})
+        read_state_dict(folder)
 
 
 def _weights(folder: Path) -> None:
@@ -262,18 +271,19 @@ def restart_files() -> Files:
 @cache
 def checkpoint_files() -> Files:
     """A checkpoint of a small layer, in the form that ``runtime.checkpoint`` writes."""
-    import json
     import warnings
 
     import torch
     from torch.distributed.checkpoint.state_dict_saver import save
 
+    from argosy.runtime.manifest import facts_of, write_manifest
+
     state = {"model.weight": torch.ones(3, 2), "model.bias": torch.zeros(3), "optimizer.weight.step": torch.tensor(3.0)}
     with TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         save(state, checkpoint_id=folder, no_dist=True)
-        about = {"version": 1, "steps": 3, "scale": 1.0, "aliases": {"weight": ["head.weight"]}}
-        (Path(folder) / "argosy.json").write_text(json.dumps(about))
+        about = {"steps": 3, "scale": 1.0, "aliases": {"weight": ["head.weight"]}}
+        write_manifest(Path(folder), about, {path.name: facts_of(path) for path in Path(folder).iterdir()})
         return _files_in(Path(folder))
 
 

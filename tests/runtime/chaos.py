@@ -1,9 +1,10 @@
-"""Seeded misfortunes for elastic runs: ``python tests/runtime/chaos.py FIRST LAST`` plays seeds and prints a table.
+"""Seeded misfortunes for elastic runs; ``python -m benchmarks.faults`` plays seeds and prints a table.
 
 A seed draws hosts and devices (three or four processes), the network (which decides the plans: replicas or pipelines),
 how often copies and checkpoints are made, and four or five misfortunes with the seconds between them; every third seed
-adapts. At any time one host at least is up and connected. What was taken away comes back in time or not at all. Odd
-seeds run in the lab, where there is one, and cut links.
+adapts, and from 32 on the others train a captured program, in stages of operations. At any time one host at least is up
+and connected. What was taken away comes back in time or not at all. Odd seeds run in the lab, where there is one, and
+cut links.
 """
 
 from __future__ import annotations
@@ -11,10 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import shutil
 import signal
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +29,8 @@ STEP = 0.15
 LONGEST = 180.0
 """Seconds in which something must happen: well above patience and the silences after which hosts are lost."""
 _RATE = 300e6 / 8
+_LAYERS_ONLY = 32
+"""Seeds below this train a model that is made of layers."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class Schedule:
     misfortunes: tuple[Misfortune, ...]
     adapt: str = "off"
     """Every third seed adapts as far as it can."""
+    is_captured: bool = False
 
     @property
     def steps(self) -> int:
@@ -95,7 +96,8 @@ def draw(seed: int, *, cuts: bool) -> Schedule:
         found.append(Misfortune(round(chance.uniform(0.3, 4.0), 2), what, host))
     copy_every, save_every = chance.choice((1, 1, 3)), chance.choice((0, 5))
     adapt = "full" if seed % 3 == 0 else "off"
-    return Schedule(seed, hosts, devices, bandwidth, copy_every, save_every, tuple(found), adapt)
+    is_captured = seed >= _LAYERS_ONLY and adapt == "off"
+    return Schedule(seed, hosts, devices, bandwidth, copy_every, save_every, tuple(found), adapt, is_captured)
 
 
 class Fate:
@@ -160,6 +162,7 @@ def play(schedule: Schedule, folder: Path, *, cuts: bool) -> dict[str, object]:
         save_every=schedule.save_every,
         adapt=schedule.adapt,
         grace=10.0,
+        environment={"CAPTURED": "1"} if schedule.is_captured else None,
     )
     begin = time.monotonic()
     with _lab(run) if cuts else contextlib.nullcontext() as lab, run:
@@ -208,28 +211,3 @@ def _await_end(run: ElasticRun) -> None:
             seen, since = now, time.monotonic()
         assert time.monotonic() - since < LONGEST, f"nothing happened for {LONGEST} s\n{run.told()}"
         time.sleep(0.1)
-
-
-def main(first: int, last: int) -> int:
-    failures = 0
-    for seed in range(first, last + 1):
-        cuts = is_cut(seed)
-        schedule = draw(seed, cuts=cuts)
-        folder = Path(tempfile.mkdtemp(prefix="chaos-"))
-        told = ", ".join(map(str, schedule.misfortunes))
-        where = f"{schedule.hosts} x {schedule.devices} | {schedule.bandwidth}{' (lab)' if cuts else ''}"
-        sys.stdout.write(f"| {seed} | {where} | {told} | ")
-        sys.stdout.flush()
-        try:
-            figures = play(schedule, folder, cuts=cuts)
-            sys.stdout.write(" | ".join(str(value) for value in figures.values()) + " | right |\n")
-            shutil.rmtree(folder)
-        except AssertionError as error:
-            failures += 1
-            sys.stdout.write(f"FAILED, see {folder}: {str(error)[:6000]}\n")
-        sys.stdout.flush()
-    return failures
-
-
-if __name__ == "__main__":
-    sys.exit(min(main(int(sys.argv[1]), int(sys.argv[2])), 99))

@@ -14,11 +14,14 @@ import torch.distributed as dist
 from training_cases import Case, built, plan_of
 
 from argosy.errors import InputError, RunError
-from argosy.runtime import checkpoint
+from argosy.runtime import checkpoint, saving, worker
 from argosy.runtime.boxes import rows
+from argosy.runtime.folder import EVENTS, read_lines
 from argosy.runtime.saving import Saver
 from argosy.runtime.state import Rows
 from argosy.runtime.trainer import Trainer, parallelize
+from argosy.solve.stagecut import cut_graph
+from argosy.workload.capture.trace import capture
 
 Parts = dict[str, tuple[tuple[int, ...], list[tuple[tuple[int, ...], np.ndarray]]]]
 """By name: the shape of the whole, and for every box that is held its first element and its values."""
@@ -32,6 +35,23 @@ def trainer_for(case: Case) -> tuple[Trainer, Any]:
     model, loss_fn, batch = built(case)
     proportions = (lambda stage: case.proportions) if case.proportions else None
     return parallelize(model, loss_fn, adam, batch, plan_of(case), shard_proportions=proportions), batch
+
+
+def decayed_without_gradient(case: Case) -> list[str]:
+    """Weights of this rank that AdamW changed although the loss does not depend on them through gradients: cut at every
+    tenth of the work."""
+    graph = capture(lambda: built(case))
+    cuts = {cut_graph(graph, (share / 10, 1 - share / 10)).stages for share in range(1, 10)}
+    found = []
+    for cut in sorted(cuts):
+        model, loss_fn, batch = built(case)
+        trainer = parallelize(model, loss_fn, adam, batch, plan_of(case), cut=cut)
+        trainer.step(batch)
+        state: Any = {} if trainer.optimizer is None else trainer.optimizer.state
+        changed = [held.name for held in trainer.held() if state.get(held.parameter)]
+        found += [name for name in changed if name.startswith("teacher")]
+    assert len(cuts) > 3
+    return found
 
 
 def parts(trainer: Trainer) -> Parts:
@@ -57,10 +77,10 @@ def save_after(case: Case, folder: str, steps: int) -> tuple[Parts, list[float]]
 def save_while_training(case: Case, folder: str, steps: int) -> tuple[Parts, list[float]]:
     """The same, in the background: it has not been waited for when training goes on."""
     trainer, batch = trainer_for(case)
-    saver = Saver()
+    saver = Saver(Path(folder), print)
     for _ in range(steps):
         trainer.step(batch)
-    saver.begin(trainer, Path(folder))
+    saver.begin(trainer)
     saved = parts(trainer)
     losses = [trainer.step(batch) for _ in range(2)]
     saver.wait()
@@ -117,6 +137,29 @@ def go_on_counting(case: Case, folder: str) -> tuple[list[float], list[float], s
     return losses, [trainer.step(batch) for _ in range(2)], kinds
 
 
+def resume_past(case: Case, folder: str) -> tuple[int, list[str], str]:
+    """The step from which a run goes on whose newest checkpoint has one flipped bit; what it skips; and what is raised
+    when no checkpoint is left that is whole."""
+    trainer, batch = trainer_for(case)
+    for _ in range(2):
+        trainer.step(batch)
+        trainer.save(Path(folder) / "checkpoints")
+    resumed, problems = trainer_for(case)[0], ""
+    for step in (2, 1):
+        file = Path(folder) / "checkpoints" / f"step-{step:08d}" / "__1_0.distcp"
+        dist.barrier()
+        if dist.get_rank() == 0:
+            data = bytearray(file.read_bytes())
+            data[len(data) // 2] ^= 1
+            file.write_bytes(data)
+        dist.barrier()
+        try:
+            worker.resume(resumed, Path(folder))
+        except InputError as error:
+            problems = str(error)
+    return resumed.steps, [line["checkpoint"] for line in read_lines(Path(folder) / EVENTS)], problems
+
+
 def begin_with(case: Case, source: str) -> tuple[Parts, list[float]]:
     trainer, batch = trainer_for(case)
     checkpoint.load_weights(trainer, Path(source))
@@ -126,42 +169,47 @@ def begin_with(case: Case, source: str) -> tuple[Parts, list[float]]:
 def die_while_saving(case: Case, folder: str) -> None:
     """Save once; then, in the second save, die when some of its files have been written."""
     trainer, batch = trainer_for(case)
-    saver = Saver()
+    saver = Saver(Path(folder), print)
     trainer.step(batch)
     trainer.save(folder)
     trainer.step(batch)
     if dist.get_rank() == 0:
-        checkpoint._make_durable = lambda path: os._exit(9)  # type: ignore[assignment]
-    saver.begin(trainer, Path(folder))
+        checkpoint._publish = lambda *_: os._exit(9)
+    saver.begin(trainer)
     saver.wait()
 
 
-def save_without_room(case: Case, folder: str) -> list[str]:
-    """What a rank hears of checkpoints that cannot be written: rank 1 may not write a file, or rank 0 no folder."""
+def save_without_room(case: Case, folder: str) -> tuple[list[str], list[str], list[int]]:
+    """Rank 1 may not write a file for a while, then the folder cannot be made: what rank 0 reports and every rank
+    raises, and the steps after which another attempt was asked for."""
     trainer, batch = trainer_for(case)
-    saver = Saver()
-    trainer.step(batch)
-    heard = []
+    saving.RETRY_SECONDS, saving.LAST_TRIES = 0.0, 2
+    reported: list[str] = []
+    raised, due = [], []
+    saver = Saver(Path(folder), reported.append)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     if dist.get_rank() == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
-    saver.begin(trainer, Path(folder))
-    assert saver.thread is not None
-    saver.thread.join()
-    try:
+    for step in range(4):
+        if step == 3:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        trainer.votes = (float(saver.is_due()),)
         with saver.heeded():
             trainer.step(batch)
+        due += [trainer.steps] if trainer.tally[0] else []
+        if step == 0 or trainer.tally[0]:
+            saver.begin(trainer)
+            assert saver.thread is not None
+            saver.thread.join()
+    saver.finish(trainer)
+    (Path(folder) / "file").touch()
+    saver.folder = Path(folder) / "file"
+    saver.begin(trainer)
+    try:
+        saver.finish(trainer)
     except RunError as error:
-        heard.append(f"{type(error).__name__}: {error}")
-    heard.append(f"{trainer.steps} step done")
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    if dist.get_rank() == 0:
-        (Path(folder) / "file").write_text("")
-        try:
-            trainer.save(Path(folder) / "file")
-        except RunError as error:
-            heard.append(f"{type(error).__name__}: {error}")
-    return heard
+        raised.append(f"{type(error).__name__}: {error}")
+    return reported, raised, due
 
 
 def begin_with_others(case: Case, checkpoint_of_others: str, weights: str) -> list[str]:

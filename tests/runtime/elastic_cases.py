@@ -29,8 +29,11 @@ _MODEL = {"model_type": "gpt2", "vocab_size": 256, "n_positions": 64, "n_embd": 
 
 
 @cache
-def losses_alone(steps: int) -> list[float]:
-    done = subprocess.run([sys.executable, PROGRAM, str(steps)], capture_output=True, text=True, check=True)
+def losses_alone(steps: int, captured: str = "") -> list[float]:
+    environment = {**os.environ, "CAPTURED": captured}
+    done = subprocess.run(
+        [sys.executable, PROGRAM, str(steps)], env=environment, capture_output=True, text=True, check=True
+    )
     losses: list[float] = json.loads(done.stdout)
     return losses
 
@@ -221,7 +224,7 @@ class ElasticRun:
             assert line["step"] == expected, f"a step was skipped\n{self.told()}"
             position = line["step"] + 1
             final[line["step"]] = line["loss"]
-        alone = losses_alone(self.steps)
+        alone = losses_alone(self.steps, self.environment.get("CAPTURED", ""))
         assert sorted(final) == list(range(self.steps)), self.told()
         for step, loss in final.items():
             assert abs(loss - alone[step]) <= 1e-7 * abs(alone[step]), (step, loss, alone[step], self.told())

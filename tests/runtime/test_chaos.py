@@ -8,7 +8,7 @@ import pytest
 from chaos import draw, is_cut, play
 
 SAMPLE = (4, 15)
-SEEDS = range(32)
+SEEDS = range(62)
 
 
 @pytest.mark.parametrize("seed", SAMPLE)

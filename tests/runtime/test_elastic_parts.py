@@ -28,6 +28,7 @@ from argosy.runtime.elastic.leader import _MOST_BARREN, Leader
 from argosy.runtime.elastic.origin import newest_base, steps_told
 from argosy.runtime.elastic.replan import Replanner, regrouped
 from argosy.runtime.elastic.snapshot import Part, divide_duties
+from argosy.runtime.manifest import write_manifest
 from argosy.runtime.run_spec import RunSpec
 from argosy.schedule import ScheduleKind
 from argosy.workload.load import load_model
@@ -105,6 +106,7 @@ def test_a_store_keeps_what_is_whole_and_what_is_newer() -> None:
 def test_a_generation_goes_on_from_the_newest_of_copies_and_checkpoints(tmp_path: Path) -> None:
     assert newest_base(tmp_path, []).kind == "start"
     (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
+    write_manifest(tmp_path / "checkpoints" / "step-00000004", {"steps": 4, "scale": 1.0, "aliases": {}}, {})
     (tmp_path / "checkpoints" / ".step-00000009.partial").mkdir()
     sources = [Source(address="x", port=1, header=header(("a", 0, 6), ("b", 0, 6), step=step)) for step in (3, 5)]
     assert newest_base(tmp_path, sources[:1]).step == 4

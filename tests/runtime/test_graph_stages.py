@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from checkpoint_cases import decayed_without_gradient
 from rank_pool import RankError, RankPool
 from training_cases import Case, differences, train_in_parallel
 
@@ -49,6 +50,11 @@ MORE = [
 )
 def test_operations_in_stages_train_as_one_process(ranks: RankPool, case: Case) -> None:
     assert not differences(case, ranks(case.num_ranks, train_in_parallel, case))
+
+
+def test_a_weight_that_gets_no_gradient_is_not_decayed_wherever_stages_are_cut(ranks: RankPool) -> None:
+    """A stage may hand on what a later one detaches."""
+    assert ranks(2, decayed_without_gradient, Case(model="forked", shares=((2,), (2,)))) == [[], []]
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import resource
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from argosy.errors import InputError
 from argosy.runtime.elastic.folder import check_folder
 from argosy.runtime.elastic.origin import steps_told
-from argosy.runtime.folder import DECISIONS, PROGRESS, Tail, append, forget_after, held, read_lines
+from argosy.runtime.folder import DECISIONS, PROGRESS, Log, Tail, append, forget_after, held, read_lines
+from argosy.runtime.manifest import write_manifest
 from argosy.runtime.run_spec import RunSpec
 
 
@@ -81,7 +87,9 @@ def test_only_what_is_trained_again_is_forgotten(tmp_path: Path) -> None:
 
 
 def test_an_elastic_run_that_goes_on_keeps_what_was_told(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
+    for step in (3, 4):
+        (tmp_path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+    write_manifest(tmp_path / "checkpoints" / "step-00000003", {"steps": 3, "scale": 1.0, "aliases": {}}, {})
     for step in range(5):
         append(tmp_path / PROGRESS, {"step": step})
     check_folder(RunSpec(plan="p", program="q", out=str(tmp_path), steps=1, resume=True))
@@ -121,3 +129,37 @@ def test_an_elastic_run_and_another_refuse_each_other(tmp_path: Path) -> None:
         assert "found a run that is going on there (node " in refused("v0", elastic=True)
     with held(tmp_path, "v0", elastic=True):
         pass
+
+
+def test_lines_wait_for_a_disk_that_is_full_and_for_a_folder_that_was_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = Log(tmp_path / "run" / PROGRESS)
+    log.add({"step": 0})
+    full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    with mock.patch.object(Path, "open", full):
+        log.add({"step": 1})
+        log.add({"step": 2})
+    assert capsys.readouterr().err.count("No space left on device; its lines are kept") == 1
+    log.add({"step": 3})
+    assert [line["step"] for line in read_lines(log.path)] == [0, 1, 2, 3]
+    shutil.rmtree(tmp_path / "run")
+    log.add({"step": 4})
+    assert [line["step"] for line in read_lines(log.path)] == [4]
+
+
+def test_a_line_of_which_only_a_part_was_written_is_written_again(tmp_path: Path) -> None:
+    """As on a disk that has room for some bytes: the system writes those, and raises nothing."""
+    log = Log(tmp_path / PROGRESS)
+    log.add({"step": 0})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    asked = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (log.path.stat().st_size + 5, limits[1]))
+        log.add({"step": 1})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, asked)
+    assert log.path.read_bytes().endswith(b'{"ste')
+    log.add({"step": 2})
+    assert [line["step"] for line in read_lines(log.path)] == [0, 1, 2]

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from argosy.cli.run_checks import check_steps
 from argosy.errors import InputError
+from argosy.runtime.manifest import write_manifest
 from argosy.runtime.program import check_program, load_program
 from argosy.runtime.run_spec import RunSpec
 
@@ -189,6 +190,8 @@ def test_a_script_with_loader_scheduler_and_callbacks_trains_resumes_and_counts_
 def test_steps_are_those_of_the_whole_run(tmp_path: Path) -> None:
     spec = RunSpec(plan="p", program="t.py", out=str(tmp_path), steps=4, resume=True)
     check_steps(spec)
-    (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
+    saved = tmp_path / "checkpoints" / "step-00000004"
+    saved.mkdir(parents=True)
+    write_manifest(saved, {"steps": 4, "scale": 1.0, "aliases": {}}, {})
     with pytest.raises(InputError, match="--steps: found 4, expected more than the 4 that the run has done"):
         check_steps(spec)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import pickle
 import warnings
@@ -20,6 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from argosy.errors import InputError
 from argosy.runtime.checkpoint import read_state_dict
+from argosy.runtime.manifest import facts_of, write_manifest
 from argosy.runtime.reading import load_tensors, read_weights
 
 
@@ -37,7 +37,14 @@ def written(folder: Path) -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         save({"model.weight": torch.ones(3, 2)}, checkpoint_id=folder, no_dist=True)
-    (folder / "argosy.json").write_text(json.dumps({"version": 1, "steps": 3, "scale": 1.0, "aliases": {}}))
+    return sealed(folder)
+
+
+def sealed(folder: Path, aliases: dict[str, list[str]] | None = None) -> Path:
+    """Write the manifest, as whoever changes a checkpoint can."""
+    (folder / "argosy.json").unlink(missing_ok=True)
+    files = {path.name: facts_of(path) for path in folder.iterdir()}
+    write_manifest(folder, {"steps": 3, "scale": 1.0, "aliases": aliases or {}}, files)
     return folder
 
 
@@ -46,7 +53,7 @@ def changed(folder: Path, change: Callable[[Metadata], None]) -> Path:
     metadata = FileSystemReader(written(folder)).read_metadata()
     change(metadata)
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
-    return folder
+    return sealed(folder)
 
 
 def test_a_checkpoint_is_read(tmp_path: Path) -> None:
@@ -69,6 +76,7 @@ def test_a_table_of_contents_has_no_bytearrays(tmp_path: Path, capfd: pytest.Cap
     """Of one that cannot be had, Python itself prints an error: "deallocated bytearray object has exported buffers"."""
     folder = written(tmp_path / "bad")
     (folder / ".metadata").write_bytes(b"\x80\x05" + pickle.BYTEARRAY8 + length.to_bytes(8, "little") + b"abc.")
+    sealed(folder)
     with pytest.raises(InputError, match=r"bytearray.*, expected a table of tensors"):
         read_state_dict(folder)
     assert capfd.readouterr().err == ""
@@ -113,18 +121,17 @@ def test_entries_stay_in_the_folder_and_no_larger_than_it(tmp_path: Path) -> Non
 
 def test_what_is_no_checkpoint_or_names_no_weight_is_told(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"empty: found no \.metadata, expected a checkpoint's folder"):
+    with pytest.raises(InputError, match=r"empty: found argosy\.json: .*, expected a whole checkpoint"):
         read_state_dict(tmp_path / "empty")
     nameless = changed(tmp_path / "nameless", lambda metadata: metadata.state_dict_metadata.update({3: None}))  # type: ignore[dict-item]
     with pytest.raises(InputError, match=r"nameless: found an entry without a name, expected a table of tensors"):
         read_state_dict(nameless)
     other = written(tmp_path / "other")
     (other / ".metadata").write_bytes(pickle.dumps({"model.weight": 3}))
+    sealed(other)
     with pytest.raises(InputError, match=r"other: found another table, expected a table of tensors"):
         read_state_dict(other)
-    about = {"version": 1, "steps": 3, "scale": 1.0, "aliases": {"head": ["table"]}}
-    tied = written(tmp_path / "tied")
-    (tied / "argosy.json").write_text(json.dumps(about))
+    tied = sealed(written(tmp_path / "tied"), {"head": ["table"]})
     with pytest.raises(InputError, match=r'tied/argosy\.json: aliases: found "head", expected a weight'):
         read_state_dict(tied)
 

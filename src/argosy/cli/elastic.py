@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from argosy.cli.run_checks import warn_of_other_options
+from argosy.cli.run_checks import warn_of_other_options, warning_line
 
 if TYPE_CHECKING:
     from argosy.runtime.launch import Launch
@@ -142,4 +142,6 @@ def _event_line(event: dict[str, Any]) -> str:
             return f"{event['event']}: {event['host']}"
         case "waiting":
             return f"waiting for hosts: {event['why']}"
+        case "skipped" | "not written":
+            return warning_line(event)
     return ""

@@ -21,6 +21,7 @@ from argosy.cli.run_checks import (
     check_steps,
     check_torch,
     warn_of_other_options,
+    warning_line,
 )
 
 if TYPE_CHECKING:
@@ -304,16 +305,18 @@ def _clear(spec: RunSpec) -> None:
 def _watch(process: subprocess.Popen[bytes], launch: Launch, *, is_first: bool, quiet: bool) -> list[dict[str, Any]]:
     """Until the processes end; the steps' figures, on the first node."""
     from argosy.report.decisions import event_in_a_line
-    from argosy.runtime.folder import DECISIONS, PROGRESS, Tail
+    from argosy.runtime.folder import DECISIONS, EVENTS, PROGRESS, Tail
 
     if not is_first:
         process.wait()
         return []
     progress, decisions = (Tail(launch.spec.folder / name, skip=launch.spec.resume) for name in (PROGRESS, DECISIONS))
+    events = Tail(launch.spec.folder / EVENTS)
     while True:
         ended = process.poll() is not None
         told = [_progress_line(line, launch.plan) for line in progress.read()]
         told += [event_in_a_line(line) for line in decisions.read()]
+        told += [warning_line(event) for event in events.read() if event["event"] in ("skipped", "not written")]
         if told and not quiet:
             sys.stderr.write("\n".join(told) + "\n")
         if ended:

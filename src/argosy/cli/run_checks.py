@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from argosy.cli.adapting import check_adapting
 
@@ -98,3 +98,10 @@ def check_folder_is_new(spec: RunSpec) -> None:
     if saved:
         expected = "--resume to go on from there, or another --out"
         raise InputError([Problem(file=str(saved[-1]), found="a checkpoint of an earlier run", expected=expected)])
+
+
+def warning_line(event: dict[str, Any]) -> str:
+    """Return an event of the run's checkpoints and files as a sentence."""
+    if event["event"] == "skipped":
+        return f"warning: skipped {event['checkpoint']}, which is not whole: {event['why']}"
+    return f"warning: {event['why']}; training goes on"

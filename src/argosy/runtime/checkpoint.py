@@ -2,19 +2,25 @@
 
 A checkpoint is a folder in the format of torch.distributed.checkpoint, with one entry per weight and per tensor of
 optimizer state, whatever rows of it each rank held. So it loads under another plan, on other ranks, with rows divided
-otherwise, or as the ordinary state dict of one process. It is written under another name and renamed when it is whole:
-at any moment the newest folder called ``step-...`` is complete. All ranks must see the same file system.
+otherwise, or as the ordinary state dict of one process. All ranks must see the same file system.
+
+    (1)  files     every rank writes its files into a folder with a dot before its name
+    (2)  hashes    every rank syncs its files, reads them back and hashes them
+    (3)  manifest  rank 0 writes and syncs the manifest (``manifest``), then the names in the folder
+    (4)  name      the folder is renamed, and its new name synced; only then older checkpoints are removed
+
+After each of these the ranks tell one another whether they could do it: where one could not, an ``UnsavedError`` is
+raised on all of them, nothing that was whole before is lost, and they may go on training.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -23,97 +29,157 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
-from argosy.document import Schema, read_json, validate
 from argosy.errors import InputError, Problem, RunError, show
-from argosy.runtime.failure import ElsewhereError
 from argosy.runtime.folder import checkpoints
+from argosy.runtime.manifest import (
+    MANIFEST,
+    OuterFacts,
+    check_whole,
+    facts_of,
+    read_manifest,
+    sync,
+    tear_in,
+    write_manifest,
+)
 from argosy.runtime.reading import entries, load_tensors, read_weights
 from argosy.runtime.state import Held, Rows, Stored, take_state, trainer_state
-from argosy.workload.fields import Natural
+from argosy.runtime.world import gather_texts
 
 if TYPE_CHECKING:
     from argosy.runtime.trainer import Trainer
 
-_ABOUT = "argosy.json"
+_CPU = torch.device("cpu")
+
+
+class UnsavedError(RunError):
+    """A checkpoint could not be written; raised on every rank."""
 
 
 def save(trainer: Trainer, folder: Path) -> Path:
     """Write a checkpoint of every rank's part."""
-    return write(dict(trainer_state(trainer)), facts(trainer), folder)
+    return write(dict(trainer_state(trainer)), facts(trainer), folder, device=trainer.device)
 
 
 def facts(trainer: Trainer) -> dict[str, Any]:
     """What a checkpoint says beside its tensors."""
     scale = trainer.scale
-    return {
-        "version": 1,
-        "steps": trainer.steps,
-        "scale": scale.value,
-        "calm": scale.calm,
-        "aliases": trainer.aliases,
-    }
+    return {"steps": trainer.steps, "scale": scale.value, "calm": scale.calm, "aliases": trainer.aliases}
 
 
 def write(
-    state: dict[str, Any], about: dict[str, Any], folder: Path, *, group: dist.ProcessGroup | None = None, keep: int = 2
+    state: dict[str, Any],
+    about: dict[str, Any],
+    folder: Path,
+    *,
+    group: dist.ProcessGroup | None = None,
+    device: torch.device = _CPU,
+    keep: int = 2,
 ) -> Path:
     """Write what the ranks of a group hold, each its part; the newest ``keep`` checkpoints stay."""
-    with _told(folder, about["steps"]):
-        return _write(state, about, folder, group, keep)
-
-
-@contextlib.contextmanager
-def _told(folder: Path, step: int) -> Iterator[None]:
-    """What stands in the way of a checkpoint as a sentence, on the rank that met it and on the others."""
-    met = dist.get_rank()
     try:
-        yield
-        return
-    except OSError as error:
-        reason = str(error)
+        return _write(state, about, folder, _Ranks(group, device), keep)
+    except _RankError as error:
+        rank, reason = error.args
     except CheckpointException as error:  # torch's is no Exception, so nothing else would catch it
-        met, (cause, _) = min(error.failures.items())
+        rank, (cause, _) = min(error.failures.items())
         reason = (str(cause).splitlines() or [type(cause).__name__])[0]
-    kind = RunError if met == dist.get_rank() else ElsewhereError
-    raise kind(f"the checkpoint of step {step} could not be written into {folder}: {reason}")
+    step = about["steps"]
+    raise UnsavedError(f"the checkpoint of step {step} could not be written into {folder}: rank {rank}: {reason}")
 
 
-def _write(
-    state: dict[str, Any], about: dict[str, Any], folder: Path, group: dist.ProcessGroup | None, keep: int
-) -> Path:
+class _RankError(Exception):
+    """What kept a rank from doing its part; raised on every rank."""
+
+
+@dataclass(frozen=True)
+class _Ranks:
+    """Those that write a checkpoint together."""
+
+    group: dist.ProcessGroup | None
+    device: torch.device
+
+    def each(self, act: Callable[[], Any]) -> list[Any]:
+        """Return what ``act`` returned on every rank; a ``_RankError`` if the system kept one of them from it."""
+        try:
+            own = {"result": act()}
+        except OSError as error:
+            own = {"problem": str(error)}
+        answers = [json.loads(text) for text in gather_texts(json.dumps(own), self.device, self.group)]
+        for rank, answer in enumerate(answers):
+            if "problem" in answer:
+                raise _RankError(rank, answer["problem"])
+        return [answer["result"] for answer in answers]
+
+    def first(self, act: Callable[[], object]) -> None:
+        """Let rank 0 do it."""
+
+        def by_one() -> None:
+            if dist.get_rank() == 0:
+                act()
+
+        self.each(by_one)
+
+
+def _write(state: dict[str, Any], about: dict[str, Any], folder: Path, ranks: _Ranks, keep: int) -> Path:
+    """(1) to (4)."""
     name = f"step-{about['steps']:08d}"
     partial, whole = folder / f".{name}.partial", folder / name
-    first = dist.get_rank() == 0
-    if first:
-        for left in folder.glob(".step-*.partial"):
-            shutil.rmtree(left)
-        partial.mkdir(parents=True)
-    dist.barrier(group)
-    save_distributed(state, checkpoint_id=partial, process_group=group)
-    if first:
-        (partial / _ABOUT).write_text(json.dumps(about, sort_keys=True))
-        _make_durable(partial)
-        shutil.rmtree(whole, ignore_errors=True)
-        partial.rename(whole)
-        _make_durable(folder)
-        for old in checkpoints(folder)[:-keep]:
-            shutil.rmtree(old)
-    dist.barrier(group)
+    ranks.first(lambda: _make_room(folder, partial))
+    save_distributed(state, checkpoint_id=partial, process_group=ranks.group)
+    found = ranks.each(lambda: _hashes_of_rank(partial, dist.get_rank()))
+    files = {file: facts for of_rank in found for file, facts in of_rank.items()}
+    ranks.first(lambda: _publish(partial, whole, about, files, keep))
     return whole
 
 
-def _make_durable(folder: Path) -> None:
-    """What a rename promises must not still be in a cache."""
-    for path in (*folder.iterdir(), folder):
-        if path.is_file() or path == folder:
-            descriptor = os.open(path, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.close(descriptor)
+def _make_room(folder: Path, partial: Path) -> None:
+    """Make an empty folder; remove what others that were cut short have left."""
+    for path in folder.glob(".step-*.partial"):
+        shutil.rmtree(path)
+    made = [path for path in (partial, *partial.parents) if not path.exists()]
+    partial.mkdir(parents=True)
+    for path in made:
+        sync(path.parent)
+
+
+def _hashes_of_rank(partial: Path, rank: int) -> dict[str, Any]:
+    """(2), as torch names the files of a rank; rank 0 has the table of contents, too.
+
+    torch syncs the table of contents while it is still in the process's buffer, so files are synced here.
+    """
+    paths = [*partial.glob(f"__{rank}_*"), *(partial.glob(".metadata") if rank == 0 else ())]
+    for path in paths:
+        sync(path)
+    return {path.name: facts_of(path) for path in paths}
+
+
+def _publish(partial: Path, whole: Path, about: dict[str, Any], files: Mapping[str, Any], keep: int) -> None:
+    """(3) and (4)."""
+    assert files.keys() == {path.name for path in partial.iterdir()}, "every file has been hashed"
+    write_manifest(partial, about, files)
+    folder, replaced = whole.parent, whole.with_name(f".{whole.name}.replaced")
+    if whole.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        whole.rename(replaced)
+    partial.rename(whole)
+    sync(folder)
+    for path in folder.glob(".step-*.replaced"):
+        shutil.rmtree(path)
+    saved = checkpoints(folder)
+    oldest = [path for path in saved if not tear_in(path, contents=False)][-keep:][0]
+    for path in saved[: saved.index(oldest)]:
+        shutil.rmtree(path)
 
 
 def load(trainer: Trainer, path: Path) -> None:
-    """Continue from a checkpoint that any plan for the same model has written."""
-    about, found = _about(path), entries(path)
+    """Continue from a checkpoint that any plan for the same model has written; an ``InputError`` if it is torn."""
+    _check_together(path, trainer)
+    load_checked(trainer, path)
+
+
+def load_checked(trainer: Trainer, path: Path) -> None:
+    """Continue from a checkpoint that is known to be whole."""
+    about, found = read_manifest(path), entries(path)
     for held in trainer.held():
         _check_entry(path, found, held)
     stored = {name: Stored(tuple(entry.size), entry.properties.dtype) for name, entry in found.items()}
@@ -122,9 +188,23 @@ def load(trainer: Trainer, path: Path) -> None:
     trainer.scale.value, trainer.scale.calm = about.scale, about.calm
 
 
+def _check_together(path: Path, trainer: Trainer) -> None:
+    """Raise an ``InputError`` on every rank if a checkpoint is torn; the ranks divide the files between them."""
+    found = shared_tear(path, trainer.device)
+    if found:
+        raise InputError([Problem(file=str(path), found=found, expected="a whole checkpoint")])
+
+
+def shared_tear(path: Path, device: torch.device) -> str:
+    """Return on every rank what makes a checkpoint torn, or "" if nothing does."""
+    own = tear_in(path, part=dist.get_rank(), parts=dist.get_world_size())
+    return next(filter(None, gather_texts(own, device)), "")
+
+
 def load_weights(trainer: Trainer, source: Path) -> None:
     """Begin with given weights: a checkpoint's, or a state dict's (``torch.save`` or safetensors)."""
     if source.is_dir():
+        _check_together(source, trainer)
         found = entries(source)
         for held in trainer.held():
             _check_entry(source, found, held)
@@ -146,44 +226,24 @@ def load_weights(trainer: Trainer, source: Path) -> None:
 def read_state_dict(path: Path | str) -> dict[str, Tensor]:
     """The model's weights as one process knows them, from a checkpoint of any plan; needs no process group."""
     path = Path(path)
+    check_whole(path)
+    about = read_manifest(path)
     found = {name: entry for name, entry in entries(path).items() if name.startswith("model.")}
-    about = _about(path)
     state = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in found.items()}
     load_tensors(state, path, alone=True)
     result = {name.removeprefix("model."): value for name, value in state.items()}
     for name, others in about.aliases.items():
         if name not in result:
-            raise InputError([Problem(file=str(path / _ABOUT), path="aliases", found=show(name), expected="a weight")])
+            raise InputError(
+                [Problem(file=str(path / MANIFEST), path="aliases", found=show(name), expected="a weight")]
+            )
         result |= dict.fromkeys(others, result[name])
     return result
 
 
-class OuterFacts(Schema):
-    """What a checkpoint of an island says about its exchanges."""
-
-    exchanges: Natural
-    step: Natural
-    next_step: Natural
-    sync_every: Natural
-    shared_since: list[Natural]
-
-
-class _About(Schema):
-    version: Literal[1]
-    steps: Natural
-    scale: float
-    calm: Natural = 0
-    aliases: dict[str, list[str]]
-    outer: OuterFacts | None = None
-
-
 def outer_facts(path: Path) -> OuterFacts | None:
     """What a checkpoint says about exchanges; None if it is not of an island."""
-    return _about(path).outer
-
-
-def _about(path: Path) -> _About:
-    return validate(read_json(path / _ABOUT), _About)
+    return read_manifest(path).outer
 
 
 def _check_entry(path: Path, entries: Mapping[str, TensorStorageMetadata], held: Held) -> None:

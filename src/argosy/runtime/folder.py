@@ -6,19 +6,23 @@ Needs no torch.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import re
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from argosy.errors import InputError, Problem
+from argosy.runtime.manifest import tear_in
 
 PROGRESS, DECISIONS, EVENTS = "progress.jsonl", "decisions.jsonl", "events.jsonl"
 TIMELINE, CHECKPOINTS = "timeline.json", "checkpoints"
-_CHECKPOINT = re.compile(r"step-(\d+)")
+_CHECKPOINT = re.compile(r"step-(\d+)|\.step-(\d+)\.replaced")
 
 Line = dict[str, Any]
 
@@ -103,12 +107,37 @@ def _is_told(line: bytes, stays: Callable[[Line], bool]) -> bool:
 
 
 def append(path: Path, line: Line) -> None:
-    """Whole and on a line of its own, also after one that was cut off."""
+    """Whole and on a line of its own, also after one that was cut off; in a folder that was removed, too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - 1))
         is_torn = file.read(1) not in (b"", b"\n")
-        file.write(b"\n" * is_torn + json.dumps(line).encode() + b"\n")
+        data = b"\n" * is_torn + json.dumps(line).encode() + b"\n"
+        if file.write(data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+class Log:
+    """A file to which lines of JSON are added; those that cannot be written now are kept, and written with the next."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.kept: list[Line] = []
+
+    def add(self, line: Line) -> None:
+        self.kept.append(line)
+        try:
+            while self.kept:
+                append(self.path, self.kept[0])
+                del self.kept[0]
+        except OSError as error:
+            if len(self.kept) == 1:
+                sys.stderr.write(f"{self.path}: {error.strerror}; its lines are kept until they can be written\n")
+
+    def event(self, event: str, by: str, **facts: Any) -> None:
+        """Add what happened, with the time."""
+        self.add({"event": event, "at": round(time.time(), 3), "by": by, **facts})
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -145,12 +174,26 @@ class Tail:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The complete checkpoints in a folder, oldest first."""
-    found = [(int(match[1]), path) for path in folder.glob("step-*") if (match := _CHECKPOINT.fullmatch(path.name))]
-    return [path for _, path in sorted(found)]
+    """The checkpoints in a folder, oldest first; whether they are whole, their manifests tell (``manifest``).
+
+    One that was about to be replaced by another of the same step counts if the other did not get its name.
+    """
+    found: dict[int, Path] = {}
+    for path in sorted(folder.glob("*step-*")):  # those with a dot, which were replaced, first
+        match = _CHECKPOINT.fullmatch(path.name)
+        if match:
+            found[int(match[1] or match[2])] = path
+    return [path for _, path in sorted(found.items())]
+
+
+def step_of(checkpoint: Path) -> int:
+    """Steps after which a checkpoint was made."""
+    match = _CHECKPOINT.fullmatch(checkpoint.name)
+    assert match is not None, checkpoint
+    return int(match[1] or match[2])
 
 
 def steps_saved(run: Path) -> int:
-    """Steps after which the newest checkpoint of a run was made; 0 where there is none."""
-    saved = checkpoints(run / CHECKPOINTS)
-    return int(saved[-1].name.removeprefix("step-")) if saved else 0
+    """Steps after which the newest checkpoint of a run was made whose files are there; 0 if there is none."""
+    saved = [path for path in checkpoints(run / CHECKPOINTS) if not tear_in(path, contents=False)]
+    return step_of(saved[-1]) if saved else 0

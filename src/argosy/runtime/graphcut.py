@@ -16,7 +16,7 @@ activations are recomputed. As between stages, (2) holds between segments, so th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,7 +24,7 @@ from argosy.errors import InputError, Problem
 from argosy.runtime.samples import Kind, divide
 from argosy.workload.capture.forward import Forward
 from argosy.workload.capture.write import DETACH
-from argosy.workload.graph import OWN_GRADIENT, Role
+from argosy.workload.graph import OWN_GRADIENT, Node, Role, references
 
 _CAST = "aten._to_copy.default"
 ADDED = (DETACH, OWN_GRADIENT)
@@ -58,6 +58,11 @@ class Segment:
     """Values that it does not make."""
     leaves: tuple[int, ...]
     """Values that others read after it."""
+
+
+def _passed_on(node: Node) -> Iterable[int]:
+    """What an operation passes gradients on to; one with a backward of its own, to some of what it reads only."""
+    return references(node.arguments[1]) if node.op == OWN_GRADIENT else node.inputs
 
 
 class GraphCut:
@@ -100,6 +105,20 @@ class GraphCut:
                     found = f"{node.name} in stage {self.stages[index]}, which reads {self.graph.nodes[maker].name}"
                     expected = f"stage {self.stages[maker]} or a later one"
                     raise InputError([Problem(path="cut", found=found, expected=expected)])
+
+    @cached_property
+    def differentiated(self) -> frozenset[int]:
+        """Values that the loss passes gradients on to.
+
+        What others are made of gets none, as in one process: zeros are not the same, because AdamW would decay a weight
+        whose gradient is zero.
+        """
+        assert self.graph.loss is not None
+        found = {self.graph.loss}
+        for node in reversed(self.graph.nodes):
+            if node.op != DETACH and found.intersection(node.outputs):
+                found.update(_passed_on(node))
+        return frozenset(found)
 
     @cached_property
     def parts(self) -> tuple[StagePart, ...]:

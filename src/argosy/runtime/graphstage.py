@@ -120,7 +120,11 @@ class GraphStage:
             assert self.cut.graph.loss is not None
             result: Tensor = held[self.cut.graph.loss]
             return result
-        return tuple(self.cut.places[value].to_front(held[value]) for value in self.part.sends)
+        return tuple(self.cut.places[value].to_front(self._sent(value, held[value])) for value in self.part.sends)
+
+    def _sent(self, value: int, tensor: Tensor) -> Tensor:
+        """A value for later stages, which pass no gradient back if none reaches it."""
+        return tensor if value in self.cut.differentiated else tensor.detach()
 
     def read_by(self, segment: Segment, held: dict[Any, Any]) -> dict[Any, Any]:
         """What a segment reads of what is held."""

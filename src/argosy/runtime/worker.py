@@ -25,7 +25,7 @@ from argosy.adapt.controller import Limits, Reach
 from argosy.cluster.file import cluster_from_content
 from argosy.cluster.lasting import at_time_zero
 from argosy.cost.remembered import cost_model_of
-from argosy.errors import ArgosyError, RunError
+from argosy.errors import ArgosyError, InputError, Problem, RunError
 from argosy.plan.file import load_plan
 from argosy.plan.plan import Plan
 from argosy.runtime import checkpoint
@@ -33,7 +33,7 @@ from argosy.runtime.adapting import Adapter
 from argosy.runtime.agreement import Facts, check_agreed, given_facts, loaded_facts, with_first_compared
 from argosy.runtime.emulated import join_device, say_ready
 from argosy.runtime.failure import ElsewhereError, leave_note, told
-from argosy.runtime.folder import CHECKPOINTS, DECISIONS, PROGRESS, TIMELINE, append, checkpoints, forget_after
+from argosy.runtime.folder import CHECKPOINTS, DECISIONS, EVENTS, PROGRESS, TIMELINE, Log, checkpoints, forget_after
 from argosy.runtime.hardware import check_hardware
 from argosy.runtime.loading import batches_of
 from argosy.runtime.metrics import Metrics, serve
@@ -126,15 +126,30 @@ def prepare(
     trainer.callbacks += program.callbacks
     if spec.init is not None:
         checkpoint.load_weights(trainer, Path(spec.init))
-    saved = checkpoints(spec.folder / CHECKPOINTS)
-    if spec.resume and saved:
-        trainer.load(saved[-1])
+    if spec.resume:
+        resume(trainer, spec.folder)
     data = batches_of(program.data, batch, spec.seed)
     return trainer, with_first_compared(lambda step: part(data(step)), lambda facts: compare(facts, plan))
 
 
+def resume(trainer: Trainer, folder: Path) -> None:
+    """Go on from the newest checkpoint that is whole, and report those that are not; an ``InputError`` if none is."""
+    saved = checkpoints(folder / CHECKPOINTS)
+    problems = []
+    for path in reversed(saved):
+        tear = checkpoint.shared_tear(path, trainer.device)
+        if not tear:
+            checkpoint.load_checked(trainer, path)
+            return
+        problems.append(Problem(file=str(path), found=tear, expected="a whole checkpoint"))
+        if trainer.rank == 0:
+            Log(folder / EVENTS).event("skipped", trainer.roster[0], checkpoint=path.name, why=tear)
+    if problems:
+        raise InputError(problems)
+
+
 def train(trainer: Trainer, data: Callable[[int], Any], spec: RunSpec) -> None:
-    progress = spec.folder / PROGRESS
+    progress, decisions, events = (Log(spec.folder / name) for name in (PROGRESS, DECISIONS, EVENTS))
     if trainer.rank == 0:
         spec.folder.mkdir(parents=True, exist_ok=True)
         forget_after(spec.folder, trainer.steps)
@@ -143,14 +158,18 @@ def train(trainer: Trainer, data: Callable[[int], Any], spec: RunSpec) -> None:
         serve(metrics, spec.metrics_port)
 
     def tell(event: dict[str, Any]) -> None:
-        append(spec.folder / DECISIONS, event)
+        decisions.add(event)
         metrics.decision(event)
 
+    def warn(why: str) -> None:
+        events.event("not written", trainer.roster[0], why=why)
+
     adapter = adapter_of(trainer, spec, tell) if spec.adapt != Reach.OFF else None
-    saver = Saver()
+    saver = Saver(spec.folder / CHECKPOINTS, warn)
     first, last = trainer.steps, spec.steps
     while trainer.steps < last:
         begin = time.perf_counter()
+        trainer.votes = (float(saver.is_due()),)
         with saver.heeded():
             loss = trainer.step(data(trainer.steps))
         seconds = time.perf_counter() - begin
@@ -159,15 +178,16 @@ def train(trainer: Trainer, data: Callable[[int], Any], spec: RunSpec) -> None:
             if adapter is not None:
                 line["schedule"] = repr(trainer.plan.schedule)
                 metrics.beliefs(adapter.believed, adapter.speeds)
-            append(progress, line)
+            progress.add(line)
             metrics.step(loss, seconds, trainer.plan.global_batch)
         if trainer.steps == min(last, first + RECORDED):
-            write_timeline(trainer, adapter, spec.folder / TIMELINE)
+            write_timeline(trainer, adapter, spec.folder / TIMELINE, warn)
         if adapter is not None:
             adapter.after_step(seconds, last - trainer.steps)
-        if trainer.steps == last or (spec.save_every and trainer.steps % spec.save_every == 0):
-            saver.begin(trainer, spec.folder / CHECKPOINTS)
-    saver.wait()
+        is_asked_for = spec.save_every and trainer.steps % spec.save_every == 0
+        if trainer.steps == last or is_asked_for or trainer.tally[0]:
+            saver.begin(trainer)
+    saver.finish(trainer)
     if adapter is not None:
         adapter.close()
 
@@ -188,11 +208,14 @@ def adapter_of(trainer: Trainer, spec: RunSpec, tell: Callable[[dict[str, Any]],
     return Adapter(trainer, brief, tell)
 
 
-def write_timeline(trainer: Trainer, adapter: Adapter | None, path: Path) -> None:
+def write_timeline(trainer: Trainer, adapter: Adapter | None, path: Path, warn: Callable[[str], None]) -> None:
     """Write what was recorded, before clocks drift apart, and record only for the adapter from now on."""
     timeline = trainer.timeline()
     if timeline is not None:
-        path.write_text(dumps_timeline(timeline))
+        try:
+            path.write_text(dumps_timeline(timeline))
+        except OSError as error:
+            warn(f"the timeline could not be written: {error}")
     trainer.recorder.enabled = adapter is not None
     if adapter is not None:
         adapter.keeps_marks = False

@@ -99,14 +99,17 @@ def open_groups(
     return groups
 
 
-def gather_texts(text: str, device: torch.device) -> list[str]:
-    """Every rank's text, on every rank: characters as numbers, so that nothing that arrives can run."""
-    where = device if dist.get_backend() == "nccl" else torch.device("cpu")
+def gather_texts(text: str, device: torch.device, group: dist.ProcessGroup | None = None) -> list[str]:
+    """Every rank's text, on every rank: characters as numbers, so that nothing that arrives can run.
+
+    ``group`` has all ranks in it; unless given, it is the one that training uses.
+    """
+    where = device if dist.get_backend(group) == "nccl" else torch.device("cpu")
     data = text.encode()
     lengths = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=where)
     lengths[dist.get_rank()] = len(data)
-    dist.all_reduce(lengths)
-    padded = bytearray(data.ljust(int(lengths.max()), b" "))
+    dist.all_reduce(lengths, group=group)
+    padded = bytearray(data.ljust(max(1, int(lengths.max())), b" "))
     rows = [torch.empty(len(padded), dtype=torch.uint8, device=where) for _ in lengths]
-    dist.all_gather(rows, torch.frombuffer(padded, dtype=torch.uint8).to(where))
+    dist.all_gather(rows, torch.frombuffer(padded, dtype=torch.uint8).to(where), group=group)
     return [bytes(row[:length].cpu().numpy()).decode() for row, length in zip(rows, lengths.tolist(), strict=True)]

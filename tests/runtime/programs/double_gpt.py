@@ -1,4 +1,4 @@
-"""A user's program for the tests of elastic runs: a small GPT in float64 whose steps take a while."""
+"""A user's program for the tests of elastic runs: a small model in float64 whose steps take a while."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from graph_models import forked
 from small_models import gpt
 
 SAMPLES = 8
@@ -24,12 +25,16 @@ GATE = Path(os.environ.get("GATE", "/nonexistent"))
 """Where this file is there, training waits before the step that it names."""
 DEATH = os.environ.get("DEATH", "")
 """Rank 1 dies before its third step, and writes this file so that it happens once."""
+CAPTURED = bool(os.environ.get("CAPTURED"))
+"""Whether it is a model without layers, which runs in stages of operations that were captured."""
 FAULT = os.environ.get("FAULT", "")
+REACHED = os.environ.get("REACHED", "")
+"""A file into which rank 0 writes the step whose data it needs next, also when the run's own folder is full."""
 
 
 def build() -> Any:
     torch.set_default_dtype(torch.float64)
-    return gpt(SAMPLES)
+    return forked(SAMPLES) if CAPTURED else gpt(SAMPLES)
 
 
 def optimizer(parameters: Any) -> torch.optim.Optimizer:
@@ -38,11 +43,16 @@ def optimizer(parameters: Any) -> torch.optim.Optimizer:
 
 def batch_of(step: int) -> Any:
     generator = torch.Generator().manual_seed(step)
+    if CAPTURED:
+        values = torch.randn(SAMPLES, 7, 12, generator=generator, dtype=torch.float64)
+        return values, torch.randint(5, (SAMPLES,), generator=generator)
     tokens = torch.randint(19, (SAMPLES, 7), generator=generator)
     return {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}
 
 
 def data(step: int) -> Any:
+    if REACHED and os.environ["RANK"] == "0":
+        Path(REACHED).write_text(str(step))
     time.sleep(SECONDS * (4 if SLOW.exists() else 1))
     while GATE.exists() and step >= int(GATE.read_text() or 0):
         time.sleep(0.02)

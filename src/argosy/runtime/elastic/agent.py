@@ -18,11 +18,11 @@ from typing import Any
 
 from argosy.cluster.file import cluster_from_content
 from argosy.cost.remembered import cost_model_of
-from argosy.errors import ArgosyError, InputError, Problem
+from argosy.errors import ArgosyError, InputError, Problem, RunError
 from argosy.plan.file import load_plan
 from argosy.plan.plan import ModelRef, Plan
 from argosy.runtime.agreement import differences, given_facts
-from argosy.runtime.elastic.claims import Claims, Host, Outcome
+from argosy.runtime.elastic.claims import Claim, Claims, Host, Outcome
 from argosy.runtime.elastic.copies import Header, Store
 from argosy.runtime.elastic.events import Events
 from argosy.runtime.elastic.leader import DeposedError, Leader
@@ -47,13 +47,18 @@ class Agent:
         self.replanner = replanner_of(spec, plan)
         self.devices = next(known.devices for known in self.replanner.cluster.nodes if known.name == node)
         self.claims = Claims(spec.folder)
-        self.token = self.claims.token()
+        try:
+            self.token = self.claims.token()
+        except OSError as error:
+            raise RunError(f"the run's folder cannot be written: {error}") from None
         self.store = Store()
         self.workers = Workers(self._report)
         self.leader: Leader | None = None
         self.upward: Line | None = None
         """To the leader."""
         self.generation = 0
+        self.remembered: Claim | None = None
+        """The newest generation that this host was in, in case the run's folder is lost."""
         self.left = asyncio.Event()
         self.is_leaving = False
 
@@ -61,17 +66,20 @@ class Agent:
         """Until the job is over, or this host has left it."""
         server = await self.listen()
         self.here = Host(name=self.node, address=self.address, port=server.sockets[0].getsockname()[1])
-        self.claims.register(self.here)
+        with contextlib.suppress(OSError):  # a full disk: it is written later
+            self.claims.register(self.here)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._leave)
         await self.workers.prepare()
         taking_part = asyncio.create_task(self._take_part())
         leaving = asyncio.create_task(self.left.wait())
+        staying = asyncio.create_task(self._stay_registered())
         try:
             await asyncio.wait({taking_part, leaving}, return_when=asyncio.FIRST_COMPLETED)
             return taking_part.result() if taking_part.done() else LEFT
         finally:
             taking_part.cancel()
             leaving.cancel()
+            staying.cancel()
             await self.workers.kill()
             server.close()
             if self.claims.outcome():
@@ -81,6 +89,14 @@ class Agent:
 
     async def listen(self) -> asyncio.Server:
         return await asyncio.start_server(self._serve, self.address, 0)
+
+    async def _stay_registered(self) -> None:
+        """Write again where this host is reached, if somebody has removed that."""
+        while True:
+            await asyncio.sleep(self.spec.lost_after)
+            if self.claims.outcome() is None and self.node not in self.claims.hosts():
+                with contextlib.suppress(OSError):
+                    self.claims.register(self.here)
 
     def _leave(self) -> None:
         """The notice that this host will be taken away."""
@@ -166,7 +182,7 @@ class Agent:
 
     async def _lead(self) -> Outcome | None:
         """Lead, and follow ourselves; None where somebody else is to lead."""
-        self.leader = Leader(self.spec, self.node, self.claims, self.replanner)
+        self.leader = Leader(self.spec, self.node, self.claims, self.replanner, self.remembered)
         leading = asyncio.create_task(self.leader.lead())
         line = await self._join(self.here)
         following = asyncio.create_task(self._follow(line)) if line else leading
@@ -223,6 +239,7 @@ class Agent:
     async def _start(self, message: Message) -> None:
         """This host's workers of a generation."""
         self.generation = message["generation"]
+        self.remembered = Claim(**{**message["claim"], "members": tuple(message["claim"]["members"])})
         base = message["base"]
         self.store.keep_only(None if base["moment"] is None else tuple(base["moment"]))
         names = [name for name, _, _ in message["ring"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import multiprocessing
 import os
 import sys
@@ -24,12 +25,20 @@ def end_with_agent() -> None:
     threading.Thread(target=follow, name="agent", daemon=True).start()
 
 
+def _log_file(path: Path) -> io.FileIO:
+    """Open a worker's log; nothing is kept if the run's folder cannot be written now."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("ab", buffering=0)
+    except OSError:
+        return Path(os.devnull).open("ab", buffering=0)
+
+
 def begin(task: dict[str, Any], pipe: Connection) -> None:
     """Become the worker: its environment, its log, its end with its agent; then train."""
     end_with_agent()
     os.environ.update(task["environment"])
-    log = Path(task["log"])
-    with log.open("ab", buffering=0) as file:
+    with _log_file(Path(task["log"])) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     from argosy.runtime.elastic.training import work

@@ -3,11 +3,13 @@
 A *generation* is a set of hosts and a plan for them. Before a leader starts one it *claims* its number by creating a
 file, which only one can; so of two parts of a divided cluster only one goes on. While it leads it writes a *beat* every
 now and then: a leader that cannot be reached but still beats is left alone, and one that finds a newer claim than its
-own gives up. When the job is over the *outcome* is left, and all else removed. Needs no torch.
+own gives up. When the job is over the *outcome* is left, and all else removed. If the folder is removed during the job,
+the leader writes its own claim and the token again, and every agent its place. Needs no torch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -55,14 +57,15 @@ class Claims:
     def __init__(self, run: Path) -> None:
         self.folder = run / FOLDER
         self._seen = ("", time.monotonic())
+        self._token = ""
 
     def token(self) -> str:
         """A secret of this run, made by whoever comes first."""
         path = self.folder / "token"
         if not path.exists():
             self._create(path, {"token": secrets.token_hex(16)})
-        token: str = json.loads(path.read_text())["token"]
-        return token
+        self._token = str(json.loads(path.read_text())["token"])
+        return self._token
 
     def register(self, host: Host) -> None:
         self._replace(self.folder / "hosts" / f"{host.name}.json", asdict(host))
@@ -86,12 +89,24 @@ class Claims:
         """Whether the generation is ours."""
         return self._create(self.folder / f"generation-{claim.generation:06d}.json", asdict(claim))
 
+    def restore(self, claim: Claim | None) -> None:
+        """Write again what somebody has removed: the token, and the claim of this agent, which leads."""
+        path = self.folder / "token"
+        content = _read(path)
+        if not content or content["token"] != self._token:
+            self._replace(path, {"token": self._token})
+        if claim is not None:
+            path = self.folder / f"generation-{claim.generation:06d}.json"
+            if not path.exists():
+                self._create(path, asdict(claim))
+
     def beat(self) -> None:
         self._replace(self.folder / "beat.json", {"beat": secrets.token_hex(8)})
 
     def release(self) -> None:
-        """Lead no longer, so that nobody need wait."""
-        self._replace(self.folder / "beat.json", {"beat": None})
+        """Lead no longer, so that nobody need wait; on a full disk they wait until the last beat is old."""
+        with contextlib.suppress(OSError):
+            self._replace(self.folder / "beat.json", {"beat": None})
 
     def silence(self) -> float:
         """Seconds for which no beat has been seen, by this host's clock; infinite after a release."""
@@ -110,7 +125,7 @@ class Claims:
 
     def clear(self) -> None:
         """Remove everything but the outcome."""
-        for path in self.folder.iterdir():
+        for path in self.folder.glob("*"):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             elif path.name != "outcome.json":
@@ -142,13 +157,17 @@ class Claims:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         draft.touch(mode=0o600)  # the token is for those who run the job
-        draft.write_text(json.dumps(content, sort_keys=True))
+        try:
+            draft.write_text(json.dumps(content, sort_keys=True))
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
         return draft
 
 
 def _read(path: Path) -> Any:
-    """None where there is no such file."""
+    """None if there is no such file, or only what a power cut has left of it."""
     try:
         return json.loads(path.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         return None

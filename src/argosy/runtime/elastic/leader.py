@@ -13,17 +13,18 @@ after copies were made: then nothing is trained twice. Needs no torch.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
-from argosy.errors import InfeasibleError, RunError
+from argosy.errors import InfeasibleError, InputError, RunError
 from argosy.plan.file import dumps_plan
 from argosy.plan.plan import Plan
 from argosy.runtime.elastic.claims import Claim, Claims, Host, Outcome
 from argosy.runtime.elastic.copies import Header, Source
 from argosy.runtime.elastic.events import Events
-from argosy.runtime.elastic.origin import newest_base, steps_told
+from argosy.runtime.elastic.origin import Base, newest_base, steps_told
 from argosy.runtime.elastic.replan import Replanner
 from argosy.runtime.elastic.watch import Generation, Watch
 from argosy.runtime.elastic.wire import Line, LostError, Message
@@ -59,13 +60,17 @@ class Member:
 class Leader:
     """Leads until the job is over."""
 
-    def __init__(self, spec: RunSpec, node: str, claims: Claims, replanner: Replanner) -> None:
-        """``node`` is the host that leads."""
+    def __init__(
+        self, spec: RunSpec, node: str, claims: Claims, replanner: Replanner, remembered: Claim | None = None
+    ) -> None:
+        """``node`` is the host that leads; ``remembered``: the newest generation that it has been in."""
         self.spec, self.node, self.claims, self.replanner = spec, node, claims, replanner
         self.events = Events(spec.folder, node)
         self.members: dict[str, Member] = {}
         self.inbox: asyncio.Queue[tuple[str, Message]] = asyncio.Queue()
-        claim = claims.newest()
+        claim = max(filter(None, (claims.newest(), remembered)), key=lambda one: one.generation, default=None)
+        self.claim: Claim | None = None
+        """Of the generation that this leader formed last."""
         self.number = claim.generation if claim else 0
         self.last = claim.last if claim else None
         """Steps after which the job is done; known once the first generation has been formed."""
@@ -111,13 +116,22 @@ class Leader:
                 generation = await self._form()
                 outcome = generation if isinstance(generation, Outcome) else await self._watch(generation)
                 if outcome is not None:
-                    return self._end(outcome)
+                    return await self._end(outcome)
         finally:
             guard.cancel()
 
-    def _end(self, outcome: Outcome) -> Outcome:
+    async def _end(self, outcome: Outcome) -> Outcome:
+        """Leave the outcome, as soon as the folder can be written; hosts that are there learn it in any case."""
         self.events.write("ended", message=outcome.message, exit_code=outcome.exit_code)
-        self.claims.end(outcome)
+        deadline = time.monotonic() + self.spec.patience
+        while True:
+            try:
+                self.claims.end(outcome)
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    break
+                await asyncio.sleep(self.spec.interval)
         self.tell_all({"kind": "done", "message": outcome.message, "exit_code": outcome.exit_code})
         return outcome
 
@@ -128,12 +142,15 @@ class Leader:
             if self.claims.outcome() or (newest and newest.generation > self.number):
                 self.inbox.put_nowait((self.node, {"kind": "deposed"}))
                 return
-            self.claims.beat()
+            with contextlib.suppress(OSError):  # a full disk: nobody else can claim there, either
+                self.claims.restore(self.claim)
+                self.claims.beat()
             await asyncio.sleep(self.spec.interval)
 
     async def _gather(self) -> None:
-        """Wait for the hosts of the plan, or of the generation before; a part of less than half gives others time."""
-        expected = set(self.replanner.hosts) if self.is_first else self.previous
+        """Wait for this host, and those of the plan or of the generation before; a part of less than half gives others
+        time."""
+        expected = (set(self.replanner.hosts) if self.is_first else self.previous) | {self.node}
         patience = self.spec.gather if self.is_first else self.spec.lost_after
         begin = time.monotonic()
         while not expected <= self.members.keys():
@@ -165,8 +182,16 @@ class Leader:
                 told = True
             if plan is None:
                 await asyncio.sleep(self.spec.interval)
-            elif all(name in self.members and self.members[name].is_stopped for name in members):
-                return self._start(plan, members)
+                continue
+            base = await asyncio.to_thread(newest_base, self.spec.folder, self._held(members))
+            if base.is_lost and self.last is None:
+                return Outcome(message=f"no checkpoint is whole: {base.what_is_torn}", exit_code=InputError.exit_code)
+            if all(name in self.members and self.members[name].is_stopped for name in members):
+                try:
+                    return self._start(plan, members, base)
+                except OSError as error:
+                    self.events.write("waiting", hosts=members, why=f"the run's folder cannot be written: {error}")
+                    await asyncio.sleep(self.spec.interval)
         message = f"no plan fits on the hosts that are there, and nobody came for {self.spec.wait:g} s"
         return Outcome(message=message, exit_code=InfeasibleError.exit_code)
 
@@ -227,21 +252,25 @@ class Leader:
             if self.crashes.get(device, 0) < _MOST_CRASHES
         ]
 
-    def _start(self, plan: Plan, members: list[str]) -> Generation:
-        """(3), (5)."""
-        hosts = {name: self.members[name].host for name in members}
-        held = [
-            Source(address=hosts[name].address, port=hosts[name].port, header=header)
-            for name in members
+    def _held(self, members: list[str]) -> list[Source]:
+        """The copies that these hosts hold."""
+        hosts = {name: self.members[name].host for name in members if name in self.members}
+        return [
+            Source(address=host.address, port=host.port, header=header)
+            for name, host in hosts.items()
             for header in self.members[name].headers
         ]
-        base = newest_base(self.spec.folder, held)
-        if self.last is None:
-            self.last = self.spec.steps
-        self.number += 1
-        claim = Claim(generation=self.number, leader=self.node, members=tuple(members), last=self.last)
+
+    def _start(self, plan: Plan, members: list[str], base: Base) -> Generation:
+        """(5), with what (3) found."""
+        hosts = {name: self.members[name].host for name in members}
+        last = self.spec.steps if self.last is None else self.last
+        claim = Claim(generation=self.number + 1, leader=self.node, members=tuple(members), last=last)
         if not self.claims.claim(claim):
-            raise DeposedError(f"generation {self.number} was claimed by another")
+            raise DeposedError(f"generation {claim.generation} was claimed by another")
+        self.claim, self.number, self.last = claim, claim.generation, last
+        for path, tear in base.skipped:
+            self.events.write("skipped", checkpoint=path.name, why=tear)
         if self.number == 1:  # an earlier run in this folder may have left its own
             forget_after(self.spec.folder, base.step)
         ranks = devices_by_rank(plan)
@@ -256,6 +285,7 @@ class Leader:
             "ring": [(name, host.address, host.port) for name, host in hosts.items()],
             "base": base.to_dict(),
             "last": self.last,
+            "claim": asdict(claim),
         }
         self.tell_all(start, members)
         done = steps_told(self.spec.folder)

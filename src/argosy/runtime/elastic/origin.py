@@ -4,12 +4,13 @@ Needs no torch."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from argosy.runtime.elastic.copies import Moment, Source, newest_whole
-from argosy.runtime.folder import CHECKPOINTS, PROGRESS, checkpoints, read_lines
+from argosy.runtime.folder import CHECKPOINTS, PROGRESS, checkpoints, read_lines, step_of
+from argosy.runtime.manifest import tear_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,17 @@ class Base:
     path: Path | None = None
     moment: Moment | None = None
     sources: tuple[Source, ...] = ()
+    skipped: tuple[tuple[Path, str], ...] = ()
+    """Newer checkpoints that are torn, and what is wrong with each."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether there were checkpoints, and none of them is whole."""
+        return self.kind == "start" and bool(self.skipped)
+
+    @property
+    def what_is_torn(self) -> str:
+        return "; ".join(f"{path}: {tear}" for path, tear in self.skipped)
 
     def to_dict(self) -> dict[str, Any]:
         sources = [(source.address, source.port, source.header.to_dict()) for source in self.sources]
@@ -30,15 +42,26 @@ class Base:
 
 
 def newest_base(run: Path, sources: Iterable[Source]) -> Base:
-    """Copies where they are at least as far as the newest checkpoint: they need no reading."""
+    """Return the newest of what is whole; copies if they are as far as a checkpoint, because they need no reading.
+
+    This reads every byte of a checkpoint before it returns it.
+    """
     sources = tuple(sources)
     moment = newest_whole(source.header for source in sources)
-    saved = checkpoints(run / CHECKPOINTS)
-    step = int(saved[-1].name.removeprefix("step-")) if saved else -1
-    if moment is not None and moment[1] >= step:
+    base = Base(kind="start")
+    if moment is not None:
         chosen = tuple(source for source in sources if source.header.moment == moment)
-        return Base(kind="copies", step=moment[1], moment=moment, sources=chosen)
-    return Base(kind="checkpoint", step=step, path=saved[-1]) if saved else Base(kind="start")
+        base = Base(kind="copies", step=moment[1], moment=moment, sources=chosen)
+    skipped = []
+    for path in reversed(checkpoints(run / CHECKPOINTS)):
+        if base.kind == "copies" and step_of(path) <= base.step:
+            break
+        tear = tear_in(path)
+        if not tear:
+            base = Base(kind="checkpoint", step=step_of(path), path=path)
+            break
+        skipped.append((path, tear))
+    return replace(base, skipped=tuple(skipped))
 
 
 def steps_told(run: Path) -> int:

@@ -13,6 +13,7 @@ import datetime
 import time
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -23,11 +24,12 @@ from argosy.plan.file import loads_plan
 from argosy.plan.plan import Plan
 from argosy.runtime.adapting import Adapter
 from argosy.runtime.agreement import given_facts
+from argosy.runtime.checkpoint import load_checked
 from argosy.runtime.elastic.copies import Header, Source
 from argosy.runtime.elastic.snapshot import Copier, Place, restore
 from argosy.runtime.emulated import join_device, say_ready
 from argosy.runtime.failure import ElsewhereError, is_of_torch_distributed, told
-from argosy.runtime.folder import CHECKPOINTS, DECISIONS, PROGRESS, TIMELINE, append
+from argosy.runtime.folder import CHECKPOINTS, DECISIONS, EVENTS, PROGRESS, TIMELINE, Log
 from argosy.runtime.hardware import check_hardware
 from argosy.runtime.program import load_program
 from argosy.runtime.run_spec import RunSpec, loads_run_spec
@@ -58,6 +60,7 @@ class _Worker:
     def __init__(self, task: dict[str, Any], pipe: Connection) -> None:
         self.task, self.pipe = task, pipe
         self.spec = loads_run_spec(task["run"])
+        self.progress, self.events = Log(self.spec.folder / PROGRESS), Log(self.spec.folder / EVENTS)
         self.pausing = self.saving = False
         """Whether this rank was told to pause, and to save before it does."""
         self.seconds = 0.0
@@ -73,7 +76,7 @@ class _Worker:
             compare(given_facts(self.spec, plan, elastic=True), plan)
             self.trainer, self.data = prepare(program, plan, self._own_spec())
             self._take_up()
-            self.saver = Saver()
+            self.saver = Saver(self.spec.folder / CHECKPOINTS, self._warn)
         except (RuntimeError, OSError) as error:  # contact lost while everything is made ready
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ElsewhereError(f"the generation did not come about: {reason}") from error
@@ -98,7 +101,7 @@ class _Worker:
         """From copies in memory, from a checkpoint, or from the beginning."""
         base = self.task["base"]
         if base["kind"] == "checkpoint":
-            self.trainer.load(base["path"])
+            load_checked(self.trainer, Path(base["path"]))
         elif base["kind"] == "copies":
             sources = [Source(address=a, port=p, header=Header.of(header)) for a, p, header in base["sources"]]
             near = Place(*self.task["near"])
@@ -119,8 +122,10 @@ class _Worker:
         )
 
     def _adapter(self) -> Adapter:
+        log = Log(self.spec.folder / DECISIONS)
+
         def tell(event: dict[str, Any]) -> None:
-            append(self.spec.folder / DECISIONS, {**event, "generation": self.task["generation"]})
+            log.add({**event, "generation": self.task["generation"]})
 
         return adapter_of(self.trainer, self.spec, tell)
 
@@ -132,14 +137,15 @@ class _Worker:
             self.copier.begin()
         while trainer.steps < last:
             self._step()
-            pausing, saving, busy, failed = (count > 0 for count in trainer.tally)
+            pausing, saving, busy, failed, is_due = (count > 0 for count in trainer.tally)
             self.copier.learn(busy=busy, failed=failed)
             if pausing and trainer.steps < last:
                 self._close()
                 self.copier.begin()
                 self.copier.wait()
                 if saving:
-                    self.saver.begin(trainer, self.spec.folder / CHECKPOINTS)
+                    self.saver.begin(trainer)
+                    self.saver.finish(trainer)
                 self.saver.wait()
                 return trainer.steps, True
             if self.adapter is not None:
@@ -147,12 +153,13 @@ class _Worker:
             if self.spec.copy_every and trainer.steps - copied >= self.spec.copy_every and not busy:
                 self.copier.begin()
                 copied = trainer.steps
-            if trainer.steps == last or (self.spec.save_every and trainer.steps % self.spec.save_every == 0):
-                self.saver.begin(trainer, self.spec.folder / CHECKPOINTS)
+            is_asked_for = self.spec.save_every and trainer.steps % self.spec.save_every == 0
+            if trainer.steps == last or is_asked_for or is_due:
+                self.saver.begin(trainer)
             if trainer.steps == min(last, begun + RECORDED):
-                write_timeline(trainer, self.adapter, self.spec.folder / TIMELINE)
+                write_timeline(trainer, self.adapter, self.spec.folder / TIMELINE, self._warn)
         self._close()
-        self.saver.wait()
+        self.saver.finish(trainer)
         self.copier.wait()
         dist.destroy_process_group()
         return trainer.steps, False
@@ -167,7 +174,8 @@ class _Worker:
         batch = self.data(trainer.steps)
         if self.pipe.poll():  # after the data, which may take long: what was asked for meanwhile counts
             self.pausing, self.saving = True, self.pipe.recv()["save"]
-        trainer.votes = tuple(map(float, (self.pausing, self.saving, self.copier.is_busy, self.copier.failed)))
+        facts = (self.pausing, self.saving, self.copier.is_busy, self.copier.failed, self.saver.is_due())
+        trainer.votes = tuple(map(float, facts))
         with self.saver.heeded():
             loss = trainer.step(batch)
         self.seconds = time.perf_counter() - begin
@@ -177,4 +185,7 @@ class _Worker:
 
     def _tell(self, trainer: Trainer, loss: float) -> None:
         line = {"step": trainer.steps - 1, "loss": loss, "seconds": self.seconds, "generation": self.task["generation"]}
-        append(self.spec.folder / PROGRESS, line)
+        self.progress.add(line)
+
+    def _warn(self, why: str) -> None:
+        self.events.event("not written", self.trainer.roster[self.trainer.rank], why=why)

@@ -31,9 +31,10 @@ from argosy.plan.islands import IslandPlan
 from argosy.plan.islands_file import dumps_island_plan, island_plan_from_document
 from argosy.plan.plan import Plan
 from argosy.runtime.agreement import given_facts
+from argosy.runtime.checkpoint import UnsavedError
 from argosy.runtime.emulated import join_device, say_ready
 from argosy.runtime.failure import ElsewhereError, leave_note, told
-from argosy.runtime.folder import CHECKPOINTS, PROGRESS, append, checkpoints, forget_after
+from argosy.runtime.folder import CHECKPOINTS, PROGRESS, Log, checkpoints, forget_after, step_of
 from argosy.runtime.hardware import check_hardware
 from argosy.runtime.islands.files import EXCHANGES, island_folder
 from argosy.runtime.islands.keeping import load_island, save_island
@@ -141,8 +142,8 @@ def work(spec: RunSpec, plan: IslandPlan, place: _Place, interface: str | None) 
     trainer, data = prepare(program, own, spec, lambda batch: rows(batch, begin, own, plan.global_batch))
     training = IslandTrainer(trainer, plan, place.island)
     outer = training.initial_state()
-    saved = checkpoints(spec.folder / CHECKPOINTS)
-    if spec.resume and saved:
+    saved = [path for path in checkpoints(spec.folder / CHECKPOINTS) if step_of(path) == trainer.steps]
+    if spec.resume and saved:  # the one that the trainer has loaded
         load_island(training, outer, saved[-1])
     if outer is not None:
         spec.folder.mkdir(parents=True, exist_ok=True)
@@ -157,8 +158,7 @@ def work(spec: RunSpec, plan: IslandPlan, place: _Place, interface: str | None) 
             interface=os.environ.get("GLOO_SOCKET_IFNAME") if local else interface,
         )
         limits = SyncLimits(most=spec.max_sync_every) if spec.adapt is not Reach.OFF else None
-        note = lambda line: append(spec.folder / EXCHANGES, line)  # noqa: E731
-        training.lead = Lead(plan, outer, membership, limits=limits, note=note)
+        training.lead = Lead(plan, outer, membership, limits=limits, note=Log(spec.folder / EXCHANGES).add)
     if training.begin(_common(facts, plan)):
         say_ready()
         train(training, data, spec)
@@ -186,6 +186,7 @@ def rows(batch: Any, begin: int, plan: Plan, whole: int) -> Any:
 def train(training: IslandTrainer, data: Callable[[int], Any], spec: RunSpec) -> None:
     """Steps until the one that the islands agreed on as the last, checkpoints between exchanges."""
     trainer, lead = training.trainer, training.lead
+    progress = Log(spec.folder / PROGRESS)
     last = 0
     if lead is not None:
         last = int(lead.membership.agree("last", str(trainer.steps + spec.steps)))
@@ -199,10 +200,13 @@ def train(training: IslandTrainer, data: Callable[[int], Any], spec: RunSpec) ->
             forget_after(spec.folder, trainer.steps)
         elif lead is not None:
             line = {"step": step, "loss": loss, "seconds": time.perf_counter() - began, "samples": training.share}
-            append(spec.folder / PROGRESS, line)
+            progress.add(line)
         wants_save = wants_save or bool(spec.save_every and trainer.steps % spec.save_every == 0)
         if wants_save and not training.is_waiting and trainer.steps < last:
-            save_island(training, spec.folder / CHECKPOINTS)
+            try:
+                save_island(training, spec.folder / CHECKPOINTS)
+            except UnsavedError as error:  # raised on every rank of the island: all of them go on
+                sys.stderr.write(f"warning: {error}; training goes on\n")
             wants_save = False
     training.end()
     save_island(training, spec.folder / CHECKPOINTS)
