@@ -24,7 +24,7 @@ from argosy.plan.islands import Compression, OuterOptimizer
 from argosy.runtime.islands.codec import decode, encode
 from argosy.runtime.islands.outer import OuterState
 
-WIDTH, LENGTH, LAYERS, HEADS = 64, 48, 3, 4
+WIDTH, LENGTH, LAYERS, HEADS = 48, 32, 2, 4
 SAMPLES = 16
 SHARES = (12, 4)
 SEEDS = (0, 1)

@@ -100,6 +100,32 @@ SUITE = (
         needs="root",
     ),
     Entry(
+        name="islands",
+        shows="synchronous and island plans on two and three sites, in the simulator",
+        note="2026-11-16-islands.md",
+        command="python -m benchmarks.islands_table",
+    ),
+    Entry(
+        name="islands-loss",
+        shows="what steps between exchanges do to the loss of a small GPT",
+        note="2026-11-16-islands.md",
+        command="python -m benchmarks.islands_loss",
+    ),
+    Entry(
+        name="islands-lab",
+        shows="two islands in the lab over a slow link that is preempted, against the best synchronous plan",
+        note="2026-11-16-islands.md",
+        command="python -m benchmarks.lab.islands",
+        needs="root",
+    ),
+    Entry(
+        name="islands-text",
+        shows="a small GPT trained on text by two islands in the lab",
+        note="2026-11-16-islands.md",
+        command="python -m benchmarks.lab.islands_text",
+        needs="root",
+    ),
+    Entry(
         name="fuzz",
         shows="every reader and command against changed inputs",
         note="2026-11-15-fuzz.md",

@@ -114,11 +114,11 @@ def island_plans(known: Known, cluster: Cluster) -> list[IslandPlan]:
     ]
 
 
-def measure(plan: Plan | IslandPlan, cluster: Cluster, steps: int, folder: Path) -> float:
+def measure(plan: Plan | IslandPlan, cluster: Cluster, steps: int, folder: Path, job: Job = JOB) -> float:
     """Mean seconds of a step on real processes in a lab."""
     folder.mkdir()
     plan_file, job_file = folder / "plan.json", folder / "job.json"
-    job_file.write_text(json.dumps(asdict(JOB)), encoding="utf-8")
+    job_file.write_text(json.dumps(asdict(job)), encoding="utf-8")
     is_synchronous = isinstance(plan, Plan)
     plan_file.write_text(dumps_plan(plan) if isinstance(plan, Plan) else dumps_island_plan(plan), encoding="utf-8")
     out = folder / "run"

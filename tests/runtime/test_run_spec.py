@@ -28,6 +28,7 @@ SPECS = st.builds(
     adapt=st.sampled_from(Reach), model=st.none() | NAMES, horizon=st.integers(1, 10**12), min_gain=st.floats(0, 1),
     profiles=st.lists(st.text()).map(tuple), metrics_port=st.none() | st.integers(0, 65535), copy_every=COUNTS,
     lost_after=SECONDS, gather=SECONDS, wait=SECONDS, grace=SECONDS,
+    island=st.none() | COUNTS, meeting=st.none() | NAMES, max_sync_every=st.integers(1, 10**12),
 )  # fmt: skip
 
 

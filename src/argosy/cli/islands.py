@@ -129,7 +129,8 @@ def plan_islands(
     if why is not None:
         sys.stderr.write(f"no islands: {why}\n")
         return False
-    found = replace(found, islands=tuple(replace(island, model=synchronous.model) for island in found.islands))
+    named = replace(found.model, name=synchronous.model.name)
+    found = replace(found, islands=tuple(replace(island, model=named) for island in found.islands))
     if output is not None:
         write_file(output, dumps_island_plan(found).encode())
     if json:
@@ -139,8 +140,8 @@ def plan_islands(
     console = stdout_console(width, beside=output)
     show_island_plan(console, found, task.cluster)
     if output is not None and output != STDOUT:
-        named = shlex.quote(str(output))
-        console.print(f"\nwrote {output}; next: argosy simulate {named}, argosy explain {named}", soft_wrap=True)
+        file = shlex.quote(str(output))
+        console.print(f"\nwrote {output}; next: argosy simulate {file}, argosy explain {file}", soft_wrap=True)
     return True
 
 

@@ -235,6 +235,7 @@ def plan(
         raise NothingFitsError(why.reason) from None
     found = outcome.plan
     found = replace(found, model=replace(found.model, name=model))  # what ``planned_chain`` takes, also for a file
+    task = replace(task, settings=settings)  # whose workers have not ended
     if wanted is not None and plan_islands(
         wanted, task, found, auto=islands == "auto", output=output, json=json, width=width, quiet=quiet
     ):
