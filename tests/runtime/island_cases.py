@@ -6,6 +6,7 @@ import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -156,6 +157,38 @@ def train_islands(case: IslandCase) -> dict[str, Any]:
     if server is not None:  # it serves until nobody needs it
         server.wait([f"done/{at}/{one}" for at, other in enumerate(case.islands) for one in range(other.num_ranks)])
     return {"island": island, "losses": losses, "weights": weights, "lines": lines}
+
+
+def catch_up_alone() -> tuple[list[float], list[float]]:
+    """One rank with a scheduler takes over a state of step 7 after two of its own: rates and first moments before and
+    after."""
+    case = IslandCase(islands=(Case(shares=((2,),), num_micro_batches=2),) * 2)
+    model, loss_fn, example = build("gpt", sum(case.shares), tied=False, dtype=torch.float64)
+    plan = case.plan
+
+    def scheduler(optimizer: Any) -> Any:
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 + step)
+
+    rows = case.rows(example, 0)
+    trainer = parallelize(model, loss_fn, case.optimizer, rows, plan.islands[0], scheduler=scheduler)
+    training = IslandTrainer(trainer, plan, 0)
+    outer = training.initial_state()
+    assert outer is not None
+    trainer.step(rows)
+    trainer.step(rows)
+    outer.step = 7
+
+    def seen() -> list[float]:
+        assert trainer.optimizer is not None
+        (group,) = trainer.optimizer.param_groups
+        moments = [trainer.optimizer.state[one]["exp_avg"].abs().sum().item() for one in group["params"]]
+        return [group["lr"] / 0.01, trainer.steps, sum(moments)]
+
+    before = seen()
+    training.lead = Lead(plan, outer, mock.Mock())
+    training.lead.caught_up = True
+    training._take_up([], mixing=0.0)
+    return before, seen()
 
 
 def train_alone(case: IslandCase) -> tuple[dict[str, torch.Tensor], list[list[float]]]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from island_cases import IslandCase, train_alone, train_islands
+from island_cases import IslandCase, catch_up_alone, train_alone, train_islands
 from rank_pool import RankPool
 from small_models import build
 from training_cases import Case
@@ -114,6 +114,12 @@ def test_a_checkpoint_between_exchanges_continues_bit_by_bit(ranks: RankPool, tm
     for one, other in zip(whole, rest, strict=True):
         assert one["losses"][7:] == other["losses"]
         assert all(np.array_equal(one["weights"][key], other["weights"][key]) for key in one["weights"])
+
+
+def test_an_island_that_catches_up_has_the_rates_of_that_step_and_its_own_optimizer_state(ranks: RankPool) -> None:
+    ((before, after),) = ranks(1, catch_up_alone)
+    assert before[:2] == pytest.approx([3, 2]) and after[:2] == pytest.approx([8, 7])
+    assert after[2] == before[2] > 0
 
 
 def test_islands_choose_the_same_number_of_steps_by_what_they_measure(ranks: RankPool) -> None:

@@ -6,7 +6,7 @@
     (3)  Members of a generation form a process group of their own.
 
 Keys: ``alive/I`` (1), ``next/G/I`` an announcement with what island I has done, ``members/G`` (2), ``generation``,
-``joining/I`` the generation that an island from outside waits for, ``last`` the step after which the run ends.
+``joining/I`` the generation that an island from outside waits for, ``over`` once the run has ended.
 """
 
 from __future__ import annotations
@@ -101,10 +101,6 @@ class Membership:
     def over(self) -> None:
         """Write down that the run has ended."""
         self.store.set("over", "1")
-
-    def agree(self, key: str, value: str) -> str:
-        """What the first island wrote under a key: this value, if it was this one."""
-        return bytes(self.store.compare_set(key, "", value)).decode()
 
     def lost(self) -> list[int]:
         """Members without a sign of life (1)."""

@@ -155,6 +155,14 @@ class IslandTrainer:
             whole = None if outer is None else outer.theta[at]
             self.gathering.scatter(at, whole, mixing=0.0 if caught_up else mixing)
         if caught_up:
-            self.trainer.steps = self.last_exchange
+            self._go_to(self.last_exchange)
             self.shared_since = [self.last_exchange] * self.plan.fragments
         self.trainer.gradients.after_update()
+
+    def _go_to(self, step: int) -> None:
+        """Count from another step on: learning rates are those of that step, the optimizer's state stays."""
+        optimizer = self.trainer.optimizer
+        state = {} if optimizer is None else dict(optimizer.state)
+        self.trainer.begin_at(step)
+        if self.trainer.optimizer is not None:
+            self.trainer.optimizer.state.update(state)

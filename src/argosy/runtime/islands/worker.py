@@ -184,14 +184,11 @@ def rows(batch: Any, begin: int, plan: Plan, whole: int) -> Any:
 
 
 def train(training: IslandTrainer, data: Callable[[int], Any], spec: RunSpec) -> None:
-    """Steps until the one that the islands agreed on as the last, checkpoints between exchanges."""
-    trainer, lead = training.trainer, training.lead
+    """Steps until the last one of the run, checkpoints between exchanges."""
+    trainer, lead, last = training.trainer, training.lead, spec.steps
     progress = Log(spec.folder / PROGRESS)
-    last = 0
     if lead is not None:
-        last = int(lead.membership.agree("last", str(trainer.steps + spec.steps)))
         forget_after(spec.folder, trainer.steps)
-    (last,) = training.gathering.tell([last])
     wants_save = False
     while trainer.steps < last:
         step, began = trainer.steps, time.perf_counter()
