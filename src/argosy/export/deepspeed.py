@@ -78,6 +78,8 @@ def limits(plan: Plan) -> Iterator[Limit]:
         yield limit("stages.recompute", "selective", f"none or full: {NAME} recomputes whole layers; full is written")
     if plan.model.dtype is Dtype.FP8:
         yield limit("model.dtype", "fp8", "bf16, fp16 or fp32", final=True)
+    if plan.model.optimizer not in _OPTIMIZERS:
+        yield limit("model.optimizer", plan.model.optimizer, f"one of {', '.join(_OPTIMIZERS)}", final=True)
 
 
 def _levels(plan: Plan) -> tuple[int, ...]:
