@@ -32,6 +32,12 @@ CASES = {
     "such as box0.pcie or box0.0",
     (*SHARE, "--global-batch", "8"): f'--global-batch: found "8", {WITH_PROGRAM}',
     (*SHARE, "--max-width", "2"): f'--max-width: found "2", {WITH_PROGRAM}',
+    (*SHARE, "--lora", "rank=8"): f'--lora: found "rank=8", {WITH_PROGRAM}',
+    (*SHARE, "--freeze", "block.0"): f'--freeze: found "block.0", {WITH_PROGRAM}',
+    (*SEARCH, "--train", "lora", "--base-weights", "fp4"): '--base-weights: found "fp4", expected one of int8, nf4; '
+    'did you mean "nf4"?',
+    (*SEARCH, "--freeze", "layer9"): '--freeze: found "layer9", expected a pattern of layer names of gpt2: embedding, '
+    "block.0 to block.11, head",
     ("simulate", PLAN, "--adapt", "k", "--until", "3 s", "-o", "x.json"): f'--output: found "x.json", {ADAPTING}',
     ("simulate", PLAN, "--adapt", "k", "--until", "3 s", "--transfers"): f"--transfers: {ADAPTING}",
     ("simulate", PLAN, "--adapt", "k", "--until", "3 s", "-n", "4"): f'--iterations: found "4", {ADAPTING}',

@@ -162,8 +162,8 @@ schedule = "1f1b"
 model.dtype = "float16"
 model.optimizer = "adamz"
 > plan.json:6: model.dtype: found "float16", expected one of the dtypes fp32, tf32, fp16, bf16, fp8
-> plan.json:7: model.optimizer: found "adamz", expected one of the optimizers adamw, adam, lion, momentum, sgd; did
-| you mean "adam"?
+> plan.json:7: model.optimizer: found "adamz", expected one of the optimizers adamw, adam, lion, momentum,
+| adamw8bit, adafactor, sgd; did you mean "adam"?
 
 ## no sequence
 model.sequence_length = 0

@@ -29,7 +29,8 @@ from argosy.sim.simulate import simulate
 from argosy.solve.judge import Complete, Judge
 from argosy.solve.pipeline import Choice
 from argosy.solve.shape import Shape
-from argosy.space.option import Option, share_samples
+from argosy.space.option import Option
+from argosy.space.shares import share_samples
 from argosy.workload.chain import Chain, Layer
 from benchmarks.bare_pipeline import StageCost, pipeline_graph
 

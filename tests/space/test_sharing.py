@@ -9,8 +9,9 @@ import pytest
 from planning_cases import Recipe, random_case
 
 from argosy.plan.plan import Recompute
-from argosy.space.option import Part, share_samples
+from argosy.space.option import Part
 from argosy.space.price import Prices
+from argosy.space.shares import share_samples
 from argosy.space.widths import tensor_widths
 
 Groups = list[tuple[int, int, int]]

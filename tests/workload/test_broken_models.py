@@ -180,7 +180,8 @@ def test_wrong_choices_all_at_once() -> None:
     assert str(caught.value).splitlines() == [
         "sequence_length: found 0, expected a whole number of tokens, at least 1",
         'dtype: found "bf15", expected one of the dtypes fp32, tf32, fp16, bf16, fp8; did you mean "bf16"?',
-        'optimizer: found "AdamW", expected one of the optimizers adamw, adam, lion, momentum, sgd; '
+        'optimizer: found "AdamW", expected one of the optimizers adamw, adam, lion, momentum, adamw8bit, '
+        "adafactor, sgd; "
         'did you mean "adamw"?',
     ]
 

@@ -457,7 +457,8 @@ def test_unknown_models_and_settings(tmp_path: Path) -> None:
         read_sailor(tmp_path, "toy", sequence_length=0, optimizer="adm")
     assert message(caught, tmp_path) == (
         "sequence_length: found 0, expected a whole number of tokens, at least 1\n"
-        'optimizer: found "adm", expected one of the optimizers adamw, adam, lion, momentum, sgd; did you mean "adam"?'
+        'optimizer: found "adm", expected one of the optimizers adamw, adam, lion, momentum, adamw8bit, adafactor, '
+        'sgd; did you mean "adam"?'
     )
 
 

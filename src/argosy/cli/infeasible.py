@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import typer
 if TYPE_CHECKING:
     from argosy.explain.infeasible import Infeasibility
     from argosy.explain.remedy import Change
+    from argosy.workload.chain import Chain
 
 _REPLACED_BY = {"--lora": ("--train",)}
 """Options that say the same as another one."""
@@ -39,6 +41,15 @@ def show_infeasibility(
         console.print()
     for line in change_lines(why, lambda change: pasted_command(context, change)):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def with_optimizer(chain: Chain, **changes: str) -> Chain:
+    """The chain of a captured program with another optimizer; a program decides about all other things itself."""
+    from argosy.errors import bad_input
+
+    if set(changes) != {"optimizer"}:
+        raise bad_input("a change that a program does not make itself", ", ".join(changes), where=chain.name)
+    return replace(chain, optimizer=changes["optimizer"])
 
 
 def pasted_command(context: typer.Context, change: Change) -> str | None:

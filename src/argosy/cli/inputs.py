@@ -122,6 +122,9 @@ def plan_of_known_model(document: Document) -> Plan:
     if plan.model.content:
         expected = "a model that the target knows; for a captured program use --to torchrun, or argosy run"
         raise document.error(("model", "content"), expected, "the layers of a program")
+    if not plan.model.tuning.is_full:
+        expected = "a plan that trains all weights, as the targets do; for frozen ones use argosy run"
+        raise document.error(("model", "tuning"), expected, str(plan.model.tuning))
     return plan
 
 

@@ -118,7 +118,9 @@ DtypeName = Annotated[
 OptimizerName = Annotated[
     str | None,
     typer.Option(
-        "--optimizer", help="adamw, adam, lion, momentum, adamw8bit, adafactor or sgd, in place of the model's."
+        "--optimizer",
+        help="adamw, adam, lion, momentum, adamw8bit, adafactor or sgd, in place of the model's; with --program, "
+        "the one that the program makes.",
     ),
 ]
 TrainName = Annotated[

@@ -155,14 +155,16 @@ def plan(
     from argosy.plan.file import dumps_plan
     from argosy.planner import Settings
     from argosy.workload.load import load_model
+    from argosy.workload.settings import parse_settings
     from argosy.workload.tuning import parse_tuning
 
     captured = None
     if program is not None:
         given = {"--model": model, "--global-batch": global_batch, "--sequence-length": sequence_length}
-        given |= {"--optimizer": optimizer, "--max-width": max_width, "--max-context": max_context}
-        given |= {"--train": train, "--lora": lora, "--base-weights": base_weights}
-        refuse_options({**given, "--freeze": freeze, "--max-expert": max_expert, "--for": for_system}, "with --program")
+        given |= {"--max-width": max_width, "--max-context": max_context, "--train": train, "--lora": lora}
+        given |= {"--base-weights": base_weights, "--max-expert": max_expert, "--for": for_system}
+        refuse_options({**given, "--freeze": freeze}, "with --program")
+        known_optimizer = parse_settings(optimizer=optimizer).optimizer
         if output is not None:
             check_output(output, cluster, program.partition(":")[0], json=json)
         captured = capture_program(program, dtype=dtype, quiet=quiet)
@@ -200,6 +202,7 @@ def plan(
     if captured is not None:
         captured = captured.on(where)
         chain = constants.chain(captured.chain)
+        chain = replace(chain, optimizer=known_optimizer or chain.optimizer)
         captured = replace(captured, chain=chain)
     else:
         tuning = parse_tuning(train=train, lora=lora, freeze=freeze or (), base=base_weights)
@@ -221,13 +224,14 @@ def plan(
             how = (scenario, robust, objective, max_price_per_hour, max_cost_per_step)
             outcome = _find(task, captured, *how, quiet=quiet)
     except NothingFitsError:
-        from argosy.cli.infeasible import show_infeasibility
+        from argosy.cli.infeasible import show_infeasibility, with_optimizer
         from argosy.explain.infeasible import diagnose
 
         def reload(**changes: Any) -> Chain:
+            if captured is not None:
+                return with_optimizer(chain, **changes)
             asked: dict[str, Any] = {"sequence_length": sequence_length, "dtype": dtype, "optimizer": optimizer}
-            asked |= {"tuning": chain.tuning, **changes}
-            return constants.chain(load_model(model, **asked) if captured is None else captured.chain)
+            return constants.chain(load_model(model, **{**asked, "tuning": chain.tuning, **changes}))
 
         with progress("nothing fits; looking for what would", quiet=quiet):
             why = diagnose(chain, where, global_batch=global_batch, settings=settings, model=costs, reload=reload)

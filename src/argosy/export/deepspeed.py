@@ -95,6 +95,8 @@ def limits(plan: Plan) -> Iterator[Limit]:
         yield limit("stages[0].recompute", plan.stages[0].recompute, expected)
     if plan.model.dtype is Dtype.FP16 and remembered(plan).calibration.gradient_dtype is Dtype.FP32:
         yield note("gradients", "fp32", f"fp16: {NAME} keeps them in the format of the weights there, in less memory")
+    if plan.model.optimizer not in _OPTIMIZERS:
+        yield limit("model.optimizer", plan.model.optimizer, f"one of {', '.join(_OPTIMIZERS)}", final=True)
 
 
 def _has_pipeline(plan: Plan) -> bool:

@@ -169,8 +169,7 @@ def _kinds(layers: Sequence[nn.Module]) -> list[str]:
     """A name for every layer that equal ones share: ``Block``, or ``Block-2`` for the second kind of that class."""
     known: dict[tuple[object, ...], str] = {}
     names = []
-    trains_all = all(parameter.requires_grad for layer in layers for parameter in layer.parameters())
-    needed = trains_all  # whether the input of a layer needs a gradient, which matters if some are frozen
+    needed = _trains_all(layers)  # whether the input of a layer needs a gradient, which matters if some are frozen
     for index, layer in enumerate(layers):
         shapes = tuple((tuple(parameter.shape), parameter.requires_grad) for parameter in layer.parameters())
         place = "first" if index == 0 else "last" if index == len(layers) - 1 else "between"
@@ -181,6 +180,10 @@ def _kinds(layers: Sequence[nn.Module]) -> list[str]:
             known[key] = type(layer).__name__ + (f"-{number}" if number > 1 else "")
         names.append(known[key])
     return names
+
+
+def _trains_all(layers: Sequence[nn.Module]) -> bool:
+    return all(parameter.requires_grad for layer in layers for parameter in layer.parameters())
 
 
 def _row(
@@ -344,7 +347,7 @@ def _layers(layers: Sequence[nn.Module], kinds: Sequence[str], amounts: Sequence
     """The chain's layers; a weight that an earlier layer has already is tied to it."""
     home: dict[int, int] = {}
     built = []
-    has_backward = False
+    has_backward = _trains_all(layers)
     for index, (layer, kind, amount) in enumerate(zip(layers, kinds, amounts, strict=True)):
         own = tied = still = still_bytes = still_tied = 0
         partner = None

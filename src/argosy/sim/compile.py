@@ -25,8 +25,8 @@ from functools import cached_property
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.collective import Pairs
-from argosy.cost.compute import ComputeModel, Portion, split_stage_seconds, update_seconds
-from argosy.cost.memory import activation_bytes, passing_bytes, state_bytes
+from argosy.cost.compute import ComputeModel, split_stage_seconds
+from argosy.cost.memory import activation_bytes, passing_bytes
 from argosy.plan.plan import Collective, Plan, Replica, Stage
 from argosy.schedule import Action, ActionKind, build_schedule
 from argosy.sim.blocking import with_blocking_transfers
@@ -41,7 +41,7 @@ from argosy.sim.exchange import (
     weight_exchange,
 )
 from argosy.sim.graph import Flow, Task, TaskGraph
-from argosy.sim.member import Member
+from argosy.sim.member import Member, portion_of, resident_bytes, updates_of
 from argosy.sim.order import SPAN_KIND, in_dependency_order
 from argosy.sim.split import overlaps, share_overlaps
 from argosy.timeline import SpanKind
@@ -116,18 +116,10 @@ class Compiler:
         chain, stage = self.chain, self.plan.stages[stage_index]
         samples, share = replica.samples, replica.shares[member]
         return Member(
-            seconds=split_stage_seconds(self.model, chain, stage, self._portion(replica, member)),
+            seconds=split_stage_seconds(self.model, chain, stage, portion_of(self.cluster, replica, member)),
             kept=activation_bytes(chain, stage, samples, share),
             forward_bytes=passing_bytes(chain, stage, samples, share, backward=False),
             backward_bytes=passing_bytes(chain, stage, samples, share, backward=True),
-        )
-
-    def _portion(self, replica: Replica, member: int) -> Portion:
-        return Portion(
-            device=self.cluster.device(replica.devices[member]),
-            samples=replica.samples,
-            share=replica.shares[member],
-            width=replica.width,
         )
 
     def add_action(self, action: Action) -> None:
@@ -156,8 +148,7 @@ class Compiler:
             if stage.first > self.chain.first_backward:
                 self._send(action, action.stage - 1, stage.first - 1)
             else:
-                done = tuple(self.last[device] for device in devices)
-                self.finished[action.stage, action.micro_batch] = done
+                self.finished[action.stage, action.micro_batch] = tuple(self.last[one] for one in devices)
 
     def _pass_over(self, action: Action) -> None:
         """Hold the devices of a stage without a backward until the stage after it has finished its own."""
@@ -379,18 +370,12 @@ class Compiler:
         """One for each pair of devices."""
         return tuple(Flow(self.index[one], self.index[other], size * factor) for (one, other), size in pairs.items())
 
-    def _add_update(self, device: int, waits: list[int]) -> None:
-        self._end_with_update(device, self._update_seconds[device], waits)
-
     @cached_property
-    def _update_seconds(self) -> list[float]:
-        """Per device, of all its stages."""
-        seconds = [0.0] * len(self.names)
-        for stage in self.plan.stages:
-            for replica in stage.replicas:
-                for member, name in enumerate(replica.devices):
-                    seconds[self.index[name]] += update_seconds(self.chain, stage, self._portion(replica, member))
-        return seconds
+    def updates(self) -> dict[str, float]:
+        return updates_of(self.plan, self.chain, self.cluster)
+
+    def _add_update(self, device: int, waits: list[int]) -> None:
+        self._end_with_update(device, self.updates[self.names[device]], waits)
 
     def _end_with_update(self, device: int, seconds: float, waits: list[int]) -> None:
         after = tuple(sorted({self.last[device], *waits}))
@@ -398,15 +383,12 @@ class Compiler:
         self._occupy([device], task)
 
     def graph(self) -> TaskGraph:
-        resident = [0.0] * len(self.names)
-        for stage in self.plan.stages:
-            for replica in stage.replicas:
-                for name, share in zip(replica.devices, replica.shares, strict=True):
-                    resident[self.index[name]] += state_bytes(self.chain, stage, share).total
+        held = resident_bytes(self.plan, self.chain)
+        resident = tuple(held[name] for name in self.names)
         carry = [(self.last[device], self.first[device]) for device in range(len(self.names))]
         carry += [(self.last[device], task) for task, devices in self.unanchored for device in devices]
         carry += [(self.channel_last[channel], self.channel_first[channel]) for channel in self.channel_last]
-        return TaskGraph(devices=self.names, tasks=tuple(self.tasks), carry=tuple(carry), resident=tuple(resident))
+        return TaskGraph(devices=self.names, tasks=tuple(self.tasks), carry=tuple(carry), resident=resident)
 
     def _add(self, task: Task) -> int:
         self.tasks.append(task)

@@ -25,14 +25,14 @@ from dataclasses import dataclass, replace
 from argosy.cluster.topology import Cluster, Link, Node, Route
 from argosy.cluster.trace import total
 from argosy.cost.collective import Pairs, seconds_alone
-from argosy.cost.compute import ComputeModel, Portion, StageSeconds, split_stage_seconds, update_seconds
+from argosy.cost.compute import ComputeModel, StageSeconds, split_stage_seconds, update_seconds
 from argosy.plan.plan import Collective, Plan, Replica, Stage
 from argosy.schedule import ScheduleKind
 from argosy.sim.blocking import with_blocking_transfers
 from argosy.sim.compile import Compiler, compile_plan
 from argosy.sim.exchange import Exchange, key_values, reduction, routed, weight_exchange
 from argosy.sim.graph import Flow, TaskGraph
-from argosy.sim.member import Member
+from argosy.sim.member import Member, portion_of
 from argosy.sim.split import overlaps, share_overlaps
 from argosy.workload.chain import Chain
 
@@ -106,7 +106,8 @@ class Folder(Compiler):
         bundle, stage = self._bundle(replica), self.whole.stages[stage_index]
         one = bundle.replicas[0]
         each = [
-            split_stage_seconds(self.model, self.chain, stage, self._real_portion(one, at)) for at in range(one.width)
+            split_stage_seconds(self.model, self.chain, stage, portion_of(self.real, one, at))
+            for at in range(one.width)
         ]
         reduce = self._reduce_seconds(stage_index, bundle)
         forward, backward, hidden_forward, hidden_backward = (
@@ -138,10 +139,6 @@ class Folder(Compiler):
             pairs = {**found[names].pairs, **one.pairs} if names in found else one.pairs
             found[names] = Exchange(names, pairs, one.rounds)
         return list(found.values())
-
-    def _real_portion(self, replica: Replica, member: int) -> Portion:
-        device, share = self.real.device(replica.devices[member]), replica.shares[member]
-        return Portion(device=device, samples=replica.samples, share=share, width=replica.width)
 
     def _reduce_seconds(self, index: int, bundle: Bundle) -> float:
         """(4), with all the groups in the node of the first one, which may share a medium."""
@@ -215,7 +212,7 @@ class Folder(Compiler):
         """Seconds of the slowest device of a bundle."""
         bundle = self.bundles[device]
         stage, replica = self.whole.stages[bundle.stage], bundle.replicas[0]
-        portions = (self._real_portion(replica, member) for member in range(replica.width))
+        portions = (portion_of(self.real, replica, member) for member in range(replica.width))
         return max(update_seconds(self.chain, stage, portion) for portion in portions)
 
     def graph(self) -> TaskGraph:

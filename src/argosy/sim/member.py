@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
-from argosy.cost.compute import StageSeconds
+from argosy.cluster.topology import Cluster
+from argosy.cost.compute import Portion, StageSeconds, update_seconds
+from argosy.cost.memory import state_bytes
+from argosy.plan.plan import Plan, Replica
 from argosy.schedule import ActionKind
+from argosy.workload.chain import Chain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,3 +30,33 @@ class Member:
             return self.seconds.forward, self.seconds.hidden_forward
         whole = self.seconds.backward if kind is ActionKind.BACKWARD else self.seconds.backward / 2
         return whole, min(whole, self.seconds.hidden_backward)
+
+
+def portion_of(cluster: Cluster, replica: Replica, member: int) -> Portion:
+    """What one device of a replica does of its stage."""
+    return Portion(
+        device=cluster.device(replica.devices[member]),
+        samples=replica.samples,
+        share=replica.shares[member],
+        width=replica.width,
+    )
+
+
+def updates_of(plan: Plan, chain: Chain, cluster: Cluster) -> dict[str, float]:
+    """Per device, seconds of the updates of all its stages."""
+    seconds: dict[str, float] = defaultdict(float)
+    for stage in plan.stages:
+        for replica in stage.replicas:
+            for member, name in enumerate(replica.devices):
+                seconds[name] += update_seconds(chain, stage, portion_of(cluster, replica, member))
+    return seconds
+
+
+def resident_bytes(plan: Plan, chain: Chain) -> dict[str, float]:
+    """Per device, weights, gradients and optimizer state of all its stages."""
+    held: dict[str, float] = defaultdict(float)
+    for stage in plan.stages:
+        for replica in stage.replicas:
+            for name, share in zip(replica.devices, replica.shares, strict=True):
+                held[name] += state_bytes(chain, stage, share).total
+    return held

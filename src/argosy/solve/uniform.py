@@ -54,8 +54,9 @@ from argosy.solve.layouts import Layout, Section, layouts_of
 from argosy.solve.pipeline import Choice
 from argosy.solve.shape import Shape
 from argosy.space.enumerate import Scope
-from argosy.space.option import Option, Part, share_samples, whole_seconds
+from argosy.space.option import Option, Part
 from argosy.space.price import FloatArray, Prices, shares
+from argosy.space.shares import share_samples, whole_seconds
 
 _MOST_CUT = 48
 """Plans that are cut and judged, those with the least (1) first, and"""

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from argosy.cost.memory import USABLE
 from argosy.plan.plan import Recompute
 from argosy.plan.runnable import ALIKE, CONTEXT, EXPERT, GROUPS, RECOMPUTE, ZERO
-from argosy.space.option import Option, Part, Vector, share_samples, whole_seconds
+from argosy.space.option import Option, Part, Vector
 from argosy.space.pool import Pool
 from argosy.space.price import Prices, widest
 from argosy.space.prune import Counters, fits_nowhere, without_dominated
+from argosy.space.shares import share_samples, whole_seconds
 from argosy.space.widths import node_widths, tensor_widths
 
 LONG_SEQUENCE = 32_768

@@ -22,10 +22,8 @@ first, which minimises (1) over integer shares.
 from __future__ import annotations
 
 import copy
-import heapq
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -340,65 +338,3 @@ class Option:
         splits = f", context {self.context}" if self.context > 1 else ""
         splits += f", expert {self.expert}" if self.expert > 1 else ""
         return f"{parts}{splits}, zero {self.zero}, recompute {self.recompute}"
-
-
-def share_samples(
-    prices: Prices,
-    groups: Sequence[tuple[int, int, int]],
-    micro_batch: int,
-    recompute: Recompute,
-    *,
-    context: int = 1,
-    expert: int = 1,
-) -> tuple[Part, ...] | None:
-    """Integer shares of a micro-batch for (pool, width, replicas) groups that minimise the slowest replica; None if
-    there are more replicas than samples."""
-    total = sum(replicas for _, _, replicas in groups)
-    if total > micro_batch:
-        return None
-
-    def part(group: int, samples: int, extra: int) -> Part:
-        pool, width, replicas = groups[group]
-        return Part(
-            pool=pool,
-            width=width,
-            replicas=replicas,
-            samples=samples,
-            extra=extra,
-            context=context,
-            expert=expert,
-        )
-
-    if len(groups) == 1:
-        return (part(0, *divmod(micro_batch, groups[0][2])),)
-
-    def finish(group: int, samples: int) -> float:
-        pool, width, _ = groups[group]
-        known = prices.sample_range(pool, width // context)
-        if known is None or samples > known[1] * context:
-            return math.inf
-        samples = samples if context > 1 else max(samples, known[0])
-        return prices.whole(pool, width, samples, recompute, context=context, expert=expert)
-
-    given = [1] * len(groups)
-    more = [0] * len(groups)
-    left = micro_batch - total
-    heap = [(finish(group, 2), group) for group in range(len(groups))]
-    heapq.heapify(heap)
-    while left:
-        _, group = heap[0]
-        step = min(left, groups[group][2] - more[group])
-        more[group] += step
-        left -= step
-        if more[group] == groups[group][2]:
-            given[group], more[group] = given[group] + 1, 0
-            heapq.heapreplace(heap, (finish(group, given[group] + 1), group))
-    return tuple(part(at, given[at], more[at]) for at in range(len(groups)))
-
-
-def whole_seconds(prices: Prices, parts: Sequence[Part], recompute: Recompute) -> float:
-    """Forward and backward of the whole chain for a micro-batch, on the slowest replica."""
-    return max(
-        prices.whole(part.pool, part.width, part.most, recompute, context=part.context, expert=part.expert)
-        for part in parts
-    )

@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argosy.cost.compute import ComputeModel, Portion, hidden_seconds, layer_seconds, recompute_seconds
-from argosy.cost.memory import WHOLE_OUTPUTS, exchange_buffers, held_frozen_bytes, layer_weights, optimizer_bytes
+from argosy.cost.memory import WHOLE_OUTPUTS, exchange_buffers, layer_weights, optimizer_bytes
 from argosy.plan.plan import Recompute
 from argosy.space.exchange import Split, key_value_seconds, reduction_seconds, routed_seconds
 from argosy.space.pool import Pool
+from argosy.space.ranges import FloatArray as FloatArray
+from argosy.space.ranges import frozen_ranges, largest_of, running_sums
 from argosy.workload.chain import Chain, Layer
 
-FloatArray = NDArray[np.float64]
 Rates = tuple[float, float, float]
 """Per weight that every holder has, per weight of an expert, and whatever the weights."""
 
@@ -193,7 +194,7 @@ class Prices:
     @cached_property
     def parameters(self) -> FloatArray:
         """Running sum of weights held; a tied layer counts as holding its copy."""
-        return _sums([layer.parameters + layer.tied_parameters for layer in self.chain.layers])
+        return running_sums([layer.parameters + layer.tied_parameters for layer in self.chain.layers])
 
     @cached_property
     def tied(self) -> list[tuple[int, int, int]]:
@@ -204,21 +205,21 @@ class Prices:
     @cached_property
     def reduced(self) -> FloatArray:
         """Running sum of the bytes per sample that tensor-parallel groups reduce in a forward."""
-        return _sums([layer.reduced_bytes for layer in self.chain.layers])
+        return running_sums([layer.reduced_bytes for layer in self.chain.layers])
 
     @cached_property
     def routed(self) -> FloatArray:
         """Running sum of the bytes per sample that experts take in."""
-        return _sums([layer.routed_bytes for layer in self.chain.layers])
+        return running_sums([layer.routed_bytes for layer in self.chain.layers])
 
     @cached_property
     def held(self) -> FloatArray:
         """[a, b]: weights that layers a..b-1 hold: their own, and of each layer elsewhere the most that one of them
         shares with it."""
-        own = _sums([layer.parameters for layer in self.chain.layers])
+        own = running_sums([layer.parameters for layer in self.chain.layers])
         table = own[None, :] - own[:, None]
         for (partner, *_), _ in self.chain.shared:
-            most = _largest([layer.tied_parameters if layer.tied_to == partner else 0 for layer in self.chain.layers])
+            most = largest_of([layer.tied_parameters if layer.tied_to == partner else 0 for layer in self.chain.layers])
             most[: partner + 1, partner + 1 :] = 0.0
             table += most
         return table
@@ -226,7 +227,7 @@ class Prices:
     @cached_property
     def held_by_kind(self) -> FloatArray:
         """[kind, a, b]: the same apart, weights of no expert and those of experts; the latter only if there are any."""
-        experts = _sums([layer.expert_parameters for layer in self.chain.layers])
+        experts = running_sums([layer.expert_parameters for layer in self.chain.layers])
         split = experts[None, :] - experts[:, None]
         return np.stack([self.held - split, split]) if experts[-1] else self.held[None]
 
@@ -302,7 +303,7 @@ class Prices:
             case Recompute.FULL:
                 each = (copies * self.outputs[:-1]).tolist()
                 each[: self.chain.first_backward] = [0.0] * self.chain.first_backward
-        return factor * _sums(each)
+        return factor * running_sums(each)
 
     def transient(self, recompute: Recompute, width: int) -> FloatArray:
         """[a, b]: bytes per sample that a backward of layers a..b-1 holds for a moment, on all devices of a replica, in
@@ -312,9 +313,9 @@ class Prices:
             found = self._transient(recompute, self.copies(width))
             if self.chain.first_backward:
                 of_frozen = [0.0 if one.frozen is None else one.frozen.forward_bytes for one in self.chain.layers]
-                found = np.maximum(found, _largest(of_frozen))
+                found = np.maximum(found, largest_of(of_frozen))
             if width > 1:
-                found = found + WHOLE_OUTPUTS * width * _largest([layer.output_bytes for layer in self.chain.layers])
+                found = found + WHOLE_OUTPUTS * width * largest_of([layer.output_bytes for layer in self.chain.layers])
             self._transients[key] = found
         return self._transients[key]
 
@@ -325,7 +326,7 @@ class Prices:
     def largest_layer(self, expert: int) -> FloatArray:
         """[a, b]: weights of the largest of layers a..b-1, with experts over so many holders."""
         if expert not in self._largest_layers:
-            self._largest_layers[expert] = _largest([layer_weights(layer, expert) for layer in self.chain.layers])
+            self._largest_layers[expert] = largest_of([layer_weights(layer, expert) for layer in self.chain.layers])
         return self._largest_layers[expert]
 
     @cached_property
@@ -334,13 +335,13 @@ class Prices:
 
     def _transient(self, recompute: Recompute, copies: int) -> FloatArray:
         layers, factor, more = self.chain.layers, self.chain.activation_factor, copies - 1
-        working = _largest([layer.working_bytes and layer.working_bytes + layer.output_bytes for layer in layers])
+        working = largest_of([layer.working_bytes and layer.working_bytes + layer.output_bytes for layer in layers])
         match recompute:
             case Recompute.NONE:
                 return working
             case Recompute.SELECTIVE:
-                return factor * _largest([layer.selective_bytes for layer in layers]) + working
-        return factor * _largest([layer.activation_bytes + more * layer.stream_bytes for layer in layers]) + working
+                return factor * largest_of([layer.selective_bytes for layer in layers]) + working
+        return factor * largest_of([layer.activation_bytes + more * layer.stream_bytes for layer in layers]) + working
 
     def frozen(self, expert: int) -> FloatArray | None:
         """[a, b]: bytes of frozen weights that a holder of layers a..b-1 has, with experts over so many holders; None
@@ -348,16 +349,7 @@ class Prices:
         if not self.chain.frozen_parameters:
             return None
         if expert not in self._frozen:
-            layers = [layer.frozen for layer in self.chain.layers]
-            own = _sums([0.0 if frozen is None else held_frozen_bytes(frozen, expert) for frozen in layers])
-            table = own[None, :] - own[:, None]
-            table += _largest([0.0 if frozen is None else frozen.unpacked_bytes for frozen in layers])
-            for partner in {layer.tied_to for layer in self.chain.layers if layer.frozen and layer.frozen.tied_bytes}:
-                most = _largest([_tied_frozen_bytes(layer, partner) for layer in self.chain.layers])
-                assert partner is not None, "what is tied has a partner"
-                most[: partner + 1, partner + 1 :] = 0.0
-                table += most
-            self._frozen[expert] = table
+            self._frozen[expert] = frozen_ranges(self.chain, expert)
         return self._frozen[expert]
 
     @cached_property
@@ -382,22 +374,6 @@ class Prices:
     def state_bytes(self) -> tuple[int, int, float]:
         """Bytes per weight of weights, gradients and optimizer state."""
         return self.chain.dtype.bytes, self.chain.gradient_bytes, optimizer_bytes(self.chain)
-
-
-def _sums(values: list[float] | list[int]) -> FloatArray:
-    return np.concatenate(([0.0], np.cumsum(np.asarray(values, dtype=np.float64))))
-
-
-def _largest(values: list[float] | list[int]) -> FloatArray:
-    """[a, b]: the largest of values a..b-1; 0 where there are none."""
-    table = np.zeros((len(values) + 1,) * 2)
-    np.maximum.accumulate(np.triu(np.broadcast_to(values, (len(values),) * 2)), axis=1, out=table[:-1, 1:])
-    return table
-
-
-def _tied_frozen_bytes(layer: Layer, partner: int | None) -> float:
-    """Frozen weights that a layer shares with another one."""
-    return layer.frozen.tied_bytes if layer.frozen is not None and layer.tied_to == partner else 0.0
 
 
 def shares(values: FloatArray) -> FloatArray:

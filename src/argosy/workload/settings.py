@@ -53,7 +53,13 @@ def _parse_length(value: object) -> int:
     return value
 
 
-def parse_settings(*, sequence_length: object, dtype: object, optimizer: object, fused_attention: bool) -> Settings:
+def parse_settings(
+    *,
+    sequence_length: object = None,
+    dtype: object = None,
+    optimizer: object = None,
+    fused_attention: bool = True,
+) -> Settings:
     """The choices, checked; one ``InputError`` names all that are wrong."""
     problems: list[Problem] = []
     settings = Settings(
