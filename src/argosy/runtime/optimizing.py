@@ -34,8 +34,9 @@ class Updating(NamedTuple):
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """The learning rates by group of parameters."""
-        return () if self.optimizer is None else tuple(float(group["lr"]) for group in self.optimizer.param_groups)
+        """The learning rates by group of parameters; a group of an optimizer without one has none."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        return tuple(float(group["lr"]) for group in groups if "lr" in group)
 
     def after_step(self) -> None:
         """Set the learning rates of the next step."""
