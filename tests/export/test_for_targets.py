@@ -105,6 +105,7 @@ REFUSED = {
     "a shape": (["-m", "bert-base", "--for", "megatron"], "in the shape of Megatron-LM's GPT"),
     "a schedule": (["-m", "gpt2", "--schedule", "gpipe", "--for", "deepspeed"], "1f1b, which DeepSpeed"),
     "a name": (["-m", "gpt2", "--for", "megatrn"], 'did you mean "megatron"?'),
+    "islands": (["-m", "gpt2", "--islands", "auto", "--for", "torch"], "no such option with --islands"),
     "another restriction": (["-m", "gpt2", "--runnable", "--for", "torch"], "--runnable cannot be combined with --for"),
 }
 

@@ -180,6 +180,7 @@ def plan(
     if wanted is not None:
         other: dict[str, object] = {
             "--scenario": scenario,
+            "--for": for_system,
             "--for-trace": for_trace,
             "--max-price-per-hour": max_price_per_hour,
         }
