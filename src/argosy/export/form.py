@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from argosy.errors import InputError, Problem
 from argosy.plan.plan import Plan, Recompute, Replica, Stage
-from argosy.runtime.launch import comment
+from argosy.runtime.launch_script import comment
 from argosy.schedule import ScheduleKind
 from argosy.workload.chain import Chain
 
