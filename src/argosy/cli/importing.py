@@ -34,7 +34,7 @@ def import_cluster(
         list[str] | None,
         typer.Option("--kind", help="Kind of all devices (argosy devices), or TYPE=KIND, or HOSTS=KIND; repeatable."),
     ] = None,
-    per_host: Annotated[int, typer.Option("--per-host", min=1, help="Devices of a host that does not say.")] = 8,
+    per_host: Annotated[int, typer.Option("--per-host", min=1, max=10_000, help="Devices of a host.")] = 8,
     intra: Annotated[str | None, typer.Option("--intra", help='Between devices of a host, such as "300 GB/s".')] = None,
     nic: Annotated[str | None, typer.Option("--nic", help='Of a host, such as "100 Gbit/s".')] = None,
     uplink: Annotated[str | None, typer.Option("--uplink", help="Of a switch, with slurm-topology.")] = None,

@@ -14,6 +14,7 @@ from argosy.document import Document, Location
 from argosy.errors import InputError, Mismatch, Problem, closest
 
 _MOST_DEVICES = 100_000
+_MOST_LEVELS = 64
 
 
 class Builder:
@@ -204,6 +205,8 @@ class Builder:
             if switch.parent is not None and switch.parent not in names:
                 expected = f"one of the switches {', '.join(sorted(names))}"
                 self._report((*place, "parent"), expected, switch.parent, closest(switch.parent, names))
+            elif len(self._above(switch.parent, names)) > _MOST_LEVELS:
+                self._report((*place, "parent"), f"at most {_MOST_LEVELS} switches above one another", switch.parent)
             elif switch.name in self._above(switch.parent, names):
                 self._report((*place, "parent"), f"a switch that is not below {switch.name}", switch.parent)
             for position, pattern in enumerate(switch.nodes):
@@ -217,9 +220,9 @@ class Builder:
             self.nodes[index] = replace(value, uplinks=tuple(uplinks[name] for name in chain))
 
     def _above(self, switch: str | None, known: Mapping[str, SwitchSchema]) -> list[str]:
-        """``switch`` and the switches above it, nearest first."""
+        """``switch`` and the switches above it, nearest first, as far as a tree may be high."""
         chain: dict[str, None] = {}
-        while switch is not None and switch in known and switch not in chain:
+        while switch is not None and switch in known and switch not in chain and len(chain) <= _MOST_LEVELS:
             chain[switch] = None
             switch = known[switch].parent
         return list(chain)
