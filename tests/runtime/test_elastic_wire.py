@@ -20,7 +20,7 @@ from argosy.runtime.elastic.agent import Agent
 from argosy.runtime.elastic.claims import Claims, Host
 from argosy.runtime.elastic.copies import Header, Piece, Source, Store
 from argosy.runtime.elastic.snapshot import Copier, Place, Reading
-from argosy.runtime.elastic.wire import Line, LostError, Message, asking, hear
+from argosy.runtime.elastic.wire import Line, LostError, Message, asking, hear, report_in_a_line
 
 TOKEN = "0123456789abcdef"
 PATIENCE = 20.0
@@ -206,3 +206,30 @@ def test_a_copy_that_breaks_off_is_told_and_one_that_cannot_be_sent_is_known() -
         return b"done"
 
     assert with_agent(lambda port: asyncio.to_thread(talk, port)) == b"done"
+
+
+def test_a_flood_of_connections_keeps_nobody_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Connections that say nothing: the oldest are ended, and a host of the run is answered among them."""
+
+    async def talk(port: int) -> bytes:
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
+        answer = await answer_to(port, json.dumps({"token": TOKEN}).encode() + b"\n" + PING)
+        reader, _ = silent[0]
+        with contextlib.suppress(ConnectionResetError):
+            async with asyncio.timeout(PATIENCE / 4):
+                assert await reader.read() == b"", "the oldest was ended"
+        for _, writer in silent:
+            writer.transport.abort()
+        return answer
+
+    assert json.loads(with_agent(talk)) == {"kind": "here"}
+    assert not caplog.records
+
+
+def test_files_that_run_out_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    async def main() -> None:
+        context = {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many open files")}
+        report_in_a_line(asyncio.get_running_loop(), context)
+
+    asyncio.run(main())
+    assert capsys.readouterr().err == "cannot accept connections: [Errno 24] Too many open files\n"

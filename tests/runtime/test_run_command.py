@@ -85,6 +85,8 @@ def test_a_run_trains_resumes_and_writes_what_it_measured(tmp_path: Path) -> Non
     assert [line["loss"] for line in told[:3]] == figures["losses"]
     assert load_timeline(tmp_path / "run" / "timeline.json").clock == "measured"
     assert read_state_dict(tmp_path / "run" / "checkpoints" / "step-00000005")
+    readable = [path for path in (tmp_path / "run").rglob("*") if path.stat().st_mode & 0o007]
+    assert not readable, "other users see nothing of a run"
     assert not processes_of(tmp_path)
 
 

@@ -283,11 +283,12 @@ def _follow(
     """
     from argosy.cli.processes import end_process, start_process
     from argosy.document import make_folder
-    from argosy.runtime.folder import held
+    from argosy.runtime.folder import held, keep_private
     from argosy.runtime.launch import command_line
     from argosy.runtime.run_spec import dumps_run_spec
 
     spec, own = launch.spec, f"-{node_rank}" if node_rank else ""
+    keep_private()
     make_folder(spec.folder)
     log, spec_file = spec.folder / f"torchrun{own}.log", spec.folder / f"run{own}.json"
     with held(spec.folder, str(node_rank)) as lock:

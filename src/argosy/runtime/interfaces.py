@@ -33,6 +33,11 @@ def loopback_interface() -> str:
     return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
 
 
+def interface_settings(interface: str | None) -> dict[str, str]:
+    """The environment in which gloo and NCCL use an interface; empty where none is named."""
+    return {} if interface is None else {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+
+
 def interface_addresses() -> dict[str, str]:
     """The IPv4 address of every interface that has one."""
     if sys.platform != "linux":

@@ -31,7 +31,13 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from argosy.runtime.interfaces import interface_towards, is_loopback, listening_address, loopback_interface
+from argosy.runtime.interfaces import (
+    interface_settings,
+    interface_towards,
+    is_loopback,
+    listening_address,
+    loopback_interface,
+)
 
 BACKEND = "bound-store"
 _LOOPBACK = "127.0.0.1"
@@ -65,8 +71,8 @@ def choose_interfaces(address: str, port: int, named: str | None = None) -> None
         if towards is not None:  # NCCL may use several cards, and is left to choose
             os.environ.setdefault("GLOO_SOCKET_IFNAME", towards)
         return
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        os.environ.setdefault(variable, named or loopback_interface())
+    for variable, interface in interface_settings(named or loopback_interface()).items():
+        os.environ.setdefault(variable, interface)
 
 
 class BoundStore(RendezvousHandler):

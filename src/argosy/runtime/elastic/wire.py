@@ -12,6 +12,7 @@ import contextlib
 import hmac
 import json
 import socket
+import sys
 from collections.abc import Iterator
 from io import BufferedRWPair
 from typing import Any
@@ -19,12 +20,46 @@ from typing import Any
 Message = dict[str, Any]
 _LONGEST = 2**28
 """Bytes of a line."""
+_MOST_STRANGERS = 128
+"""Connections without the token at a time."""
 _LONGEST_OPENING = 2**10
 """Bytes of the line with the token."""
 
 
 class LostError(Exception):
     """The other side has gone away or says nothing."""
+
+
+class Strangers:
+    """Connections that have not shown the run's token yet: the newest few. Older ones are ended.
+
+    A host of the run shows the token at once, so that a flood of other connections neither keeps it out nor takes all
+    of the agent's files.
+    """
+
+    def __init__(self) -> None:
+        self.writers: dict[asyncio.StreamWriter, None] = {}
+
+    @contextlib.contextmanager
+    def among(self, writer: asyncio.StreamWriter) -> Iterator[None]:
+        """While a connection is a stranger's."""
+        while len(self.writers) >= _MOST_STRANGERS:
+            oldest = next(iter(self.writers))
+            del self.writers[oldest]
+            oldest.transport.abort()
+        self.writers[writer] = None
+        try:
+            yield
+        finally:
+            self.writers.pop(writer, None)
+
+
+def report_in_a_line(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Handle an exception of an event loop: one that others cause, by connecting too often, is one line."""
+    if str(context.get("message")).startswith("socket.accept()"):
+        sys.stderr.write(f"cannot accept connections: {context.get('exception')}\n")
+    else:
+        loop.default_exception_handler(context)
 
 
 class Line:
