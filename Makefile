@@ -9,7 +9,7 @@ SECONDS ?= 600
 PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slurm test-torch-free test-oldest fuzz audit coverage check format bench docs clean
+.PHONY: help demo test test-all test-slurm test-manifests test-torch-free test-oldest fuzz audit coverage check format bench docs clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## ?/\t/' | expand -t 12
@@ -25,6 +25,10 @@ test-all: $(VENV)/.test   ## the test suite with the exhaustive matrices
 
 test-slurm: $(VENV)/.test   ## batch scripts on a real Slurm with unequal emulated nodes (Debian: slurm-wlm, munge; root)
 	$(BIN)/python -m pytest tests/slurm -n 0 -m slurm
+
+test-manifests: .venv-manifests/.torch-free   ## JobSets and SkyPilot tasks by the schemas of kubeflow-trainer-api and skypilot
+	.venv-manifests/bin/python -m pip install --quiet --disable-pip-version-check kubeflow-trainer-api skypilot jsonschema
+	.venv-manifests/bin/python -m pytest tests/export/test_manifests.py -n 0 -p no:cacheprovider -W default
 
 test-torch-free: .venv-$(notdir $(PYTHON))/.torch-free   ## planning, simulating and reporting without torch: make test-torch-free PYTHON=python3.13
 	.venv-$(notdir $(PYTHON))/bin/python -m pytest -n $(JOBS) --dist worksteal --torch-free -m "not exhaustive and not slurm" -p no:cacheprovider

@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from launch_cases import HOSTS, launched, named
 from target_readers import plan
 
-from argosy.cluster.topology import canonical
 from argosy.errors import InputError
-from argosy.plan.plan import Plan
-from argosy.runtime.launch import Launch, command_line
+from argosy.runtime.launch import command_line
 from argosy.runtime.launch_script import dry_run
-from argosy.runtime.run_spec import RunSpec
 from argosy.runtime.slurm import components, slurm_script
-
-SPEC = RunSpec(plan="plan.json", program="train.py:build", out="run", steps=1)
-HOSTS = {"a": ["gpu01", {"name": "gpu02.east", "interface": "ib0"}], "v": ["old1", "old2"]}
-
-
-def launched(made: Plan, **changes: dict[str, Any]) -> Launch:
-    """``changes``: fields of the cluster's groups of nodes, by the group's name."""
-    content = json.loads(made.cluster.content)
-    for node in content["nodes"]:
-        node |= changes.get(node["name"], {})
-    return Launch(plan=replace(made, cluster=replace(made.cluster, content=canonical(content))), spec=SPEC)
-
-
-def named(made: Plan) -> Launch:
-    return launched(made, **{group: {"hosts": hosts} for group, hosts in HOSTS.items()})
 
 
 def options(script: str) -> list[list[str]]:
