@@ -15,6 +15,7 @@ from argosy.plan.check import check_plan
 from argosy.schedule import ScheduleKind, ScheduleSpec, build_schedule, in_flight, most_in_flight
 from argosy.sim import steady
 from argosy.sim.constant import pipeline_seconds
+from argosy.sim.fold import fold_plan
 from argosy.sim.simulate import iteration_seconds
 from argosy.sim.steady import shortened
 from argosy.workload.load import load_model
@@ -94,3 +95,23 @@ def test_a_plan_with_very_many_micro_batches_is_shown_by_a_part_that_they_repeat
     changing = with_changes(cluster(), [{"link": "a0.nic", "steps": [["30 s", "1 Gbit/s"]]}])
     with pytest.raises(InputError, match="num_micro_batches: found 100003, expected at most 12500 with 4 stages"):
         shortened(made, changing)
+
+
+@pytest.mark.parametrize(("data", "width"), [(2, 2), (4, 1), (1, 4)])
+def test_an_interleaved_plan_is_folded_along_its_replicas(data: int, width: int) -> None:
+    interleaved = ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=2)
+    made = plan([9, 18, 26, 34], hosts=("a0", "a1", "a0", "a1"), data=data, width=width, micro_batches=8)
+    made = replace(made, schedule=interleaved)
+    graph, _ = fold_plan(made, CHAIN, cluster())
+    assert len({task.device for task in graph.tasks} - {-1}) == 2, "one bundle for every worker"
+    whole = iteration_seconds(made, CHAIN, cluster(), whole=True)
+    assert iteration_seconds(made, CHAIN, cluster(), whole=False) == pytest.approx(whole, rel=0.02)
+
+
+def test_an_interleaved_plan_with_other_replicas_in_later_stages_stays_whole() -> None:
+    made = plan([9, 18, 26, 34], hosts=("a0", "a1", "a0", "a1"), micro_batches=8)
+    odd = replace(made.stages[2], replicas=made.stages[2].replicas[::-1])
+    made = replace(made, schedule=ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=2))
+    made = replace(made, stages=(*made.stages[:2], odd, made.stages[3]))
+    _, where = fold_plan(made, CHAIN, cluster())
+    assert where.devices == cluster().devices

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from argosy.cluster.file import cluster_from_content
 from argosy.export.form import Limit, limit
@@ -20,9 +20,9 @@ RESOURCES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu", "Intel": "gpu.int
 class NodeGroup:
     """Nodes with the same number of cards of the same kind, by their node ranks."""
 
-    name: str
+    name: str = ""
     """``a``, ``b``, ..."""
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...] = ()
     processes: int
     kind: str
     vendor: str
@@ -36,29 +36,22 @@ class NodeGroup:
 def node_groups(launch: Launch) -> tuple[NodeGroup, ...]:
     """Every node by itself if hosts are named, else nodes that are alike together."""
     devices = {device.name: device for device in cluster_from_content(launch.plan.cluster.content).devices}
-    found: dict[tuple[object, ...], list[int]] = {}
-    nodes = launch.nodes()
-    for rank, node in enumerate(nodes):
-        highest = max(int(name.rpartition(".")[2]) for name in node.devices)
-        kind, cpus = devices[node.devices[0]].kind, launch.cluster_nodes[node.name].cpus
-        host = launch.machine(node).name if launch.names_hosts else None
-        found.setdefault((len(node.devices), kind.name, kind.vendor, highest + 1, cpus, host), []).append(rank)
-    groups = []
-    for at, ((processes, kind_name, vendor, cards, cpus, host), ranks) in enumerate(found.items()):
-        assert isinstance(processes, int) and isinstance(cards, int)
-        groups.append(
-            NodeGroup(
-                name=chr(ord("a") + at) if at < 26 else f"n{at}",
-                ranks=tuple(ranks),
-                processes=processes,
-                kind=str(kind_name),
-                vendor=str(vendor),
-                cards=cards,
-                cpus=cpus if isinstance(cpus, int) else None,
-                host=None if host is None else str(host),
-            )
+    found: dict[NodeGroup, list[int]] = {}
+    for rank, node in enumerate(launch.nodes()):
+        kind = devices[node.devices[0]].kind
+        alike = NodeGroup(
+            processes=len(node.devices),
+            kind=kind.name,
+            vendor=kind.vendor,
+            cards=max(int(name.rpartition(".")[2]) for name in node.devices) + 1,
+            cpus=launch.cluster_nodes[node.name].cpus,
+            host=launch.machine(node).name if launch.names_hosts else None,
         )
-    return tuple(groups)
+        found.setdefault(alike, []).append(rank)
+    return tuple(
+        replace(group, name=chr(ord("a") + at) if at < 26 else f"n{at}", ranks=tuple(ranks))
+        for at, (group, ranks) in enumerate(found.items())
+    )
 
 
 def nodes_have_one_kind(launch: Launch, target: str) -> Iterable[Limit]:
