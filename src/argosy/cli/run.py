@@ -47,9 +47,7 @@ def run(
     init: Annotated[Path | None, typer.Option("--init", help="Weights to begin with: a checkpoint or a file.")] = None,
     clip: Clip = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the initial values.")] = 0,
-    node_rank: Annotated[
-        int | None, typer.Option("--node-rank", min=0, help="Which of the plan's nodes this is; else by its host name.")
-    ] = None,
+    node_rank: Annotated[int | None, typer.Option("--node-rank", min=0, help="This node; else by its name.")] = None,
     address: Annotated[
         str | None, typer.Option("--address", help="Where node 0 is reached; with --elastic, where this node is.")
     ] = None,
@@ -85,7 +83,6 @@ def run(
         int, typer.Option("--copy-every", min=0, help="Steps between copies in other nodes' memory; 0: none.")
     ] = 1,
     lost_after: LostAfter = 10.0,
-<<<<<<< HEAD
     island: Annotated[
         int | None, typer.Option("--island", min=0, help="Of an island plan: start only this island.")
     ] = None,
@@ -99,10 +96,7 @@ def run(
     restarts: Annotated[
         int, typer.Option("--restarts", min=0, help="Of an island plan: times that a lost island is started again.")
     ] = 3,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command of every node, and stop.")] = False,
-=======
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print a script for every node, and stop.")] = False,
->>>>>>> 37b7622 (Launch by host: hosts in cluster files, heterogeneous Slurm jobs that schedule, import of scontrol and sinfo)
     slurm: Annotated[
         Path | None, typer.Option("--slurm", help="Write a batch script for SLURM (- is stdout), and stop.")
     ] = None,
@@ -112,15 +106,9 @@ def run(
 ) -> None:
     """Train a program by a plan, and measure.
 
-<<<<<<< HEAD
     The file defines build() -> (model, loss_fn, batch), with loss_fn(model, batch) a mean; it may define
     optimizer(parameters), scheduler(optimizer), data(step) or a DataLoader data, and callbacks. With several nodes, run
-    the same on each with its --node-rank.
-=======
-    The file defines build() -> (model, loss_fn, batch), with loss_fn(model, batch) a mean over samples; it may define
-    optimizer(parameters) and data(step). With several nodes, run the same on each: which it is follows from the host
-    names in the cluster file, or from --node-rank.
->>>>>>> 37b7622 (Launch by host: hosts in cluster files, heterogeneous Slurm jobs that schedule, import of scontrol and sinfo)
+    the same on each: which it is follows from the host names in the cluster file, or from --node-rank.
 
     \b
     Examples:
@@ -141,15 +129,9 @@ def run(
     from argosy.cli.terminal import check_output, no_stdout, print_json, say_written, stdout_console, write_file
     from argosy.errors import bad_input
     from argosy.plan.file import plan_from_document, read_plan
-<<<<<<< HEAD
-    from argosy.runtime.launch import Launch, commands, slurm_script
-    from argosy.runtime.launch import dry_run as dry_run_text
-    from argosy.runtime.program import check_program
-=======
     from argosy.runtime.launch import Launch, commands
     from argosy.runtime.launch_script import dry_run as dry_run_text
-    from argosy.runtime.program import split_name
->>>>>>> 37b7622 (Launch by host: hosts in cluster files, heterogeneous Slurm jobs that schedule, import of scontrol and sinfo)
+    from argosy.runtime.program import check_program
     from argosy.runtime.run_spec import RUN, RunSpec, run_spec_to_dict
     from argosy.runtime.slurm import slurm_script
 
@@ -191,7 +173,7 @@ def run(
             document,
             spec,
             island,
-            node_rank,
+            node_rank or 0,
             here_or,
             restarts=restarts,
             dry_run=dry_run,

@@ -54,13 +54,8 @@ def meet(backend: str, *, patience: datetime.timedelta) -> None:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         dist.init_process_group(backend, timeout=patience)
         return
-<<<<<<< HEAD
-    rank, size, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
-    store = listening_store(port, patience) if rank == 0 else TCPStore(_LOOPBACK, port, timeout=patience)
-=======
     rank, size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
-    store = _listening_store(address, port, patience) if rank == 0 else TCPStore(address, port, timeout=patience)
->>>>>>> 37b7622 (Launch by host: hosts in cluster files, heterogeneous Slurm jobs that schedule, import of scontrol and sinfo)
+    store = listening_store(port, patience, address=address) if rank == 0 else TCPStore(address, port, timeout=patience)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
 
 
@@ -79,19 +74,14 @@ class BoundStore(RendezvousHandler):
     """The nodes of a job find each other at a store that the first node's torchrun keeps."""
 
     def __init__(self, parameters: RendezvousParameters) -> None:
-<<<<<<< HEAD
-        _, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=0)
-        self._store = listening_store(port, datetime.timedelta(minutes=10))
-=======
         self._rank, self._num_nodes = int(parameters.get("rank", 0)), parameters.max_nodes
         self._address, port = parse_rendezvous_endpoint(parameters.endpoint or _LOOPBACK, default_port=0)
         interface = parameters.get("interface")
         choose_interfaces(self._address, port, interface)
         if self._rank == 0:
-            self._store = _listening_store(self._address, port, _JOINING, interface)
+            self._store = listening_store(port, _JOINING, address=self._address, interface=interface)
         else:
             self._store = TCPStore(self._address, port, timeout=_JOINING)
->>>>>>> 37b7622 (Launch by host: hosts in cluster files, heterogeneous Slurm jobs that schedule, import of scontrol and sinfo)
         self._run_id = parameters.run_id
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -121,16 +111,12 @@ class BoundStore(RendezvousHandler):
         return True
 
 
-<<<<<<< HEAD
-def listening_store(port: int, patience: datetime.timedelta) -> TCPStore:
-    """A store that serves this machine only; port 0: any that is free."""
-    with socket.socket() as listener:
-=======
-def _listening_store(address: str, port: int, patience: datetime.timedelta, interface: str | None = None) -> TCPStore:
+def listening_store(
+    port: int, patience: datetime.timedelta, *, address: str = _LOOPBACK, interface: str | None = None
+) -> TCPStore:
     """A store that is reached at one address; port 0: any that is free."""
     place = listening_address(address, interface)
     with socket.socket(socket.AF_INET6 if ":" in place else socket.AF_INET) as listener:
->>>>>>> 37b7622 (Launch by host: hosts in cluster files, heterogeneous Slurm jobs that schedule, import of scontrol and sinfo)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((place, port))
         listener.listen(_BACKLOG)
