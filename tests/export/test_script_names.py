@@ -81,7 +81,7 @@ def test_devices_that_the_cluster_does_not_have_are_named(
     arguments: list[str], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, program = tmp_path / "plan.json", tmp_path / "train.py"
-    program.write_text("")
+    program.write_text("def build(): ...\n")
     content = json.loads(dumps_plan(plan([9, 18, 26, 34], width=1)))
     content["stages"][1]["replicas"][0]["devices"] = [name]
     file.write_text(json.dumps(content))
