@@ -9,7 +9,7 @@ SECONDS ?= 600
 PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-torch-free test-oldest test-doors wheel fuzz audit coverage check format bench docs clean
+.PHONY: help demo test test-all test-slurm test-manifests test-torch-free test-oldest test-doors wheel fuzz audit coverage check format bench docs clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## ?/\t/' | expand -t 12
@@ -18,16 +18,23 @@ demo: $(VENV)/.torch   ## a plan for a mixed 16-GPU cluster; then a small GPT tr
 	$(BIN)/argosy demo
 
 test: $(VENV)/.test   ## the test suite
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not exhaustive"
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not exhaustive and not slurm"
 
 test-all: $(VENV)/.test   ## the test suite with the exhaustive matrices
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slurm"
+
+test-slurm: $(VENV)/.test   ## batch scripts on a real Slurm with unequal emulated nodes (Debian: slurm-wlm, munge; root)
+	$(BIN)/python -m pytest tests/slurm -n 0 -m slurm
+
+test-manifests: .venv-manifests/.torch-free   ## JobSets and SkyPilot tasks by the schemas of kubeflow-trainer-api and skypilot
+	.venv-manifests/bin/python -m pip install --quiet --disable-pip-version-check kubeflow-trainer-api skypilot jsonschema
+	.venv-manifests/bin/python -m pytest tests/export/test_manifests.py -n 0 -p no:cacheprovider -W default
 
 test-torch-free: .venv-$(notdir $(PYTHON))/.torch-free   ## planning, simulating and reporting without torch: make test-torch-free PYTHON=python3.13
-	.venv-$(notdir $(PYTHON))/bin/python -m pytest -n $(JOBS) --dist worksteal --torch-free -m "not exhaustive" -p no:cacheprovider
+	.venv-$(notdir $(PYTHON))/bin/python -m pytest -n $(JOBS) --dist worksteal --torch-free -m "not exhaustive and not slurm" -p no:cacheprovider
 
 test-oldest: .venv-oldest/.torch-free   ## the same with the oldest versions that pyproject.toml allows: make test-oldest TESTS=tests/cluster
-	.venv-oldest/bin/python -m pytest -n $(JOBS) --dist worksteal --torch-free -m "not exhaustive" -p no:cacheprovider $(TESTS)
+	.venv-oldest/bin/python -m pytest -n $(JOBS) --dist worksteal --torch-free -m "not exhaustive and not slurm" -p no:cacheprovider $(TESTS)
 
 test-doors: $(VENV)/.core   ## exports read by the systems themselves, each in an environment of its own: make test-doors DOORS="torchtitan megatron" NEWEST=1
 	$(BIN)/python tests/doors $(if $(NEWEST),--newest) $(DOORS)
@@ -48,7 +55,7 @@ fuzz: $(VENV)/.test   ## changed inputs for every reader and command: make fuzz 
 
 coverage: $(VENV)/.coverage   ## the test suite, and which lines no test reaches (build/coverage/index.html)
 	@mkdir -p build/coverage && $(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n $(JOBS) --dist worksteal -m "not exhaustive"
+	$(BIN)/coverage run -m pytest -n $(JOBS) --dist worksteal -m "not exhaustive and not slurm"
 	@$(BIN)/coverage combine -q && $(BIN)/coverage html -q -d build/coverage
 	$(BIN)/coverage report --skip-covered --sort=cover
 

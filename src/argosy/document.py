@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,9 +19,14 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from argosy.errors import InputError, Mismatch, Problem, closest, show
+from argosy.errors import MOST_PROBLEMS, InputError, Mismatch, Problem, closest, show
 from argosy.lines import LazyLines, json_lines, toml_lines
 from argosy.lines import Location as Location
+
+# Where a shell puts the pipes that it opens for a command.
+_OWN_PIPES = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
+# A key of a TOML file has at most this many parts.
+_MOST_PARTS = 100
 
 
 class Schema(BaseModel):
@@ -132,12 +138,24 @@ def make_folder(path: Path) -> None:
         raise InputError([Problem(file=str(path), expected="a folder that can be made", found=found)]) from None
 
 
+def check_readable(path: Path) -> None:
+    """Raise an ``InputError`` for what is there and is no file: reading it may never end, and a file may name it.
+
+    A pipe that has an end to read, such as ``<(command)`` of a shell, is one that this process already holds.
+    """
+    mode = path.stat().st_mode
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        raise InputError([Problem(file=str(path), expected="a file", found="a device")])
+    if stat.S_ISSOCK(mode) or (stat.S_ISFIFO(mode) and path.parent not in _OWN_PIPES):
+        found = "a socket" if stat.S_ISSOCK(mode) else "a named pipe"
+        raise InputError([Problem(file=str(path), expected="a file", found=found)])
+
+
 def read_text(path: Path | str) -> str:
     """The text of a file, or an ``InputError`` that says why it cannot be read."""
     path = Path(path)
     try:
-        if path.is_char_device() or path.is_block_device():  # which may never end, and a file may name one
-            raise InputError([Problem(file=str(path), expected="a file", found="a device")])
+        check_readable(path)
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError([Problem(file=str(path), expected="an existing file")]) from None
@@ -162,6 +180,8 @@ def read_json(path: Path | str) -> Document:
 
 
 def parse_toml(text: str, *, file: str) -> Document:
+    if _has_deep_keys(text):
+        raise _unreadable(file, RecursionError())
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -173,6 +193,15 @@ def parse_toml(text: str, *, file: str) -> Document:
     except (ValueError, RecursionError) as error:
         raise _unreadable(file, error) from None
     return Document(file, data, LazyLines(lambda: toml_lines(text)))
+
+
+def _has_deep_keys(text: str) -> bool:
+    """Whether a key such as ``a.b.c`` has more parts than any file needs; Python's parser takes hours for some."""
+    if text.count(".") <= _MOST_PARTS:
+        return False
+    plain = re.sub(r"\"[^\"\n]*\"|'[^'\n]*'", "q", text)
+    keys = re.split(r"[=\n,{}\[\]]", re.sub(r"#[^\n]*", "", plain))
+    return any(key.count(".") > _MOST_PARTS for key in keys)
 
 
 def parse_json(text: str, *, file: str) -> Document:
@@ -222,9 +251,10 @@ def validate(document: Document, schema: type[SchemaT]) -> SchemaT:
     except ValidationError as error:
         if _is_of_another_sort(document, schema):
             raise InputError([_another_sort(document, schema)]) from None
-        problems = [_problem(document, schema, detail) for detail in error.errors()]
+        details = error.errors(include_url=False)
+        problems = [_problem(document, schema, detail) for detail in details[:MOST_PROBLEMS]]
         problems.sort(key=lambda problem: problem.line or 0)
-        raise InputError(problems) from None
+        raise InputError(problems, more=len(details) - len(problems)) from None
 
 
 _OF_ANY_SORT = frozenset({"version", "source"})

@@ -44,13 +44,22 @@ class Problem:
         return f"{text}; {self.suggestion}" if self.suggestion else text
 
 
+# Of more problems than this, the rest is counted: nobody reads a hundred thousand lines.
+MOST_PROBLEMS = 100
+
+
 class InputError(ArgosyError):
     """A file, a field or an option is wrong. ``problems`` lists everything that was found, in file order."""
 
     exit_code = 2
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = tuple(problems)
+    def __init__(self, problems: Iterable[Problem], *, more: int = 0) -> None:
+        """``more``: problems that were found beside ``problems``, and are only counted."""
+        found = tuple(problems)
+        rest = max(0, len(found) - MOST_PROBLEMS) + more
+        self.problems = found[:MOST_PROBLEMS]
+        if rest:
+            self.problems += (Problem(file=found[0].file, found=f"{rest} more problems", expected="none"),)
         assert self.problems, "an InputError names at least one problem"
         super().__init__("\n".join(str(problem) for problem in self.problems))
 

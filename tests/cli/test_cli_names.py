@@ -78,8 +78,8 @@ def test_a_run_that_cannot_begin_says_why(
     arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("file", "train.py"):
-        Path(name).touch()
+    Path("file").touch()
+    Path("train.py").write_text("def build(): ...\n")
     with pytest.raises(SystemExit) as stop:
         main(["run", PLAN, "train.py", *arguments])
     said = capsys.readouterr().err

@@ -32,6 +32,32 @@ TRACES = {
 }
 
 EDITED = r"""
+## fewer hosts than nodes
+- count = 2
++ count = 2
++ hosts = ["gpu01"]
+> cluster.toml:6: nodes[0].hosts: found 1, expected 2, one for each of the group's nodes
+
+## the same host twice
+- count = 2
++ hosts = ["gpu01", { name = "gpu01", port = 29600 }]
+> cluster.toml:5: nodes[0].hosts[1]: found "gpu01", expected a host that no other node is
+
+## a host that a script would take for something else
+- count = 2
++ hosts = ["gpu01; reboot", { name = "gpu02", interface = "eth0 $(id)", port = 70000, address = "a b" }]
+> cluster.toml:5: nodes[0].hosts[0].name: found "gpu01; reboot", expected a host name of letters, digits, ".", "-"
+| and "_"
+> cluster.toml:5: nodes[0].hosts[1].address: found "a b", expected a host name or an IP address
+> cluster.toml:5: nodes[0].hosts[1].interface: found "eth0 $(id)", expected a network interface such as "eth0"
+> cluster.toml:5: nodes[0].hosts[1].port: found 70000, expected a port from 1 to 65535
+
+## a number for a host
+- count = 2
++ hosts = [1, "gpu02"]
+> cluster.toml:5: nodes[0].hosts[0]: found 1, expected a host name such as "gpu01", or a table such as { name =
+| "gpu01", interface = "ib0" }
+
 ## misspelt field
 - nic = { bandwidth = "100 Gbit/s", latency = "10 us" }
 + nic = { bandwith = "100 Gbit/s", latency = "10 us" }
@@ -296,12 +322,12 @@ EDITED = r"""
 + cuont = 2
 + devices = { kind = "A100-80GB", count = 0, efficiency = 2 }
 + itnra = [{ medium = "nvlink", bandwidth = "300 GB/s", latency = "3 us" }]
-> cluster.toml:5: nodes[0].cuont: found an unknown field, expected one of the fields conflicts, count, devices,
-| intra, name, nic; did you mean "count"?
+> cluster.toml:5: nodes[0].cuont: found an unknown field, expected one of the fields conflicts, count, cpus,
+| devices, hosts, intra, name, nic; did you mean "count"?
 > cluster.toml:6: nodes[0].devices[0].count: found 0, expected a whole number from 1 to 10000
 > cluster.toml:6: nodes[0].devices[0].efficiency: found 2, expected a number above 0, at most 1.5
-> cluster.toml:7: nodes[0].itnra: found an unknown field, expected one of the fields conflicts, count, devices,
-| intra, name, nic; did you mean "intra"?
+> cluster.toml:7: nodes[0].itnra: found an unknown field, expected one of the fields conflicts, count, cpus,
+| devices, hosts, intra, name, nic; did you mean "intra"?
 """
 """Lines of ``GOOD`` that are taken out (-) and put in (+)."""
 

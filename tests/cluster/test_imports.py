@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from argosy.cluster.file import build_cluster
 from argosy.cluster.imports.found import catalogue_kind, cluster_text
-from argosy.cluster.imports.hosts import Given, expand_hosts, read_hostfile, read_hostlist, read_topology
+from argosy.cluster.imports.hosts import Given, expand_hosts, read_hostfile, read_topology
+from argosy.cluster.imports.kinds import Kinds
 from argosy.cluster.imports.node_view import read_nccl, read_nvidia_smi
+from argosy.cluster.imports.slurm import read_slurm
 from argosy.cluster.topology import Cluster
 from argosy.document import parse_toml
 from argosy.errors import InputError
 
-GIVEN = Given(kind="A100-80GB", per_host=8, intra=300e9, nic=12.5e9)
+GIVEN = Given(kinds=Kinds(everywhere="A100-80GB"), per_host=8, intra=300e9, nic=12.5e9)
 
 HOSTFILE = """# two racks
 worker-1 slots=8
@@ -76,9 +80,14 @@ def rate(cluster: Cluster, one: str, other: str) -> float:
     return cluster.bandwidth(cluster.fastest(one, other, 1e9)).at(0)
 
 
+def hosts_of(cluster: Cluster) -> list[str | None]:
+    return [node.machine and node.machine.name for node in cluster.nodes]
+
+
 def test_a_hostfile_groups_hosts_by_their_slots() -> None:
     cluster = built(cluster_text("x", read_hostfile(HOSTFILE, "hosts", GIVEN), source="hostfile"))
     assert [(node.name, len(node.devices)) for node in cluster.nodes] == [("a0", 8), ("a1", 8), ("b0", 4)]
+    assert hosts_of(cluster) == ["worker-1", "worker-2", "old-1"]
     assert rate(cluster, "a0.0", "a0.1") == 300e9
     assert rate(cluster, "a0.0", "b0.1") == 12.5e9
 
@@ -98,8 +107,8 @@ def test_wrong_hostfiles_name_the_line(text: str, message: str) -> None:
 
 def test_slurm_writes_many_hosts_as_one() -> None:
     assert expand_hosts("n[08-10]x[1-2]") == ["n08x1", "n08x2", "n09x1", "n09x2", "n10x1", "n10x2"]
-    cluster = built(cluster_text("x", read_hostlist("gpu[1-3],big7\n", GIVEN), source="slurm"))
-    assert len(cluster.nodes) == 4
+    cluster = built(cluster_text("x", read_slurm("gpu[1-3],big7\n", "hosts", GIVEN), source="slurm"))
+    assert hosts_of(cluster) == ["gpu1", "gpu2", "gpu3", "big7"]
     with pytest.raises(InputError, match="numbers and rising ranges in brackets"):
         expand_hosts("gpu[5-3]rack[0-99999999999]")
     with pytest.raises(InputError, match="numbers and rising ranges in brackets"):
@@ -107,6 +116,84 @@ def test_slurm_writes_many_hosts_as_one() -> None:
     for text in ("gpu[1-2", "gpu]1[", "gpu[1[2]]"):
         with pytest.raises(InputError, match='a "]" after every "\\["'):
             expand_hosts(text)
+
+
+SCONTROL = """NodeName=gpu01 Arch=x86_64 CoresPerSocket=32
+   CPUAlloc=0 CPUEfctv=64 CPUTot=64 CPULoad=0.02
+   AvailableFeatures=a100,nvlink
+   ActiveFeatures=a100,nvlink
+   Gres=gpu:a100:8(S:0-1),nvme:2
+   NodeAddr=10.1.0.1 NodeHostName=gpu01 Version=23.02.7
+   OS=Linux 5.15.0-91-generic #101-Ubuntu SMP Tue Nov 14 13:30:08 UTC 2023
+   RealMemory=515000 AllocMem=0 FreeMem=500000 Sockets=2 Boards=1
+   State=IDLE ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A
+   Partitions=gpu
+   CfgTRES=cpu=64,mem=515000M,billing=64,gres/gpu=8
+   Reason=planned for Monday [root@2024-01-05T10:00:00]
+
+NodeName=old1 Arch=x86_64 CoresPerSocket=8
+   CPUTot=16 Gres=gpu:v100:2(S:0),gpu:t4:1 NodeAddr=old1 State=MIXED+PLANNED
+NodeName=down1 CPUTot=16 Gres=gpu:v100:2 NodeAddr=down1 State=DOWN*+DRAIN
+NodeName=login CPUTot=8 Gres=(null) NodeAddr=login State=IDLE
+"""
+UNEQUAL = replace(GIVEN, kinds=Kinds.parse(["a100=A100-80GB", "old*=V100-32GB"]))
+
+
+def test_scontrol_tells_hosts_devices_and_cpus() -> None:
+    one_line = "\n".join(" ".join(block.split()) for block in re.split(r"\n(?=NodeName)", SCONTROL))
+    for text in (SCONTROL, one_line):
+        written = cluster_text("x", read_slurm(text, "nodes.txt", UNEQUAL), source="slurm")
+        cluster = built(written)
+        assert hosts_of(cluster) == ["gpu01", "old1"]
+        assert [node.cpus for node in cluster.nodes] == [64, 16]
+        assert [node.machine and node.machine.address for node in cluster.nodes] == ["10.1.0.1", None]
+        kinds = [device.kind.name for device in cluster.devices]
+        assert kinds == ["A100-80GB"] * 8 + ["V100-32GB"] * 3, "what is said of hosts is said of all their cards"
+        assert "left out (without GPUs): login; left out (takes no jobs): down1" in written
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NODELIST GRES\ngpu[01-02] gpu:a100:4(S:0-1)\nt gpu:t4:1\n",
+        "gpu01 gpu:a100:4\ngpu02 gpu:a100:4(IDX:0-3)\nt gpu:t4:1\n",
+        "NODELIST|STATE|GRES\ngpu[01-02]|mix|gpu:a100:no_consume:4\ngpu01|mix|gpu:a100:4\nt|idle|gpu:t4:1\n",
+    ],
+)
+def test_sinfo_with_gres_tells_hosts_and_devices(text: str) -> None:
+    cluster = built(cluster_text("x", read_slurm(text, "sinfo.txt", UNEQUAL), source="slurm"))
+    assert hosts_of(cluster) == ["gpu01", "gpu02", "t"]
+    assert [device.kind.name for device in cluster.devices] == ["A100-80GB"] * 8 + ["T4"]
+    assert [node.gres for node in cluster.nodes][1:] == [("gpu:a100",) * 4, ("gpu:t4",)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("PARTITION AVAIL TIMELIMIT NODES STATE NODELIST\nall* up 1:00 3 idle big\n", "expected a column GRES"),
+        ("JobID State\n12 DONE\n", "sinfo.txt: found .*expected what `scontrol show node`"),
+        ("here are the hosts: a, b\n", "expected what `scontrol show node`"),
+        ("", "expected what `scontrol show node`"),
+        ("a,<b>\n", "found .*<b>.*expected what `scontrol show node`"),
+        ("slurm_load_node error: x\nNodeName=a Gres=gpu:t4:1", "expected what `scontrol show node`"),
+        ("NodeName=a CPUTot=4\n", "expected Gres= for every node"),
+        ("NodeName=a Gres=gpu:many\n", "expected GPUs such as"),
+        ("NodeName=a Gres=(null)\n", "expected at least one node with GPUs"),
+        ("NodeName=a Gres=gpu:v100:1\n", "--kind v100=V100-16GB, or another .*v100 may be V100-16GB, V100-32GB"),
+        ("NodeName=a Gres=gpu:2\n", "--kind with the kind"),
+    ],
+)
+def test_what_slurm_does_not_print_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as refused:
+        read_slurm(text, "sinfo.txt", replace(GIVEN, kinds=Kinds()))
+    assert len(refused.value.problems) == 1
+
+
+def test_one_kind_for_all_does_not_overrule_what_slurm_says() -> None:
+    text = "NodeName=a Gres=gpu:a100:1\nNodeName=b Gres=gpu:t4:1\nNodeName=c Gres=gpu:fast:1\nNodeName=d Gres=gpu:1\n"
+    cluster = built(cluster_text("x", read_slurm(text, "nodes.txt", GIVEN), source="slurm"))
+    kinds = {node.machine and node.machine.name: cluster.device(node.devices[0]).kind.name for node in cluster.nodes}
+    assert kinds == {"a": "A100-80GB", "b": "T4", "c": "A100-80GB", "d": "A100-80GB"}
 
 
 def test_a_slurm_topology_becomes_switches() -> None:

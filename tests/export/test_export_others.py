@@ -168,8 +168,13 @@ def test_torchrun_itself_reads_the_commands(tmp_path: Path, monkeypatch: pytest.
     made = plan([13, 26, 30, 34], data=4, width=1)
     ((_, script),) = export_torchrun(made, plan_file="plan.json", program="train.py:build", steps=7).files
     monkeypatch.chdir(tmp_path)
-    found = [get_args_parser().parse_args(call) for call in run_script(script)]
-    assert [int(call.node_rank) for call in found] == [0, 1, 2, 3]
+    script = script.replace("python -m argosy.runtime.meeting", "torchrun")
+    found = []
+    for host in ("a0", "a1", "v0", "v1.cluster.org"):
+        monkeypatch.setenv("ARGOSY_HOST", host)
+        found += [get_args_parser().parse_args(call) for call in run_script(script)]
+    assert [call.rdzv_conf for call in found] == [f"rank={rank}" for rank in range(4)]
+    assert {call.rdzv_endpoint for call in found} == {"a0:29500"}
     assert sum(int(call.nproc_per_node) for call in found) == len(devices_by_rank(made))
     assert all(call.training_script == "argosy.runtime.worker" and call.module for call in found)
     assert [call.training_script_args for call in found] == [["run/run.json"]] * 4

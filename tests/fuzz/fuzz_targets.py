@@ -23,8 +23,10 @@ from argosy.choose.scenario import moments
 from argosy.cli.inputs import with_traces
 from argosy.cluster.file import cluster_from_content, load_cluster
 from argosy.cluster.imports.found import cluster_text
-from argosy.cluster.imports.hosts import Given, read_hostfile, read_hostlist, read_topology
+from argosy.cluster.imports.hosts import Given, read_hostfile, read_topology
+from argosy.cluster.imports.kinds import Kinds
 from argosy.cluster.imports.node_view import read_nccl, read_nvidia_smi
+from argosy.cluster.imports.slurm import read_slurm
 from argosy.cluster.probe_notes import read_notes
 from argosy.cluster.topology import Cluster
 from argosy.cluster.tracefile import read_bamboo, read_oboe, read_trace
@@ -46,7 +48,7 @@ from argosy.workload.sailor import read_sailor, read_sailor_bandwidths
 from argosy.workload.sailor_runs import read_sailor_measured
 
 SEEDS = Path(__file__).parent / "seeds"
-GIVEN = Given(kind="A100-80GB", per_host=8, intra=300e9, nic=12.5e9)
+GIVEN = Given(kinds=Kinds(everywhere="A100-80GB"), per_host=8, intra=300e9, nic=12.5e9)
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ def _imported(folder: Path) -> None:
         case "hostfile":
             nodes = read_hostfile(text, path.name, GIVEN)
         case "slurm":
-            nodes = read_hostlist(text, GIVEN)
+            nodes = read_slurm(text, path.name, GIVEN)
         case "topology":
             nodes, switches = read_topology(text, path.name, GIVEN, 5e9)
         case "nccl":

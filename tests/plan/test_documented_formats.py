@@ -34,6 +34,7 @@ TABLES: dict[type[Schema], tuple[str, str]] = {
     cluster_file.ClusterSchema: ("Fields", "The file"),
     cluster_file.NodeSchema: ("Fields", "`[[nodes]]`"),
     cluster_file.DevicesSchema: ("Fields", "`devices` of a node"),
+    cluster_file.HostSchema: ("Fields", "`hosts` of a node"),
     cluster_file.MediumSchema: ("Fields", "`intra` of a node"),
     cluster_file.NicSchema: ("Fields", "`nic` of a node"),
     cluster_file.KindSchema: ("Fields", "`[[kinds]]`"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import io
 import json
 import socket
@@ -20,7 +21,7 @@ from argosy.runtime.elastic.agent import Agent
 from argosy.runtime.elastic.claims import Claims, Host
 from argosy.runtime.elastic.copies import Header, Piece, Source, Store
 from argosy.runtime.elastic.snapshot import Copier, Place, Reading
-from argosy.runtime.elastic.wire import Line, LostError, Message, asking, hear
+from argosy.runtime.elastic.wire import Line, LostError, Message, asking, hear, report_in_a_line
 
 TOKEN = "0123456789abcdef"
 PATIENCE = 20.0
@@ -40,9 +41,16 @@ def with_agent(talk: Callable[[int], Awaitable[bytes]]) -> bytes:
     return asyncio.run(main())
 
 
-async def answer_to(port: int, said: bytes) -> bytes:
-    """What is answered before the connection ends, which is to be long before the agent's patience does."""
+async def answer_to(port: int, said: bytes, token: str | None = None) -> bytes:
+    """What is answered before the connection ends, which is to be long before the agent's patience does.
+
+    ``token``: what to prove first, as RFC 2104 has it.
+    """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    challenge = json.loads(await reader.readline())["challenge"]
+    if token is not None:
+        digest = hmac.digest(token.encode(), challenge.encode(), "sha256").hex()
+        writer.write(json.dumps({"proof": digest}).encode() + b"\n")
     writer.write(said)
     try:
         async with asyncio.timeout(PATIENCE / 4):
@@ -61,13 +69,13 @@ PING = b'{"kind": "ping"}\n'
     "opening",
     [
         b"x" * 2**20,
-        json.dumps({"token": TOKEN, "more": "x" * 2**20}).encode() + b"\n" + PING,
-        b'{"token": "another"}\n' + PING,
-        b'{"token": "\\ud800"}\n' + PING,
+        json.dumps({"proof": TOKEN, "more": "x" * 2**20}).encode() + b"\n" + PING,
+        json.dumps({"token": TOKEN, "proof": TOKEN}).encode() + b"\n" + PING,
+        b'{"proof": "\\ud800"}\n' + PING,
         b"[]\n" + PING,
         PING,
     ],
-    ids=["no end", "too long", "another token", "no text", "no message", "no token"],
+    ids=["no end", "too long", "the token itself", "no text", "no message", "no proof"],
 )
 def test_whoever_does_not_know_the_token_is_sent_away_at_once(opening: bytes, caplog: pytest.LogCaptureFixture) -> None:
     assert with_agent(lambda port: answer_to(port, opening)) == b""
@@ -75,8 +83,35 @@ def test_whoever_does_not_know_the_token_is_sent_away_at_once(opening: bytes, ca
 
 
 def test_whoever_knows_the_token_is_answered() -> None:
-    opening = json.dumps({"token": TOKEN}).encode() + b"\n"
-    assert with_agent(lambda port: answer_to(port, opening + PING)) == b'{"kind": "here"}\n'
+    assert with_agent(lambda port: answer_to(port, PING, TOKEN)) == b'{"kind": "here"}\n'
+    assert with_agent(lambda port: answer_to(port, PING, "another")) == b""
+
+
+def test_an_answer_that_was_overheard_opens_no_other_connection() -> None:
+    """What a host of the run sends, word for word, a second time."""
+
+    async def talk(port: int) -> bytes:
+        heard = bytearray()
+
+        async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            from_agent, to_agent = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(await from_agent.readline())
+            for _ in range(2):
+                heard.extend(await reader.readline())
+            to_agent.write(heard)
+            writer.write(await from_agent.readline())
+            to_agent.close()
+            writer.close()
+
+        async with await asyncio.start_server(relay, "127.0.0.1", 0) as between:
+            place = between.sockets[0].getsockname()[1]
+            line = await Line.open("127.0.0.1", place, TOKEN, {"kind": "ping"}, patience=PATIENCE)
+            assert await line.receive(patience=PATIENCE) == {"kind": "here"}
+            line.close()
+        assert TOKEN.encode() not in heard, "the token is not sent"
+        return await answer_to(port, bytes(heard))
+
+    assert with_agent(talk) == b""
 
 
 def test_a_block_larger_than_what_a_reader_holds_comes_back() -> None:
@@ -176,6 +211,8 @@ def test_a_copy_whose_receipt_breaks_off_has_failed(answer: bytes) -> None:
         def answer_once() -> None:
             connection, _ = server.accept()
             with connection, connection.makefile("rwb") as file:
+                file.write(b'{"challenge": "7"}\n')
+                file.flush()
                 file.readline()
                 size = json.loads(file.readline())["size"]
                 file.read(size)
@@ -206,3 +243,31 @@ def test_a_copy_that_breaks_off_is_told_and_one_that_cannot_be_sent_is_known() -
         return b"done"
 
     assert with_agent(lambda port: asyncio.to_thread(talk, port)) == b"done"
+
+
+def test_a_flood_of_connections_keeps_nobody_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Connections that say nothing: the oldest are ended, and a host of the run is answered among them."""
+
+    async def talk(port: int) -> bytes:
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
+        answer = await answer_to(port, PING, TOKEN)
+        reader, _ = silent[0]
+        await reader.readline()
+        with contextlib.suppress(ConnectionResetError):
+            async with asyncio.timeout(PATIENCE / 4):
+                assert await reader.read() == b"", "the oldest was ended"
+        for _, writer in silent:
+            writer.transport.abort()
+        return answer
+
+    assert json.loads(with_agent(talk)) == {"kind": "here"}
+    assert not caplog.records
+
+
+def test_files_that_run_out_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    async def main() -> None:
+        context = {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many open files")}
+        report_in_a_line(asyncio.get_running_loop(), context)
+
+    asyncio.run(main())
+    assert capsys.readouterr().err == "cannot accept connections: [Errno 24] Too many open files\n"

@@ -1,4 +1,4 @@
-"""Where the ranks of one machine meet: on its loopback interface, and nowhere that the network could reach."""
+"""Where ranks meet: on the loopback interface of one machine, else at the one address where the first node is found."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
+
+from argosy.errors import RunError
+from argosy.runtime import interfaces
+from argosy.runtime.interfaces import interface_addresses, listening_address
 
 PROGRAM = """
 import datetime, os, pathlib, sys
@@ -41,8 +45,15 @@ dist.barrier()
 dist.destroy_process_group()
 """
 
-LOOPBACK = "0100007F"
-"""127.0.0.1 in /proc/net/tcp."""
+LOOPBACK = "127.0.0.1"
+OUTSIDE = next((known for known in interface_addresses().values() if known != LOOPBACK), None)
+"""An address of this machine that others may reach, if it has one."""
+HAS_OUTSIDE = pytest.mark.skipif(OUTSIDE is None, reason="this machine has a loopback interface only")
+
+
+def in_kernel(address: str) -> str:
+    """As /proc/net/tcp writes it."""
+    return socket.inet_aton(address)[::-1].hex().upper()
 
 
 @pytest.fixture
@@ -64,20 +75,23 @@ def addresses(folder: Path, ranks: int) -> Iterator[str]:
         yield from found
 
 
+@pytest.mark.parametrize("address", [LOOPBACK, pytest.param(OUTSIDE, marks=HAS_OUTSIDE)])
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_torchrun_on_one_machine_listens_there_only(program: Path, tmp_path: Path) -> None:
-    start = [sys.executable, "-m", "argosy.runtime.meeting", "--nproc-per-node", "2", str(program), str(tmp_path)]
-    subprocess.run(start, check=True, env=environment(), timeout=120)
+def test_torchrun_listens_at_one_address_only(address: str, program: Path, tmp_path: Path) -> None:
+    start = [sys.executable, "-m", "argosy.runtime.meeting", "--nproc-per-node", "2"]
+    start += ["--rdzv-endpoint", f"{address}:0"] if address != LOOPBACK else []
+    subprocess.run([*start, str(program), str(tmp_path)], check=True, env=environment(), timeout=120)
     found = list(addresses(tmp_path, 2))
-    assert len(found) >= 2 and set(found) == {LOOPBACK}, "torchrun's store, and the ranks themselves"
+    assert len(found) >= 2 and set(found) == {in_kernel(address)}, "torchrun's store, and the ranks themselves"
 
 
+@pytest.mark.parametrize("address", [LOOPBACK, pytest.param(OUTSIDE, marks=HAS_OUTSIDE)])
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_ranks_without_torchrun_listen_there_only(program: Path, tmp_path: Path) -> None:
+def test_ranks_without_torchrun_listen_at_one_address_only(address: str, program: Path, tmp_path: Path) -> None:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((address, 0))
         port = str(probe.getsockname()[1])
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    meeting = {"MASTER_ADDR": address, "MASTER_PORT": port, "WORLD_SIZE": "2"}
     ranks = [
         subprocess.Popen(
             [sys.executable, str(program), str(tmp_path)], env={**environment(), **meeting, "RANK": str(rank)}
@@ -86,7 +100,7 @@ def test_ranks_without_torchrun_listen_there_only(program: Path, tmp_path: Path)
     ]
     assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
     found = list(addresses(tmp_path, 2))
-    assert len(found) >= 2 and set(found) == {LOOPBACK}, "rank 0's store, and the ranks themselves"
+    assert len(found) >= 2 and set(found) == {in_kernel(address)}, "rank 0's store, and the ranks themselves"
 
 
 def test_the_port_is_the_one_that_was_asked_for(program: Path, tmp_path: Path) -> None:
@@ -98,3 +112,25 @@ def test_the_port_is_the_one_that_was_asked_for(program: Path, tmp_path: Path) -
         done = subprocess.run([*start, str(program)], check=False, capture_output=True, text=True, timeout=120)
     assert done.returncode != 0
     assert "Address already in use" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("leads_to", "cards", "interface", "chosen"),
+    [
+        ("127.0.0.1", {"lo": "127.0.0.1", "eth0": "10.0.0.5"}, None, "10.0.0.5"),
+        ("127.0.1.1", {"eth0": "10.0.0.5", "ib0": "10.1.0.5"}, "ib0", "10.1.0.5"),
+        ("203.0.113.9", {"eth0": "10.0.0.5", "ib0": "10.1.0.5"}, "eth0", "10.0.0.5"),
+        ("127.0.1.1", {"eth0": "10.0.0.5", "ib0": "10.1.0.5"}, None, None),
+    ],
+)
+def test_a_name_that_others_cannot_follow_is_not_listened_at(
+    leads_to: str, cards: dict[str, str], interface: str | None, chosen: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debian has a machine's own name lead to its loopback interface; some clouds to an address that is not its own."""
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (leads_to, 0))])
+    monkeypatch.setattr(interfaces, "interface_addresses", lambda: cards)
+    if chosen is not None:
+        assert listening_address("gpu01", interface) == chosen
+        return
+    with pytest.raises(RunError, match=r"Cannot listen at gpu01 because it leads to 127.0.1.1.*\(of eth0, ib0\)"):
+        listening_address("gpu01", interface)

@@ -85,6 +85,8 @@ def test_a_run_trains_resumes_and_writes_what_it_measured(tmp_path: Path) -> Non
     assert [line["loss"] for line in told[:3]] == figures["losses"]
     assert load_timeline(tmp_path / "run" / "timeline.json").clock == "measured"
     assert read_state_dict(tmp_path / "run" / "checkpoints" / "step-00000005")
+    readable = [path for path in (tmp_path / "run").rglob("*") if path.stat().st_mode & 0o007]
+    assert not readable, "other users see nothing of a run"
     assert not processes_of(tmp_path)
 
 
@@ -208,17 +210,15 @@ def test_a_killed_command_leaves_no_process_behind(tmp_path: Path) -> None:
 def test_commands_for_several_nodes_are_printed(tmp_path: Path) -> None:
     plan = written_plan(tmp_path, Case(shares=((3, 1), (2, 2))), nodes=2)
     printed = run(plan, "--dry-run", "--port", "29601").stdout
-    written, _, commands = printed.partition("END\n# on ")
-    lines = f"# on {commands}".splitlines()
-    assert lines[0] == "# on n0: n0.0, n0.1"
-    assert lines[2] == "# on n1: n1.0, n1.1"
-    for rank, line in enumerate((lines[1], lines[3])):
-        assert f"--nproc-per-node 2 --nnodes 2 --node-rank {rank} --master-addr n0 --master-port 29601" in line
     content = json.loads(run(plan, "--dry-run", "--port", "29601", "--json").stdout)
     told, spec = content["commands"], loads_run_spec(json.dumps(content["run"]))
-    assert dumps_run_spec(spec) == written.partition("<<'END'\n")[2]
+    assert dumps_run_spec(spec) == printed.partition("<<'END'\n")[2].partition("END\n")[0]
     assert content["run_file"] == str(spec.folder / "run.json")
-    assert [(one["node"], one["command"]) for one in told] == [("n0", lines[1]), ("n1", lines[3])]
+    assert [one["node"] for one in told] == ["n0", "n1"]
+    for rank, one in enumerate(told):
+        assert f"n{rank}|n{rank}.*)  # n{rank}: n{rank}.0, n{rank}.1\n  command=({one['command']}) ;;" in printed
+        place = f"--nproc-per-node 2 --nnodes 2 --rdzv-endpoint n0:29601 --rdzv-conf rank={rank} "
+        assert place in one["command"]
     script = tmp_path / "job.sh"
     assert json.loads(run(plan, "--slurm", str(script), "--json").stdout)["file"] == str(script)
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0

@@ -21,18 +21,28 @@ _POLL = 0.05
 
 
 def _nodes_here(launch: Launch, node: str | None) -> list[str]:
-    """The names of the hosts whose agents run on this machine."""
-    from argosy.cluster.file import cluster_from_content
+    """The names of the hosts whose agents run on this machine: all, the one that is named, or the one of its name."""
     from argosy.errors import bad_input, closest
+    from argosy.runtime.launch import own_host
     from argosy.runtime.ranks import nodes_of
 
     if launch.here:
         return [one.name for one in nodes_of(launch.plan)]
-    names = [one.name for one in cluster_from_content(launch.plan.cluster.content).nodes]
-    if node in names:
+    nodes = launch.cluster_nodes
+    if node is None:
+        machines = {one.machine.name: one.name for one in nodes.values() if one.machine is not None}
+        own = own_host(list(machines))
+        node = None if own is None else machines[own]
+    if node in nodes:
         return [node]
-    expected = f"the name of this node ({', '.join(names)}), or --here"
-    raise bad_input(expected, node or "nothing", where="--node", suggestion=closest(node or "", names))
+    expected = f"the name of this node ({', '.join(nodes)}), or --here"
+    raise bad_input(expected, node or "nothing", where="--node", suggestion=closest(node or "", nodes))
+
+
+def _stated_address(launch: Launch, node: str) -> str | None:
+    """Where the cluster file says that a node is reached."""
+    machine = launch.cluster_nodes[node].machine
+    return None if machine is None else machine.address
 
 
 def _own_address() -> str:
@@ -57,12 +67,14 @@ def follow_elastic(
     from argosy.document import make_folder
     from argosy.plan.runnable import check_movable
     from argosy.runtime.elastic.folder import check_folder
-    from argosy.runtime.folder import EVENTS, PROGRESS, Tail, held
+    from argosy.runtime.folder import EVENTS, PROGRESS, Tail, held, keep_private
     from argosy.runtime.run_spec import RUN, dumps_run_spec
 
     check_movable(launch.plan)
+    keep_private()
     folder, nodes = launch.spec.folder, _nodes_here(launch, node)
-    address = launch.address or ("127.0.0.1" if launch.here else _own_address())
+    address = "127.0.0.1" if launch.here else None
+    address = launch.address or address or _stated_address(launch, nodes[0]) or _own_address()
     make_folder(folder)
     spec_file = folder / (RUN if launch.here else f"run-{nodes[0]}.json")
     with contextlib.ExitStack() as stack:  # each agent has its lock to itself: a node whose agent is lost may come back

@@ -26,6 +26,8 @@ class Target(StrEnum):
     FLAGSCALE = "flagscale"
     TORCH = "torch"
     TORCHRUN = "torchrun"
+    JOBSET = "jobset"
+    SKYPILOT = "skypilot"
     SAILOR = "sailor"
 
 
@@ -38,9 +40,12 @@ def export(
     ] = False,
     zone: Annotated[str | None, typer.Option("--zone", help="Sailor: the zone that all devices are in.")] = None,
     program: Annotated[
-        str, typer.Option("--program", metavar="FILE.py:build", help="torchrun: the program to start.")
+        str, typer.Option("--program", metavar="FILE.py:build", help="torchrun, jobset, skypilot: what to start.")
     ] = "train.py:build",
-    steps: Annotated[int, typer.Option("--steps", min=1, help="torchrun: steps to train.")] = 100,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="The same: steps to train.")] = 100,
+    image: Annotated[
+        str | None, typer.Option("--image", help="jobset: a container image with Argosy, torch and the program.")
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="A file, or a folder where there are several, instead of stdout (-)."),
@@ -51,9 +56,10 @@ def export(
 
     Writes the plan in the form of the target: torchtitan (a recipe module, schedule CSV), megatron (a script with its
     flags), deepspeed (JSON, a pipeline module), flagscale (YAML of heterogeneous meshes), torch (a module for
-    torch.distributed.pipelining, schedule CSV), torchrun (commands for argosy's runtime), sailor (JSON). Whatever the
-    target cannot express is refused, all of it at once, with its place in the plan and the reason. With --lossy it is
-    listed and left out, unless nothing comes close. A plan made with argosy plan --for TARGET is never refused.
+    torch.distributed.pipelining, schedule CSV), sailor (JSON); and for argosy's own runtime torchrun (a script), jobset
+    (Kubernetes), skypilot (YAML). Whatever the target cannot express is refused, all of it at once, with its place in
+    the plan and the reason. With --lossy it is listed and left out, unless nothing comes close. A plan made with argosy
+    plan --for TARGET is never refused.
 
     \b
     Examples:
@@ -74,13 +80,16 @@ def export(
         output = None
     if to is not Target.SAILOR:
         refuse_options({"--zone": zone}, f"for {to}")
+    if to is not Target.JOBSET:
+        refuse_options({"--image": image}, f"for {to}")
+    own_runtime = to in (Target.TORCHRUN, Target.JOBSET, Target.SKYPILOT)
     document = read_plan(plan)
-    found = plan_from_document(document) if to is Target.TORCHRUN else plan_of_known_model(document)
+    found = plan_from_document(document) if own_runtime else plan_of_known_model(document)
     where = cluster_from_content(found.cluster.content) if cluster is None else load_cluster(cluster)
     check_devices(found, where)
-    if to is not Target.TORCHRUN and to is not Target.SAILOR:  # which say nothing of the model
+    if not own_runtime and to is not Target.SAILOR:  # which say nothing of the model
         found = replace(found, model=replace(found.model, name=model_of(found, document) or found.model.name))
-    made = _export(found, where, to, lossy=lossy, zone=zone, plan_file=plan, program=program, steps=steps)
+    made = _export(found, where, to, lossy=lossy, zone=zone, plan_file=plan, program=program, steps=steps, image=image)
     for problem in made.lost:
         sys.stderr.write(f"lost: {problem}\n")
     if output is not None:
@@ -109,6 +118,7 @@ def _export(
     plan_file: str,
     program: str,
     steps: int,
+    image: str | None,
 ) -> Export:
     from argosy.export.form import Export
     from argosy.plan.model import planned_chain
@@ -142,6 +152,19 @@ def _export(
             from argosy.export.torchrun import export_torchrun
 
             return export_torchrun(plan, plan_file=plan_file, program=program, steps=steps)
+        case Target.JOBSET | Target.SKYPILOT:
+            from argosy.errors import bad_input
+            from argosy.export.jobset import export_jobset
+            from argosy.export.skypilot import export_skypilot
+            from argosy.runtime.launch import Launch
+            from argosy.runtime.run_spec import RunSpec
+
+            launch = Launch(plan=plan, spec=RunSpec(plan=plan_file, program=program, out="run", steps=steps))
+            if to is Target.SKYPILOT:
+                return export_skypilot(launch)
+            if image is None:
+                raise bad_input("a container image with Argosy, torch and the program", where="--image")
+            return export_jobset(launch, image=image)
         case Target.SAILOR:
             from argosy.export.sailor import ZONE, dumps_sailor
 

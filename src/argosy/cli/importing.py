@@ -30,8 +30,11 @@ def import_cluster(
         Path | None, typer.Option("--output", "-o", help="The cluster file to write, instead of stdout (-).")
     ] = None,
     name: Annotated[str, typer.Option("--name", help="What the cluster, or the node, is called.")] = "imported",
-    kind: Annotated[str | None, typer.Option("--kind", help="Kind of all devices (argosy devices).")] = None,
-    per_host: Annotated[int, typer.Option("--per-host", min=1, help="Devices of a host that does not say.")] = 8,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option("--kind", help="Kind of all devices (argosy devices), or TYPE=KIND, or HOSTS=KIND; repeatable."),
+    ] = None,
+    per_host: Annotated[int, typer.Option("--per-host", min=1, max=10_000, help="Devices of a host.")] = 8,
     intra: Annotated[str | None, typer.Option("--intra", help='Between devices of a host, such as "300 GB/s".')] = None,
     nic: Annotated[str | None, typer.Option("--nic", help='Of a host, such as "100 Gbit/s".')] = None,
     uplink: Annotated[str | None, typer.Option("--uplink", help="Of a switch, with slurm-topology.")] = None,
@@ -43,6 +46,9 @@ def import_cluster(
     Examples:
         argosy import hosts.txt --from hostfile --kind A100-80GB \\
             --intra "300 GB/s" --nic "100 Gbit/s"
+        scontrol show node > nodes.txt
+        argosy import nodes.txt --from slurm --kind a100=A100-80GB \\
+            --intra "300 GB/s" --nic "100 Gbit/s" -o cluster.toml
         argosy import topo.xml --from nccl-xml -o cluster.toml
     """
     from argosy.cli.inputs import parse_rate
@@ -55,7 +61,7 @@ def import_cluster(
         output = None if output == STDOUT else output
     given = (("--intra", intra), ("--nic", nic), ("--uplink", uplink))
     rates = [None if text is None else parse_rate(option, text) for option, text in given]
-    text = _imported(source, read_text(file), str(file), name, kind, per_host, *rates)
+    text = _imported(source, read_text(file), str(file), name, kind or [], per_host, *rates)
     cluster = build_cluster(parse_toml(text, file=str(output or "cluster.toml")), folder=Path())
     if output is not None:
         write_file(output, text.encode())
@@ -73,31 +79,30 @@ def _imported(
     text: str,
     file: str,
     name: str,
-    kind: str | None,
+    kinds: list[str],
     per_host: int,
     intra: float | None,
     nic: float | None,
     uplink: float | None,
 ) -> str:
     from argosy.cluster.imports.found import cluster_text
-    from argosy.cluster.imports.hosts import Given, read_hostfile, read_hostlist, read_topology
+    from argosy.cluster.imports.hosts import Given, read_hostfile, read_topology
+    from argosy.cluster.imports.kinds import Kinds
     from argosy.cluster.imports.node_view import read_nccl, read_nvidia_smi
+    from argosy.cluster.imports.slurm import read_slurm
+    from argosy.errors import bad_input
 
-    told = f"{source} ({Path(file).name})"
-    if source is Source.NCCL:
-        return cluster_text(name, [read_nccl(text, file, host=name, kind=kind, nic=nic)], source=told)
-    if source is Source.SMI:
-        return cluster_text(name, [read_nvidia_smi(text, file, host=name, kind=kind, nic=nic)], source=told)
-    given = Given(
-        kind=_needed("--kind", kind, "kind of the devices, such as A100-80GB"),
-        per_host=per_host,
-        intra=intra if per_host == 1 and source is not Source.HOSTFILE else _needed("--intra", intra, "bandwidth"),
-        nic=_needed("--nic", nic, "bandwidth"),
-    )
+    told, given_kinds = f"{source} ({Path(file).name})", Kinds.parse(kinds)
+    if source in (Source.NCCL, Source.SMI):
+        if given_kinds.by_name:
+            raise bad_input("one kind: the file has one node", kinds[0], where="--kind")
+        reader = read_nccl if source is Source.NCCL else read_nvidia_smi
+        return cluster_text(name, [reader(text, file, host=name, kind=given_kinds.everywhere, nic=nic)], source=told)
+    given = Given(kinds=given_kinds, per_host=per_host, intra=intra, nic=_needed("--nic", nic, "bandwidth"))
     if source is Source.HOSTFILE:
         return cluster_text(name, read_hostfile(text, file, given), source=told)
     if source is Source.SLURM:
-        return cluster_text(name, read_hostlist(text, given), source=told)
+        return cluster_text(name, read_slurm(text, file, given), source=told)
     nodes, switches = read_topology(text, file, given, _needed("--uplink", uplink, "bandwidth"))
     return cluster_text(name, nodes, switches, source=told)
 

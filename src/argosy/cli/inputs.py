@@ -29,6 +29,7 @@ from argosy.plan.file import plan_from_document
 from argosy.plan.model import planned_chain
 from argosy.plan.plan import Plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.sim.steady import shortened
 from argosy.units import RATE, SIZE, TIME, Quantity
 from argosy.workload.chain import Chain
 from argosy.workload.hub import cached_config
@@ -67,6 +68,7 @@ def load_scenario(
     where = cluster_from_content(plan.cluster.content) if cluster is None else load_cluster(cluster)
     where = with_traces(where, traces) if traces else where
     chain = planned_chain(plan.model, model_of(plan, document))
+    plan = _shortened(plan, where, quiet=quiet)
     check_plan(plan, chain, where, document=document)
     if not traces:
         _warn_of_another_cluster(plan, where)
@@ -75,6 +77,15 @@ def load_scenario(
     if profiles and not quiet:
         note_of_other_kinds(costs.profiles, where)
     return replace(scenario, plan=_with_what_holds(scenario))
+
+
+def _shortened(plan: Plan, cluster: Cluster, *, quiet: bool) -> Plan:
+    """Return what of a plan can be played in seconds, with a note on stderr if that is not all of it."""
+    short = shortened(plan, cluster)
+    if short is not plan and not quiet:
+        counts = f"{short.num_micro_batches:,} of {plan.num_micro_batches:,} micro-batches"
+        sys.stderr.write(f"note: {counts} are played, which the others repeat; all times are of these\n")
+    return short
 
 
 def cost_model_for(

@@ -129,7 +129,8 @@ def _check(plan: IslandPlan, launches: list[Launch], node_rank: int, lab: str | 
 
 def _print_commands(launches: list[Launch], *, json: bool) -> None:
     from argosy.cli.terminal import print_json
-    from argosy.runtime.launch import commands, dry_run
+    from argosy.runtime.launch import commands
+    from argosy.runtime.launch_script import dry_run
 
     if json:
         listed = [

@@ -56,10 +56,14 @@ def run(
     ] = None,
     restart_every: Annotated[int, typer.Option("--restart-every", min=1, help="Steps between restart files.")] = 16,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Per process; by default all cores.")] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, max=4096, help="Per process; by default all cores.")
+    ] = None,
     processes: Annotated[
         int | None,
-        typer.Option("--processes", min=1, help="Start so many on this machine; by default one for each device of -c."),
+        typer.Option(
+            "--processes", min=1, max=4096, help="Start so many on this machine; by default one for each device of -c."
+        ),
     ] = None,
     cluster: Annotated[
         str | None, typer.Option("--cluster", "-c", help="Devices of the processes: memory, speeds to begin with.")

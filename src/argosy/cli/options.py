@@ -25,7 +25,9 @@ def no_nan(parameter: typer.CallbackParam, value: float | None) -> float | None:
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead, with a version in it.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
-Width = Annotated[int | None, typer.Option("--width", min=40, help="Columns to use; by default those of the terminal.")]
+Width = Annotated[
+    int | None, typer.Option("--width", min=40, max=10_000, help="Columns to use; by default those of the terminal.")
+]
 PlanSource = Annotated[
     str,
     typer.Argument(
@@ -265,7 +267,9 @@ OuterRates = Annotated[
 Runnable = Annotated[
     bool, typer.Option("--runnable", help="Only plans that argosy's own runtime executes as they are.")
 ]
-Workers = Annotated[int, typer.Option("--workers", min=1, help="How many simulate the finalists side by side.")]
+Workers = Annotated[
+    int, typer.Option("--workers", min=1, max=256, help="How many simulate the finalists side by side.")
+]
 ExecutorName = Annotated[
     str, typer.Option("--executor", help="What the workers are: process, thread or ray (needs argosy[ray]).")
 ]

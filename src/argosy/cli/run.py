@@ -48,7 +48,7 @@ def run(
     init: Annotated[Path | None, typer.Option("--init", help="Weights to begin with: a checkpoint or a file.")] = None,
     clip: Clip = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the initial values.")] = 0,
-    node_rank: Annotated[int, typer.Option("--node-rank", min=0, help="Which of the plan's nodes this is.")] = 0,
+    node_rank: Annotated[int | None, typer.Option("--node-rank", min=0, help="This node; else by its name.")] = None,
     address: Annotated[
         str | None, typer.Option("--address", help="Where node 0 is reached; with --elastic, where this node is.")
     ] = None,
@@ -97,7 +97,7 @@ def run(
     restarts: Annotated[
         int, typer.Option("--restarts", min=0, help="Of an island plan: times that a lost island is started again.")
     ] = 3,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command of every node, and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print a script for every node, and stop.")] = False,
     slurm: Annotated[
         Path | None, typer.Option("--slurm", help="Write a batch script for SLURM (- is stdout), and stop.")
     ] = None,
@@ -109,7 +109,7 @@ def run(
 
     The file defines build() -> (model, loss_fn, batch), with loss_fn(model, batch) a mean; it may define
     optimizer(parameters), scheduler(optimizer), data(step) or a DataLoader data, and callbacks. With several nodes, run
-    the same on each with its --node-rank.
+    the same on each: which it is follows from the host names in the cluster file, or from --node-rank.
 
     \b
     Examples:
@@ -130,10 +130,11 @@ def run(
     from argosy.cli.terminal import check_output, no_stdout, print_json, say_written, stdout_console, write_file
     from argosy.errors import bad_input
     from argosy.plan.file import plan_from_document, read_plan
-    from argosy.runtime.launch import Launch, commands, slurm_script
-    from argosy.runtime.launch import dry_run as dry_run_text
+    from argosy.runtime.launch import Launch, commands
+    from argosy.runtime.launch_script import dry_run as dry_run_text
     from argosy.runtime.program import check_program
     from argosy.runtime.run_spec import RUN, RunSpec, run_spec_to_dict
+    from argosy.runtime.slurm import slurm_script
 
     no_stdout(out, "a folder", option="--out")
     check_program(program)
@@ -173,7 +174,7 @@ def run(
             document,
             spec,
             island,
-            node_rank,
+            node_rank or 0,
             here_or,
             restarts=restarts,
             dry_run=dry_run,
@@ -206,6 +207,8 @@ def run(
         lost_after=lost_after,
     )
     launch = Launch(plan=planned, spec=spec, here=here, lab=lab, address=address, port=port)
+    if node_rank is None:
+        node_rank = 0 if dry_run or slurm is not None or elastic else launch.own_rank()
     check_launch(launch, node_rank, quiet=quiet)
     if slurm is not None and dry_run:
         raise bad_input("--dry-run or --slurm, not both", where="argosy run")
@@ -263,11 +266,12 @@ def _follow(
     """
     from argosy.cli.processes import end_process, start_process
     from argosy.document import make_folder
-    from argosy.runtime.folder import held
+    from argosy.runtime.folder import held, keep_private
     from argosy.runtime.launch import command_line
     from argosy.runtime.run_spec import dumps_run_spec
 
     spec, own = launch.spec, f"-{node_rank}" if node_rank else ""
+    keep_private()
     make_folder(spec.folder)
     log, spec_file = spec.folder / f"torchrun{own}.log", spec.folder / f"run{own}.json"
     with held(spec.folder, str(node_rank)) as lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sys
@@ -146,6 +147,9 @@ def write_file(path: Path, content: bytes, *, make_folder: bool = False) -> None
 def _replace(path: Path, content: bytes) -> None:
     """Write a file whole or not at all: what was there stays until all of the new content is on the disk."""
     target = path.resolve()
+    if target.is_fifo():
+        _feed(target, content)
+        return
     if (target.exists() and not target.is_file()) or not os.access(target.parent, os.W_OK):
         path.write_bytes(content)  # a pipe or device, or a file in a folder that takes no other
         return
@@ -157,3 +161,15 @@ def _replace(path: Path, content: bytes) -> None:
         beside.replace(target)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _feed(pipe: Path, content: bytes) -> None:
+    """Write to a named pipe that somebody reads; to wait for a reader could last for ever."""
+    try:
+        descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        found = "a named pipe that nobody reads" if error.errno == errno.ENXIO else error.strerror
+        raise InputError([Problem(file=str(pipe), expected="a writable file", found=found)]) from None
+    os.set_blocking(descriptor, True)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)

@@ -8,12 +8,13 @@ from dataclasses import replace
 from argosy.cluster.catalogue import device_kind
 from argosy.cluster.device import Device, DeviceKind
 from argosy.cluster.schema import ClusterSchema, NodeSchema, SwitchSchema
-from argosy.cluster.topology import Cluster, Link, Medium, Node, Wire, is_meant
+from argosy.cluster.topology import Cluster, Link, Machine, Medium, Node, Wire, is_meant
 from argosy.cluster.trace import Trace
 from argosy.document import Document, Location
 from argosy.errors import InputError, Mismatch, Problem, closest
 
 _MOST_DEVICES = 100_000
+_MOST_LEVELS = 64
 
 
 class Builder:
@@ -26,6 +27,7 @@ class Builder:
         self.nodes: list[Node] = []
         self.names: dict[str, None] = {}
         """Of the nodes."""
+        self.hosts: set[str] = set()
         self.devices: list[Device] = []
         self.links: list[Link] = []
         self.edges: dict[str, list[int]] = {}
@@ -45,7 +47,7 @@ class Builder:
         }
 
     def build(self) -> Cluster:
-        num_devices = sum(node.count * sum(group.count for group in node.devices) for node in self.schema.nodes)
+        num_devices = sum(node.num_nodes * sum(group.count for group in node.devices) for node in self.schema.nodes)
         if num_devices > _MOST_DEVICES:
             raise self.document.error(("nodes",), f"at most {_MOST_DEVICES} devices in all", num_devices)
         conflicts: list[tuple[frozenset[int], ...]] = []
@@ -79,15 +81,16 @@ class Builder:
         num_devices = sum(group.count for group in schema.devices)
         if num_devices > 1 and not schema.intra:
             self._report((*place, "intra"), f"at least one medium between the {num_devices} devices of a node")
-        names = [f"{schema.name}{index}" for index in range(schema.count)]
+        names = [f"{schema.name}{index}" for index in range(schema.num_nodes)]
         taken = [name for name in names if name in self.names]
         if taken:
             self._report((*place, "name"), "nodes that differ in name plus index", _some(taken))
         self._check_kinds(schema, place)
         self._check_media(schema, place)
+        self._check_hosts(schema, place)
         conflicts = []
-        for name in names:
-            node = self._add_node(schema, name)
+        for index, name in enumerate(names):
+            node = self._add_node(schema, name, index)
             by_medium = {medium.name: medium for medium in node.media}
             for group in schema.conflicts:
                 if all(medium in by_medium for medium in group):
@@ -123,8 +126,18 @@ class Builder:
             if len(set(names)) < max(len(names), 2):
                 self._report(where, "two different media or more that conflict", names)
 
-    def _add_node(self, schema: NodeSchema, name: str) -> Node:
+    def _check_hosts(self, schema: NodeSchema, place: Location) -> None:
+        if schema.hosts and len(schema.hosts) != schema.num_nodes:
+            expected = f"{schema.num_nodes}, one for each of the group's nodes"
+            self._report((*place, "hosts"), expected, len(schema.hosts))
+        for position, host in enumerate(schema.hosts):
+            if host.name in self.hosts:
+                self._report((*place, "hosts", position), "a host that no other node is", host.name)
+            self.hosts.add(host.name)
+
+    def _add_node(self, schema: NodeSchema, name: str, index: int) -> Node:
         devices: list[str] = []
+        gres: list[str | None] = []
         for group in schema.devices:
             kind = self.kinds.get(group.kind)
             if kind is None:  # was reported
@@ -139,6 +152,7 @@ class Builder:
                 )
                 self.devices.append(device)
                 devices.append(device.name)
+                gres.append(group.gres)
         media = tuple(
             self._add_medium(name, devices, medium.medium, medium.bandwidth, medium.latency, medium.shared)
             for medium in schema.intra
@@ -148,7 +162,16 @@ class Builder:
             nic = self._add_edge(
                 f"{name}.nic", ("out", "in"), schema.nic.bandwidth * schema.nic.count, schema.nic.latency
             )
-        node = Node(name=name, devices=tuple(devices), media=media, nic=nic)
+        machine = Machine(**schema.hosts[index].model_dump()) if index < len(schema.hosts) else None
+        node = Node(
+            name=name,
+            devices=tuple(devices),
+            media=media,
+            nic=nic,
+            machine=machine,
+            cpus=schema.cpus,
+            gres=tuple(gres),
+        )
         self.nodes.append(node)
         self.names[name] = None
         return node
@@ -182,6 +205,8 @@ class Builder:
             if switch.parent is not None and switch.parent not in names:
                 expected = f"one of the switches {', '.join(sorted(names))}"
                 self._report((*place, "parent"), expected, switch.parent, closest(switch.parent, names))
+            elif len(self._above(switch.parent, names)) > _MOST_LEVELS:
+                self._report((*place, "parent"), f"at most {_MOST_LEVELS} switches above one another", switch.parent)
             elif switch.name in self._above(switch.parent, names):
                 self._report((*place, "parent"), f"a switch that is not below {switch.name}", switch.parent)
             for position, pattern in enumerate(switch.nodes):
@@ -195,9 +220,9 @@ class Builder:
             self.nodes[index] = replace(value, uplinks=tuple(uplinks[name] for name in chain))
 
     def _above(self, switch: str | None, known: Mapping[str, SwitchSchema]) -> list[str]:
-        """``switch`` and the switches above it, nearest first."""
+        """``switch`` and the switches above it, nearest first, as far as a tree may be high."""
         chain: dict[str, None] = {}
-        while switch is not None and switch in known and switch not in chain:
+        while switch is not None and switch in known and switch not in chain and len(chain) <= _MOST_LEVELS:
             chain[switch] = None
             switch = known[switch].parent
         return list(chain)

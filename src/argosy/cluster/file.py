@@ -17,6 +17,9 @@ from argosy.cluster.topology import Cluster, canonical
 from argosy.document import Document, is_there, parse_json, parse_toml, read_toml, validate
 from argosy.errors import InputError, Problem, bad_input, closest
 
+# An entry of [[changes]] counts once for every edge or device that its pattern means.
+_MOST_CHANGES = 100_000
+
 
 def load_cluster(source: str | Path) -> Cluster:
     """A cluster from a TOML file, or a bundled one by its name (``mixed-16``)."""
@@ -54,6 +57,9 @@ def build_cluster(document: Document, *, folder: Path) -> Cluster:
             written += steps
         except InputError as error:
             problems += error.problems
+        if len(written) > _MOST_CHANGES:
+            expected = f"at most {_MOST_CHANGES} edges and devices that change, counted once for every entry"
+            raise document.error(("changes",), expected, len(written))
     if problems:
         raise InputError(problems)
     content = {name: value for name, value in document.data.items() if name != "changes"}

@@ -12,6 +12,7 @@ than all others together is found to be as wide as they are: nothing can tell.
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -174,8 +175,7 @@ def _kind(name: str, devices: Sequence[ProbedDevice]) -> list[str]:
 
 def _nodes(letter: str, group: Sequence[str], hosts: Sequence[_Host], best: Mapping[str, float]) -> list[str]:
     host = hosts[0]
-    lines = ["[[nodes]]", f'name = "{letter}"  # {", ".join(group)}']
-    lines += [f"count = {len(group)}"] if len(group) > 1 else []
+    lines = ["[[nodes]]", f'name = "{letter}"', f"hosts = {json.dumps(list(group))}"]
     lines.append(f"devices = [{', '.join(_groups(hosts, best))}]")
     if len(host.devices) > 1:
         rate, latency = host.intra or (host.devices[0].memory_bandwidth, 0.0)

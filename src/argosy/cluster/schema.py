@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -73,6 +74,23 @@ def _name(value: Any) -> Any:
     return value
 
 
+def _word(pattern: str, expected: str) -> BeforeValidator:
+    """Text that scripts and schedulers take as one word."""
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, str) or re.fullmatch(pattern, value) is None:
+            raise Mismatch(value, expected)
+        return value
+
+    return BeforeValidator(check)
+
+
+def _host(value: Any) -> Any:
+    if not isinstance(value, str | dict):
+        raise Mismatch(value, 'a host name such as "gpu01", or a table such as { name = "gpu01", interface = "ib0" }')
+    return {"name": value} if isinstance(value, str) else value
+
+
 Rate = Annotated[float, _positive(RATE)]
 """Bytes/s."""
 Bytes = Annotated[float, _positive(SIZE)]
@@ -86,6 +104,14 @@ Count = Annotated[int, _whole(1, _MOST, f"a whole number from 1 to {_MOST}")]
 Seed = Annotated[int, _whole(0, math.inf, "a whole number, at least 0")]
 Efficiency = Annotated[float, _number(lambda value: 0 < value <= 1.5, "a number above 0, at most 1.5")]
 Price = Annotated[float, _number(lambda value: value >= 0, "a finite number, at least 0")]
+
+HostName = Annotated[
+    str, _word(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", 'a host name of letters, digits, ".", "-" and "_"')
+]
+HostAddress = Annotated[str, _word(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,252}", "a host name or an IP address")]
+Interface = Annotated[str, _word(r"[A-Za-z0-9][A-Za-z0-9._@:-]{0,14}", 'a network interface such as "eth0"')]
+Port = Annotated[int, _whole(1, 65535, "a port from 1 to 65535")]
+Gres = Annotated[str, _word(r"[A-Za-z0-9_.:-]{0,64}", 'a resource of Slurm such as "gpu:a100", or "" for none')]
 
 
 class KindSchema(Schema):
@@ -104,6 +130,7 @@ class DevicesSchema(Schema):
     count: Count = 1
     efficiency: Efficiency = 1.0
     price_per_hour: Price = 0.0
+    gres: Gres | None = None
 
 
 class MediumSchema(Schema):
@@ -119,13 +146,29 @@ class NicSchema(Schema):
     count: Count = 1
 
 
+class HostSchema(Schema):
+    """The machine that a node is."""
+
+    name: HostName
+    address: HostAddress | None = None
+    interface: Interface | None = None
+    port: Port | None = None
+
+
 class NodeSchema(Schema):
     name: Name
-    count: Count = 1
+    count: Count | None = None
+    hosts: list[Annotated[HostSchema, BeforeValidator(_host)]] = Field(default_factory=list)
+    cpus: Count | None = None
     devices: Annotated[list[DevicesSchema], BeforeValidator(_devices)] = Field(min_length=1)
     intra: list[MediumSchema] = Field(default_factory=list)
     conflicts: list[list[str]] = Field(default_factory=list)
     nic: NicSchema | None = None
+
+    @property
+    def num_nodes(self) -> int:
+        """``count``, or the number of hosts that are named, or 1."""
+        return self.count or len(self.hosts) or 1
 
 
 class LinkSchema(Schema):

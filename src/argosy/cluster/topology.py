@@ -67,6 +67,20 @@ class Medium:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Machine:
+    """How a scheduler and the network call a node; nothing of it matters to a plan."""
+
+    name: str
+    """The host's name, also in a scheduler."""
+    address: str | None = None
+    """Where other hosts reach it; its name unless given."""
+    interface: str | None = None
+    """The network interface that training uses; unless given, the one that leads to the first node."""
+    port: int | None = None
+    """Where the store of a run listens, if this is its first node."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Node:
     """A host with its devices."""
 
@@ -77,6 +91,11 @@ class Node:
     """Links out of and into the host."""
     uplinks: tuple[tuple[int, int], ...] = ()
     """Links out of and into each switch above the host, nearest first."""
+    machine: Machine | None = None
+    cpus: int | None = None
+    """CPUs that a scheduler may give a job there; None where the file does not say."""
+    gres: tuple[str | None, ...] = ()
+    """Per device, the generic resource that Slurm has it under; None where the file does not say."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import operator
 
 from argosy.cost.memory import activation_bytes, passing_bytes, state_bytes
 from argosy.plan.plan import Plan, Stage
-from argosy.schedule import build_schedule, in_flight
+from argosy.schedule import most_in_flight
 from argosy.workload.chain import Chain
 
 
@@ -22,7 +22,7 @@ def planned_memory(plan: Plan, chain: Chain) -> dict[str, float]:
 
 def planned_parts(plan: Plan, chain: Chain) -> dict[str, tuple[float, ...]]:
     """Return the terms of (1) for every device in use: weights, gradients, optimizer, activations, buffers."""
-    depths = in_flight(build_schedule(plan.schedule, len(plan.stages), plan.num_micro_batches))
+    depths = most_in_flight(plan.schedule, len(plan.stages), plan.num_micro_batches)
     held: dict[str, tuple[float, ...]] = {}
     for index, stage in enumerate(plan.stages):
         arriving = chain.layers[stage.first - 1].output_bytes if index else 0.0

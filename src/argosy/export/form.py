@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from argosy.errors import InputError, Problem
 from argosy.plan.plan import ModelRef, Plan, Recompute, Replica, Stage
 from argosy.plan.targets import Target, has_holders
-from argosy.runtime.launch import comment
+from argosy.runtime.launch_script import comment
 from argosy.schedule import ScheduleKind
 from argosy.workload.chain import Chain
 from argosy.workload.tuning import FULL

@@ -17,7 +17,7 @@ from itertools import groupby
 
 from argosy.export.form import Limit, limit
 from argosy.plan.plan import Plan
-from argosy.runtime.launch import comment
+from argosy.runtime.launch_script import comment
 from argosy.schedule import ScheduleKind
 
 PORT = 29500

@@ -10,7 +10,8 @@ from argosy.errors import Problem
 from argosy.export.form import Export, Limit, settle
 from argosy.plan.plan import Plan
 from argosy.plan.runnable import unsupported
-from argosy.runtime.launch import Launch, dry_run
+from argosy.runtime.launch import Launch
+from argosy.runtime.launch_script import dry_run
 from argosy.runtime.run_spec import RunSpec
 
 
@@ -18,4 +19,4 @@ def export_torchrun(plan: Plan, *, plan_file: str, program: str, steps: int) -> 
     problems = (Problem(expected="a plan that the runtime executes", found=sentence) for sentence in unsupported(plan))
     settle((Limit(problem=problem, final=True) for problem in problems), lossy=False)
     launch = Launch(plan=plan, spec=RunSpec(plan=plan_file, program=program, out="run", steps=steps))
-    return Export(files=(("torchrun.sh", "#!/usr/bin/env bash\n" + dry_run(launch) + "\n"),))
+    return Export(files=(("torchrun.sh", dry_run(launch) + "\n"),))

@@ -16,6 +16,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from argosy.document import check_readable
 from argosy.errors import InputError, Problem
 from argosy.nbody.header import CM_PER_KM, CM_PER_KPC, GRAMS, KPC, check_ids, read_header
 from argosy.nbody.particles import Box, Floats, Names, Particles, check_finite, wrapped
@@ -126,6 +127,7 @@ def num_particles(path: Path) -> int:
 def reading(path: Path) -> Iterator[Any]:
     """An HDF5 file to read from; what is missing or broken in it is the user's input error."""
     try:
+        check_readable(path)
         with h5py.File(path, "r") as file:
             yield file
     except FileNotFoundError:

@@ -27,6 +27,14 @@ _CHECKPOINT = re.compile(r"step-(\d+)|\.step-(\d+)\.replaced")
 Line = dict[str, Any]
 
 
+def keep_private() -> None:
+    """Have this process, and those that it starts, make files that other users cannot read.
+
+    The group keeps the rights that the user's umask leaves it.
+    """
+    os.umask(os.umask(0o077) | 0o007)
+
+
 @contextlib.contextmanager
 def held(folder: Path, node: str, *, elastic: bool = False) -> Iterator[int]:
     """A node's part of a run's folder, for one run at a time; an ``InputError`` where another has it.

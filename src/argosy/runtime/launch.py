@@ -1,18 +1,24 @@
-"""From a plan to the processes that carry it out: command lines for torchrun, one per node. Needs no torch."""
+"""From a plan to the processes that carry it out: command lines for torchrun, one per node. Needs no torch.
+
+``launch_script`` and ``slurm`` make scripts of them.
+"""
 
 from __future__ import annotations
 
-import re
 import shlex
 import socket
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from argosy.errors import InputError, Problem
+from argosy.cluster.file import cluster_from_content
+from argosy.cluster.topology import Machine
+from argosy.cluster.topology import Node as ClusterNode
+from argosy.errors import InputError, Problem, bad_input
 from argosy.plan.plan import Plan
 from argosy.runtime.ranks import Node, devices_by_rank, nodes_of
-from argosy.runtime.run_spec import RUN, RunSpec, dumps_run_spec
+from argosy.runtime.run_spec import RUN, RunSpec
 
 DEFAULT_PORT = 29500
 
@@ -28,7 +34,7 @@ class Launch:
     lab: str | None = None
     """A lab that is up, whose hosts are the plan's nodes."""
     address: str | None = None
-    """Where rank 0 can be reached; its node's own name unless given."""
+    """Where rank 0 can be reached; as the cluster file says unless given."""
     port: int | None = None
 
     @property
@@ -43,6 +49,66 @@ class Launch:
             return nodes
         return (Node(name="here", devices=tuple(device for node in nodes for device in node.devices)),)
 
+    @cached_property
+    def cluster_nodes(self) -> dict[str, ClusterNode]:
+        """The nodes of the plan's cluster by name."""
+        return {node.name: node for node in cluster_from_content(self.plan.cluster.content).nodes}
+
+    def machine(self, node: Node) -> Machine:
+        """The machine that a node is; one of the node's own name where the cluster file names none."""
+        known = self.cluster_nodes.get(node.name)
+        return (known and known.machine) or Machine(name=node.name)
+
+    @property
+    def names_hosts(self) -> bool:
+        """Whether the cluster file names the machine of every node in use."""
+        known = [self.cluster_nodes.get(node.name) for node in self.nodes()]
+        return all(node is not None and node.machine is not None for node in known)
+
+    @property
+    def meeting_address(self) -> str:
+        """Where rank 0's store is reached."""
+        first = self.machine(self.nodes()[0])
+        return self.address or first.address or first.name
+
+    @property
+    def meeting_port(self) -> int | None:
+        """The port of rank 0's store, if somebody chose one."""
+        return self.port or self.machine(self.nodes()[0]).port
+
+    def own_rank(self) -> int:
+        """The node rank of this machine, by its name; 0 where the cluster file names no hosts."""
+        nodes = self.nodes()
+        if len(nodes) == 1 or not self.names_hosts:
+            return 0
+        names = [self.machine(node).name for node in nodes]
+        own = own_host(names)
+        if own is None:
+            expected = f"one of the plan's hosts ({', '.join(names)}), or --node-rank"
+            raise bad_input(expected, socket.gethostname(), where="this host")
+        return names.index(own)
+
+
+def own_host(names: list[str]) -> str | None:
+    """Which of some hosts this machine is, by its name with or without its domain; None where it is none of them."""
+    own, shorter = socket.gethostname(), short_names(names)
+    for name in names:
+        if own in (name, *shorter.get(name, ())) or own.partition(".")[0] == name:
+            return name
+    return None
+
+
+def short_names(names: list[str]) -> dict[str, tuple[str, ...]]:
+    """For every host name with a domain, its first label, if no other host has the same.
+
+    >>> short_names(["gpu1.east", "gpu2.east", "gpu2.west", "v1"])
+    {'gpu1.east': ('gpu1',)}
+    """
+    labels = [name.partition(".")[0] for name in names]
+    return {
+        name: (label,) for name, label in zip(names, labels, strict=True) if "." in name and labels.count(label) == 1
+    }
+
 
 def command_line(launch: Launch, node_rank: int, spec_file: Path, *, python: str = sys.executable) -> list[str]:
     """torchrun for one node; on a single node out of the network's reach. A lab starts all processes at once.
@@ -54,13 +120,16 @@ def command_line(launch: Launch, node_rank: int, spec_file: Path, *, python: str
         options = ["--clock", "ready", "--timeout", "inf", "--devices", ",".join(devices_by_rank(launch.plan))]
         return [python, "-m", "argosy", "lab", "run", launch.lab, *options, "--", python, *worker]
     nodes = launch.nodes()
-    processes = ["--nproc-per-node", str(len(nodes[node_rank].devices))]
+    place = ["--nproc-per-node", str(len(nodes[node_rank].devices))]
     if len(nodes) == 1 and launch.address is None:
-        port = [] if launch.port is None else ["--rdzv-endpoint", f"127.0.0.1:{launch.port}"]
-        return [python, "-m", "argosy.runtime.meeting", *processes, *port, *worker]
-    place = ["--nnodes", str(len(nodes)), "--node-rank", str(node_rank)]
-    place += ["--master-addr", launch.address or nodes[0].name, "--master-port", str(launch.port or DEFAULT_PORT)]
-    return [python, "-m", "torch.distributed.run", *processes, *place, *worker]
+        if launch.port is not None:
+            place += ["--rdzv-endpoint", f"127.0.0.1:{launch.port}"]
+    else:
+        endpoint = f"{launch.meeting_address}:{launch.meeting_port or DEFAULT_PORT}"
+        interface = launch.machine(nodes[node_rank]).interface
+        settings = f"rank={node_rank}" + (f",interface={interface}" if interface else "")
+        place += ["--nnodes", str(len(nodes)), "--rdzv-endpoint", endpoint, "--rdzv-conf", settings]
+    return [python, "-m", "argosy.runtime.meeting", *place, *worker]
 
 
 def commands(launch: Launch) -> tuple[tuple[Node, str], ...]:
@@ -70,58 +139,6 @@ def commands(launch: Launch) -> tuple[tuple[Node, str], ...]:
         (node, shlex.join(command_line(launch, rank, file, python="python")))
         for rank, node in enumerate(launch.nodes())
     )
-
-
-def dry_run(launch: Launch) -> str:
-    """A script: ``run.json``, and the command of every node under its name."""
-    lines = [comment("once, in the folder that all nodes see"), writing(launch.spec)]
-    for node, command in commands(launch):
-        lines += [comment(f"on {node.name}: {', '.join(node.devices)}"), command]
-    return "\n".join(lines)
-
-
-def writing(spec: RunSpec) -> str:
-    """The shell commands that write ``run.json``; no line of JSON can be the one that ends it."""
-    folder, file = (shlex.quote(str(path)) for path in (spec.folder, spec.folder / RUN))
-    return f"mkdir -p {folder}\ncat > {file} <<'END'\n{dumps_run_spec(spec)}END"
-
-
-def comment(text: str) -> str:
-    """A line of a script that says something, whatever a file has for names: what follows it is not part of it.
-
-    >>> comment("gpt\\nrm -r /")
-    '# gpt rm -r /'
-    """
-    return f"# {' '.join(text.split())}"
-
-
-def slurm_script(launch: Launch) -> str:
-    """A batch script with one task per node; SLURM's own list of hosts stands in for the plan's names, in order."""
-    nodes = launch.nodes()
-    most = max(len(node.devices) for node in nodes)
-    counts = " ".join(str(len(node.devices)) for node in nodes)
-    on_each = f"""
-devices=($devices_text)
-python -m torch.distributed.run --nproc-per-node "${{devices[$SLURM_NODEID]}}" \\
-  --nnodes {len(nodes)} --node-rank "$SLURM_NODEID" \\
-  --master-addr "$address" --master-port {launch.port or DEFAULT_PORT} \\
-  -m argosy.runtime.worker {shlex.quote(str(launch.spec.folder / RUN))}
-"""
-    return f"""#!/bin/bash
-#SBATCH --job-name=argosy-{re.sub(r"[^A-Za-z0-9._-]+", "-", launch.plan.model.name)}
-#SBATCH --nodes={len(nodes)}
-#SBATCH --ntasks-per-node=1
-#SBATCH --gpus-per-node={most}
-#SBATCH --output={shlex.quote(f"{launch.spec.folder}/slurm-%j.out")}
-{comment("The plan's nodes, in this order: " + ", ".join(node.name for node in nodes))}
-set -euo pipefail
-{writing(launch.spec)}
-devices=({counts})
-export devices_text="${{devices[*]}}"
-address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export address
-srun --kill-on-bad-exit=1 bash -c {shlex.quote(on_each)}
-"""
 
 
 def check_port(launch: Launch, node_rank: int) -> None:

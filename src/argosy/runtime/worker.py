@@ -33,7 +33,17 @@ from argosy.runtime.adapting import Adapter
 from argosy.runtime.agreement import Facts, check_agreed, given_facts, loaded_facts, with_first_compared
 from argosy.runtime.emulated import join_device, say_ready
 from argosy.runtime.failure import ElsewhereError, leave_note, told
-from argosy.runtime.folder import CHECKPOINTS, DECISIONS, EVENTS, PROGRESS, TIMELINE, Log, checkpoints, forget_after
+from argosy.runtime.folder import (
+    CHECKPOINTS,
+    DECISIONS,
+    EVENTS,
+    PROGRESS,
+    TIMELINE,
+    Log,
+    checkpoints,
+    forget_after,
+    keep_private,
+)
 from argosy.runtime.hardware import check_hardware
 from argosy.runtime.loading import batches_of
 from argosy.runtime.metrics import Metrics, serve
@@ -54,6 +64,7 @@ RECORDED = 50
 
 def main(values: list[str]) -> int:
     end_with_parent()
+    keep_private()
     rank = int(os.environ.get("RANK", "0"))
     device = "?"
     try:

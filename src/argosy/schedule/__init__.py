@@ -1,7 +1,7 @@
 """In which order the stages of a pipeline work: actions, schedules, and what can be checked about them before a run."""
 
 from argosy.schedule.action import Action, ActionKind, Schedule, ScheduleKind
-from argosy.schedule.check import check_schedule, in_flight
+from argosy.schedule.check import check_schedule, in_flight, most_in_flight
 from argosy.schedule.communicate import with_communication
 from argosy.schedule.generate import ScheduleSpec, build_schedule
 
@@ -14,5 +14,6 @@ __all__ = [
     "build_schedule",
     "check_schedule",
     "in_flight",
+    "most_in_flight",
     "with_communication",
 ]

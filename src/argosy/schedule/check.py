@@ -12,7 +12,11 @@ from __future__ import annotations
 from collections import Counter
 
 from argosy.errors import InputError, Problem
-from argosy.schedule.action import Action, ActionKind, Schedule
+from argosy.schedule.action import Action, ActionKind, Schedule, ScheduleKind
+from argosy.schedule.generate import ScheduleSpec, build_schedule, depth_of
+
+# Micro-batches per stage after which a schedule holds no more than before.
+_ROUNDS = 8
 
 
 def needs(action: Action, num_stages: int) -> tuple[tuple[Action, ...], ...]:
@@ -62,6 +66,17 @@ def in_flight(schedule: Schedule) -> tuple[int, ...]:
             elif action.kind.frees_activations:
                 held[action.stage] -= 1
     return tuple(peak)
+
+
+def most_in_flight(spec: ScheduleSpec, num_stages: int, num_micro_batches: int) -> tuple[int, ...]:
+    """``in_flight`` of the schedule of a plan, in a time that does not grow with its micro-batches.
+
+    Stages of the family hold their depth. The others hold most while they begin, so that a few rounds tell it.
+    """
+    if spec.kind not in (ScheduleKind.INTERLEAVED, ScheduleKind.ZERO_BUBBLE):
+        return depth_of(spec, num_stages, num_micro_batches)
+    few = min(num_micro_batches, _ROUNDS * num_stages)
+    return in_flight(build_schedule(spec, num_stages, few))
 
 
 def _incomplete(schedule: Schedule) -> list[Problem]:

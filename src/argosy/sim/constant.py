@@ -22,6 +22,7 @@ import numpy as np
 from argosy.cluster.trace import FloatArray
 from argosy.schedule import Action, ActionKind, ScheduleKind, ScheduleSpec, build_schedule
 from argosy.schedule.generate import depth_of, group_size
+from argosy.sim.steady import steady_seconds
 
 Step = tuple[int, int, int, int, int]
 """Worker; stage; forward (0), backward (1) or half a backward (2); the step whose result it waits for (-1: none); where
@@ -45,12 +46,16 @@ def pipeline_seconds(
 ) -> FloatArray:
     """(3) for every candidate; all arrays are (stages, candidates), ``transfer[s]`` and ``latency[s]`` between stages s
     and s + 1. Without ``returns`` all stages have a backward."""
-    program = _program(schedule, len(forward), num_micro_batches)
     back = (transfer, latency) if returns is None else (transfer * returns, latency * returns)
     arrays = (forward, backward, transfer, latency, *back, tail)
-    if forward.shape[1] > _FEW:
-        return _many(program, *arrays)
-    return np.array([_one(program, *(array[:, at].tolist() for array in arrays)) for at in range(forward.shape[1])])
+
+    def seconds(count: int) -> FloatArray:
+        program = _program(schedule, len(forward), count)
+        if forward.shape[1] > _FEW:
+            return _many(program, *arrays)
+        return np.array([_one(program, *(array[:, at].tolist() for array in arrays)) for at in range(forward.shape[1])])
+
+    return steady_seconds(seconds, schedule, len(forward), num_micro_batches)
 
 
 @lru_cache(maxsize=256)

@@ -10,8 +10,8 @@ device that computes as long as any of them, and what they send becomes one flow
     (5)  of a collective, all devices and all NICs of a bundle pass as much as the busiest of them
 
 Exact where the replicas of a bundle are equally loaded; transfers between stages take the mean over the nodes.
-Not modelled: conflicts, more than one route between two nodes, memory. A plan under an interleaved schedule, whose
-workers have several stages each, stays as it is.
+Not modelled: conflicts, more than one route between two nodes, memory. Under an interleaved schedule a bundle has
+several stages; a plan whose worker has other replicas in each of its stages stays as it is.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Bundle:
 
     name: str
     stage: int
+    """The first of its stages."""
     replicas: tuple[Replica, ...]
     nodes: frozenset[str]
 
@@ -58,22 +59,37 @@ def fold_plan(
 ) -> tuple[TaskGraph, Cluster]:
     """The task graph of one iteration on bundles, and the cluster it runs on."""
     model = model or ComputeModel()
-    if plan.schedule.kind is ScheduleKind.INTERLEAVED:
+    if not _has_bundles(plan):
         return compile_plan(plan, chain, cluster, model), cluster
     folder = Folder(plan, chain, cluster, model)
     graph = folder.run()
     return with_blocking_transfers(graph) if model.blocking else graph, folded_cluster(cluster, folder.bundles)
 
 
+def _num_workers(plan: Plan) -> int:
+    """Stages that have devices of their own; those that follow come back to them."""
+    chunks = plan.schedule.chunks if plan.schedule.kind is ScheduleKind.INTERLEAVED else 1
+    return len(plan.stages) // chunks
+
+
+def _has_bundles(plan: Plan) -> bool:
+    """Whether every worker has the same replicas in all of its stages."""
+    workers = _num_workers(plan)
+    if workers == len(plan.stages):
+        return True
+    equal = all(stage.replicas == plan.stages[index % workers].replicas for index, stage in enumerate(plan.stages))
+    return workers > 1 and equal
+
+
 def find_bundles(plan: Plan, cluster: Cluster) -> list[Bundle]:
-    """Runs of replicas with equal devices, widths and samples, stage by stage."""
+    """Runs of replicas with equal devices, widths and samples, worker by worker."""
 
     def look(replica: Replica) -> tuple[object, ...]:
         kinds = tuple((d.kind.name, d.efficiency, d.speed) for d in map(cluster.device, replica.devices))
         return kinds, replica.samples, replica.ratios
 
     bundles = []
-    for index, stage in enumerate(plan.stages):
+    for index, stage in enumerate(plan.stages[: _num_workers(plan)]):
         runs = (tuple(run) for _, run in itertools.groupby(stage.replicas, key=look))
         for number, run in enumerate(runs):
             nodes = frozenset(cluster.device(name).node for replica in run for name in replica.devices)
@@ -123,12 +139,13 @@ class Folder(Compiler):
 
     def _key_values(self) -> list[list[Exchange | None]]:
         """What the replicas of a bundle do side by side."""
-        found: list[list[Exchange | None]] = [[] for _ in self.plan.stages]
-        for bundle in self.bundles:
-            stage = self.whole.stages[bundle.stage]
-            each = [key_values(self.chain, stage, replica) for replica in bundle.replicas]
-            merged = self._merged([one for one in each if one is not None])
-            found[bundle.stage].append(merged[0] if merged else None)
+        found: list[list[Exchange | None]] = []
+        for index, stage in enumerate(self.whole.stages):
+            found.append([])
+            for bundle in bundles_of(self.whole, self.bundles, index):
+                each = [key_values(self.chain, stage, replica) for replica in bundle.replicas]
+                merged = self._merged([one for one in each if one is not None])
+                found[index].append(merged[0] if merged else None)
         return found
 
     def _merged(self, exchanges: Iterable[Exchange]) -> list[Exchange]:
@@ -209,22 +226,28 @@ class Folder(Compiler):
         self._end_with_update(device, self._bundle_update(device), waits)
 
     def _bundle_update(self, device: int) -> float:
-        """Seconds of the slowest device of a bundle."""
+        """Seconds of the slowest device of a bundle, for all of its stages."""
         bundle = self.bundles[device]
-        stage, replica = self.whole.stages[bundle.stage], bundle.replicas[0]
-        portions = (portion_of(self.real, replica, member) for member in range(replica.width))
-        return max(update_seconds(self.chain, stage, portion) for portion in portions)
+        replica, stages = bundle.replicas[0], self.whole.stages[bundle.stage :: _num_workers(self.whole)]
+        portions = [portion_of(self.real, replica, member) for member in range(replica.width)]
+        return max(sum(update_seconds(self.chain, stage, portion) for stage in stages) for portion in portions)
 
     def graph(self) -> TaskGraph:
         names = tuple(bundle.name for bundle in self.bundles)
         return replace(super().graph(), devices=(*names, *(f"{name}.inside" for name in names)), resident=())
 
 
+def bundles_of(plan: Plan, bundles: Sequence[Bundle], stage: int) -> list[Bundle]:
+    """The bundles that run a stage, in the order of its replicas."""
+    worker = stage % _num_workers(plan)
+    return [bundle for bundle in bundles if bundle.stage == worker]
+
+
 def _one_device_each(plan: Plan, bundles: Sequence[Bundle]) -> Plan:
     """The plan with every bundle as one replica of one device."""
     stages = []
     for index, stage in enumerate(plan.stages):
-        mine = [bundle for bundle in bundles if bundle.stage == index]
+        mine = bundles_of(plan, bundles, index)
         replicas = tuple(Replica(devices=(b.name,), samples=sum(r.samples for r in b.replicas)) for b in mine)
         stages.append(replace(stage, replicas=replicas, context=1, expert=1))
     return replace(plan, stages=tuple(stages))

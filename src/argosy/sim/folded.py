@@ -24,7 +24,10 @@ from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 
+import numpy as np
+
 from argosy.cluster.topology import Cluster
+from argosy.cluster.trace import FloatArray
 from argosy.cost.compute import ComputeModel
 from argosy.plan.plan import Plan
 from argosy.schedule import ActionKind, ScheduleKind, ScheduleSpec
@@ -32,6 +35,7 @@ from argosy.sim.constant import orders_of
 from argosy.sim.fold import FoldedLinks, Folder
 from argosy.sim.graph import Flow
 from argosy.sim.lanes import Crowd, Lane, LinkUsers, Message
+from argosy.sim.steady import steady_seconds
 from argosy.workload.chain import Chain
 
 _KINDS = (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)
@@ -41,6 +45,8 @@ _COMPUTED, _ARRIVED, _FLOW_LEFT, _FLOW_ENDS = range(4)
 
 def folded_seconds(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None) -> float | None:
     """The time of one iteration; None for what is not played here."""
+    if plan.schedule.kind is ScheduleKind.INTERLEAVED:
+        return None
     folded = FoldedPlan(plan, chain, cluster, model or ComputeModel())
     return folded.seconds(plan.schedule) if folded.is_playable else None
 
@@ -92,7 +98,7 @@ class FoldedPlan(Folder):
     @property
     def is_playable(self) -> bool:
         """Whether ``seconds`` plays all that the plan does, on devices and links that do not change."""
-        if self.model.blocking or self.plan.schedule.kind is ScheduleKind.INTERLEAVED:
+        if self.model.blocking:
             return False
         if self.model.prefetch and any(self.zero[stage] >= 2 for stage in range(len(self.plan.stages))):
             return False
@@ -104,7 +110,12 @@ class FoldedPlan(Folder):
 
     def seconds(self, schedule: ScheduleSpec) -> float:
         """The time of one iteration under a schedule; infinite if it never ends."""
-        return _Play(self, _orders(schedule, len(self.plan.stages), self.plan.num_micro_batches)).run()
+        num_stages = len(self.plan.stages)
+
+        def seconds(count: int) -> FloatArray:
+            return np.array([_Play(self, _orders(schedule, num_stages, count), count).run()])
+
+        return float(steady_seconds(seconds, schedule, num_stages, self.plan.num_micro_batches)[0])
 
     def _add_channels(self, source_stage: int, target_stage: int, layer: int) -> None:
         direction = int(target_stage < source_stage)
@@ -143,7 +154,8 @@ def _over(seconds: float, speed: float) -> float:
 class _Play:
     """Everything that is under way in one iteration."""
 
-    def __init__(self, parts: FoldedPlan, orders: list[list[tuple[int, int]]]) -> None:
+    def __init__(self, parts: FoldedPlan, orders: list[list[tuple[int, int]]], count: int) -> None:
+        """``count``: micro-batches."""
         self.parts = parts
         self.orders = orders
         self.network = parts.network
@@ -155,7 +167,7 @@ class _Play:
         self.number = 0
         self.changed: list[Crowd] = []
         """Of which flows have begun or ended at this moment."""
-        num_bundles, num_messages, count = len(parts.stage_of), len(parts.messages), parts.plan.num_micro_batches
+        num_bundles, num_messages = len(parts.stage_of), len(parts.messages)
         self.position = [0] * num_bundles
         self.is_busy = [False] * num_bundles
         self.missing = tuple([[need] * count for need in needs] for needs in parts.waits)

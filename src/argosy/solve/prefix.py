@@ -22,6 +22,7 @@ from functools import lru_cache
 from argosy.schedule import ActionKind, ScheduleSpec
 from argosy.schedule.generate import group_size
 from argosy.sim.constant import orders_of
+from argosy.sim.steady import MOST_PLAYED
 
 Fixed = tuple[float, float, float, float, float, float, float]
 """Of a stage: forward, the backward that is waited for, the rest of it, hand-over forward and back, exchange and
@@ -50,7 +51,11 @@ class Rest:
 def prefix_seconds(
     schedule: ScheduleSpec, num_stages: int, num_micro_batches: int, fixed: Sequence[Fixed], rest: Rest
 ) -> float:
-    """(3)."""
+    """(3); of very many micro-batches, only what each fixed stage does by itself."""
+    if num_micro_batches > MOST_PLAYED:
+        return max(
+            num_micro_batches * (forward + backward + late) + end for forward, backward, late, _, _, end, _ in fixed
+        )
     program = _program(schedule, num_stages, len(fixed), num_micro_batches)
     last = len(fixed) - 1
     free = [0.0] * len(fixed)

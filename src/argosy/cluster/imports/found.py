@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
-from argosy.cluster.catalogue import catalogue
+from argosy.cluster.imports.kinds import kinds_called
 from argosy.units import RATE, TIME
 
 
@@ -32,6 +33,13 @@ class FoundNode:
     nic: tuple[float, int] | None = None
     """Bytes/s of one, and how many."""
     note: str = ""
+    is_named: bool = False
+    """Whether ``hosts`` are the machines' own names."""
+    addresses: tuple[str | None, ...] = ()
+    """Per host, where others reach it, if that is not its name."""
+    cpus: int | None = None
+    gres: tuple[str, ...] = ()
+    """Per entry of ``devices``, what Slurm calls them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +54,7 @@ class FoundSwitch:
 
 
 def cluster_text(name: str, nodes: Sequence[FoundNode], switches: Sequence[FoundSwitch] = (), *, source: str) -> str:
-    """The text of a cluster file; comments say which host is which node."""
+    """The text of a cluster file."""
     lines = [f"# From {source}. Please check the bandwidths: most sources do not tell them.", f'name = "{name}"', ""]
     names: dict[str, str] = {}
     for index, node in enumerate(nodes):
@@ -63,12 +71,18 @@ def cluster_text(name: str, nodes: Sequence[FoundNode], switches: Sequence[Found
 
 
 def _node(letter: str, node: FoundNode) -> list[str]:
-    shown = ", ".join(node.hosts[:8]) + (f", ... {len(node.hosts)} in all" if len(node.hosts) > 8 else "")
-    lines = ["[[nodes]]", f'name = "{letter}"  # {shown}']
+    lines = ["[[nodes]]", f'name = "{letter}"']
     lines += [f"# {node.note}"] if node.note else []
-    lines += [f"count = {len(node.hosts)}"] if len(node.hosts) > 1 else []
-    groups = ", ".join(f'{{ kind = "{kind}", count = {count} }}' for kind, count in node.devices)
-    lines.append(f"devices = [{groups}]")
+    if node.is_named:
+        lines.append(f"hosts = [{', '.join(_hosts(node))}]")
+    elif len(node.hosts) > 1:
+        lines.append(f"count = {len(node.hosts)}")
+    lines += [f"cpus = {node.cpus}"] if node.cpus else []
+    groups = [
+        f'{{ kind = "{kind}", count = {count}{f", gres = {json.dumps(gres)}" if gres else ""} }}'
+        for (kind, count), gres in zip_longest(node.devices, node.gres)
+    ]
+    lines.append(f"devices = [{', '.join(groups)}]")
     if node.intra:
         lines.append("intra = [")
         for medium in node.intra:
@@ -85,19 +99,19 @@ def _node(letter: str, node: FoundNode) -> list[str]:
     return [*lines, ""]
 
 
+def _hosts(node: FoundNode) -> Iterator[str]:
+    for host, address in zip_longest(node.hosts, node.addresses):
+        name = json.dumps(host)
+        yield name if address is None else f"{{ name = {name}, address = {json.dumps(address)} }}"
+
+
 def catalogue_kind(name: str) -> str | None:
-    """The kind of the catalogue that a driver's name for a card means; the one with most in common.
+    """The kind of the catalogue that a driver's name for a card means.
 
     >>> catalogue_kind("NVIDIA A100-SXM4-80GB"), catalogue_kind("Tesla V100-SXM2-32GB"), catalogue_kind("NVIDIA H200")
     ('A100-80GB', 'V100-32GB', 'H200')
     >>> catalogue_kind("Some Card") is None
     True
     """
-    words = _words(name)
-    matches = [kind for kind in (one.name for one in catalogue()) if _words(kind) <= words]
-    return max(matches, key=lambda kind: (len(_words(kind)), kind), default=None)
-
-
-def _words(name: str) -> set[str]:
-    """Lower-case runs of letters and digits; ``RTX A6000`` and ``RTX-A6000`` have the same."""
-    return set(re.findall(r"[a-z0-9]+", name.lower().replace("geforce", "").replace(" ti", "ti")))
+    choices = kinds_called(name)
+    return choices[0] if len(choices) == 1 else None

@@ -1,4 +1,4 @@
-"""Host files and Slurm: which hosts there are, how many devices each has, and the tree of switches above them.
+"""Host files and Slurm's topology: which hosts there are, how many devices each has, and the switches above them.
 
 A host file has a host per line: ``node1 slots=8`` (MPI, DeepSpeed), ``node1:8`` or just ``node1``. Slurm writes many
 hosts as one, ``gpu[01-04,7],login``; its ``topology.conf`` has a switch per line, with ``Nodes=`` or ``Switches=``.
@@ -10,29 +10,43 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from argosy.cluster.imports.found import FoundMedium, FoundNode, FoundSwitch
-from argosy.errors import InputError, Problem
+from argosy.cluster.imports.kinds import Kinds
+from argosy.errors import InputError, Problem, bad_input
 
+HOST = r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}"
+"""What the name of a host looks like."""
 _MOST_HOSTS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What the user says about all hosts."""
+    """What the user says about the hosts."""
 
-    kind: str
+    kinds: Kinds
     per_host: int
     intra: float | None
     """Bytes/s between devices of a host."""
     nic: float
     """Bytes/s."""
 
-    def node(self, hosts: tuple[str, ...], count: int) -> FoundNode:
-        media = (FoundMedium(name="intra", bandwidth=self.intra),) if self.intra and count > 1 else ()
-        return FoundNode(hosts=hosts, devices=((self.kind, count),), intra=media, nic=(self.nic, 1))
+    def nodes(self, counts: Mapping[str, int]) -> list[FoundNode]:
+        """Hosts with the same kind and number of devices form an entry, in the order of the first of each."""
+        groups: dict[tuple[str, int], list[str]] = {}
+        for host, count in counts.items():
+            groups.setdefault((self.kinds.of(host), count), []).append(host)
+        return [self.node(tuple(hosts), ((kind, count),)) for (kind, count), hosts in groups.items()]
+
+    def node(self, hosts: tuple[str, ...], devices: tuple[tuple[str, int], ...]) -> FoundNode:
+        media: tuple[FoundMedium, ...] = ()
+        if sum(count for _, count in devices) > 1:
+            if self.intra is None:
+                raise bad_input("--intra with the bandwidth: the file does not say", where="--intra")
+            media = (FoundMedium(name="intra", bandwidth=self.intra),)
+        return FoundNode(hosts=hosts, devices=devices, intra=media, nic=(self.nic, 1), is_named=True)
 
 
 def read_hostfile(text: str, file: str, given: Given) -> list[FoundNode]:
@@ -44,7 +58,8 @@ def read_hostfile(text: str, file: str, given: Given) -> list[FoundNode]:
         if not content:
             continue
         match = re.fullmatch(
-            r"([^\s:=]+)(?::([0-9]{1,9})|\s+(?:slots|max_slots|gpus)\s*=\s*([0-9]{1,9}))?(?:\s+\w+\s*=\s*\w+)*", content
+            f"({HOST})" + r"(?::([0-9]{1,9})|\s+(?:slots|max_slots|gpus)\s*=\s*([0-9]{1,9}))?(?:\s+\w+\s*=\s*\w+)*",
+            content,
         )
         if match is None:
             expected = 'a host, "host slots=8" or "host:8"'
@@ -60,8 +75,7 @@ def read_hostfile(text: str, file: str, given: Given) -> list[FoundNode]:
         problems.append(Problem(file=file, expected="at least one host", found="none"))
     if problems:
         raise InputError(problems)
-    counts = dict.fromkeys(slots.values())
-    return [given.node(tuple(host for host, have in slots.items() if have == count), count) for count in counts]
+    return given.nodes(slots)
 
 
 def expand_hosts(text: str) -> list[str]:
@@ -103,11 +117,6 @@ def _range(text: str, part: str) -> tuple[int, int, int]:
     return first, last, len(match[1])
 
 
-def read_hostlist(text: str, given: Given) -> list[FoundNode]:
-    hosts = tuple(dict.fromkeys(expand_hosts(text.replace("\n", ","))))
-    return [given.node(tuple(host for host in hosts if host), given.per_host)]
-
-
 def read_topology(text: str, file: str, given: Given, uplink: float) -> tuple[list[FoundNode], list[FoundSwitch]]:
     """The tree of a ``topology.conf``; ``uplink`` is every switch's bandwidth upwards."""
     hosts: dict[str, tuple[str, ...]] = {}
@@ -140,4 +149,4 @@ def read_topology(text: str, file: str, given: Given, uplink: float) -> tuple[li
         for name, members in hosts.items()
         if name not in top or len(top) > 1
     ]
-    return [given.node(every, given.per_host)], switches
+    return given.nodes(dict.fromkeys(every, given.per_host)), switches

@@ -27,8 +27,10 @@ from argosy.runtime.elastic.copies import Header, Store
 from argosy.runtime.elastic.events import Events
 from argosy.runtime.elastic.leader import DeposedError, Leader
 from argosy.runtime.elastic.replan import Replanner
-from argosy.runtime.elastic.wire import Line, LostError, Message
+from argosy.runtime.elastic.wire import Line, LostError, Message, Strangers, report_in_a_line
 from argosy.runtime.elastic.workers import Workers
+from argosy.runtime.folder import keep_private
+from argosy.runtime.interfaces import interface_settings
 from argosy.runtime.orphan import end_with_parent
 from argosy.runtime.run_spec import RunSpec, dumps_run_spec, read_run_spec
 from argosy.workload.chain import Chain
@@ -45,7 +47,9 @@ class Agent:
         plan = load_plan(spec.plan)
         self.facts = given_facts(spec, plan, elastic=True)
         self.replanner = replanner_of(spec, plan)
-        self.devices = next(known.devices for known in self.replanner.cluster.nodes if known.name == node)
+        known = next(known for known in self.replanner.cluster.nodes if known.name == node)
+        self.devices = known.devices
+        self.interface = None if known.machine is None else known.machine.interface
         self.claims = Claims(spec.folder)
         try:
             self.token = self.claims.token()
@@ -88,6 +92,8 @@ class Agent:
                 self.claims.unregister(self.node)
 
     async def listen(self) -> asyncio.Server:
+        self.strangers = Strangers()
+        asyncio.get_running_loop().set_exception_handler(report_in_a_line)
         return await asyncio.start_server(self._serve, self.address, 0)
 
     async def _stay_registered(self) -> None:
@@ -259,6 +265,7 @@ class Agent:
         for local, device in enumerate(own):
             rank = message["ranks"].index(device)
             environment = {
+                **interface_settings(self.interface),
                 "RANK": str(rank),
                 "WORLD_SIZE": str(len(message["ranks"])),
                 "LOCAL_RANK": str(local),
@@ -283,8 +290,9 @@ class Agent:
         """Whoever connects: a host that joins, a worker with a copy, a worker that wants one."""
         line = Line(reader, writer)
         try:
-            if not await line.opens_with(self.token, patience=self.spec.lost_after):
-                return
+            with self.strangers.among(writer):
+                if not await line.opens_with(self.token, patience=self.spec.lost_after):
+                    return
             hello = await line.receive(patience=self.spec.lost_after)
             match hello["kind"]:
                 case "join" if self.leader is not None:
@@ -340,6 +348,7 @@ def _chain(spec: RunSpec, model: ModelRef) -> Chain | None:
 
 def main(values: list[str]) -> int:
     end_with_parent()
+    keep_private()
     try:
         file, node, address = values
         spec = read_run_spec(file)

@@ -1,17 +1,22 @@
 """What agents and workers say to one another over TCP: a line of JSON, sometimes with a block of bytes after it.
 
-Every connection opens with a line that holds the run's token, which only those know who can read the run's folder; of
-whoever does not know it no more is kept than that line may have. Agents wait for many things at once (asyncio); workers
-ask for one thing at a time (plain sockets). Needs no torch.
+An agent opens every connection with a number that it has drawn, and the other side answers with a hash (HMAC) of that
+number and of the run's token, a secret that only those have who can read the run's folder. So the token itself is
+never sent, and an answer that somebody overheard opens no other connection. Of a side that does not answer so, no more
+is kept than that line may have. Agents wait for many things at once (asyncio); workers ask for one thing at a time
+(plain sockets). Needs no torch.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import hmac
 import json
+import secrets
 import socket
+import sys
 from collections.abc import Iterator
 from io import BufferedRWPair
 from typing import Any
@@ -19,12 +24,51 @@ from typing import Any
 Message = dict[str, Any]
 _LONGEST = 2**28
 """Bytes of a line."""
+_MOST_STRANGERS = 128
+"""Connections without the token at a time."""
 _LONGEST_OPENING = 2**10
 """Bytes of the line with the token."""
 
 
 class LostError(Exception):
     """The other side has gone away or says nothing."""
+
+
+def proof(token: str, challenge: str) -> str:
+    """What only a side with the token can answer to a challenge."""
+    return hmac.new(token.encode(), challenge.encode(errors="replace"), hashlib.sha256).hexdigest()
+
+
+class Strangers:
+    """Connections that have not shown the run's token yet: the newest few. Older ones are ended.
+
+    A host of the run shows the token at once, so that a flood of other connections neither keeps it out nor takes all
+    of the agent's files.
+    """
+
+    def __init__(self) -> None:
+        self.writers: dict[asyncio.StreamWriter, None] = {}
+
+    @contextlib.contextmanager
+    def among(self, writer: asyncio.StreamWriter) -> Iterator[None]:
+        """While a connection is a stranger's."""
+        while len(self.writers) >= _MOST_STRANGERS:
+            oldest = next(iter(self.writers))
+            del self.writers[oldest]
+            oldest.transport.abort()
+        self.writers[writer] = None
+        try:
+            yield
+        finally:
+            self.writers.pop(writer, None)
+
+
+def report_in_a_line(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Handle an exception of an event loop: one that others cause, by connecting too often, is one line."""
+    if str(context.get("message")).startswith("socket.accept()"):
+        sys.stderr.write(f"cannot accept connections: {context.get('exception')}\n")
+    else:
+        loop.default_exception_handler(context)
 
 
 class Line:
@@ -40,7 +84,8 @@ class Line:
                 line = Line(*await asyncio.open_connection(address, port))
         except (OSError, TimeoutError) as error:
             raise LostError(f"{address}:{port} cannot be reached ({error or 'no answer'})") from None
-        line.send({"token": token})
+        opening = await line.receive(patience=patience, longest=_LONGEST_OPENING)
+        line.send({"proof": proof(token, str(opening.get("challenge")))})
         line.send(greeting)
         return line
 
@@ -51,9 +96,12 @@ class Line:
             await asyncio.sleep(interval)
 
     async def opens_with(self, token: str, *, patience: float) -> bool:
-        """Whether the other side knows the run's token."""
+        """Whether the other side has the run's token."""
+        challenge = secrets.token_hex(16)
+        self.send({"challenge": challenge})
         opening = await self.receive(patience=patience, longest=_LONGEST_OPENING)
-        return hmac.compare_digest(str(opening.get("token")).encode(errors="replace"), token.encode())
+        given = str(opening.get("proof")).encode(errors="replace")
+        return hmac.compare_digest(given, proof(token, challenge).encode())
 
     def send(self, message: Message) -> None:
         """Without waiting; what cannot be sent shows when something is to be received."""
@@ -107,7 +155,11 @@ class Line:
 def asking(address: str, port: int, token: str, greeting: Message, *, patience: float) -> Iterator[BufferedRWPair]:
     """A worker's connection to an agent, as a file."""
     with socket.create_connection((address, port), patience) as connection, connection.makefile("rwb") as file:
-        say(file, {"token": token})
+        try:
+            challenge = str(hear(file)["challenge"])
+        except (KeyError, TypeError, ValueError):
+            raise ConnectionError("what listens there is no agent") from None
+        say(file, {"proof": proof(token, challenge)})
         say(file, greeting)
         yield file
 

@@ -1,0 +1,74 @@
+"""Which kind the devices of a host are: as the user says, or as a scheduler's name for their type tells."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from argosy.cluster.catalogue import catalogue
+from argosy.errors import bad_input
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kinds:
+    """The kinds that ``--kind`` gives: one for all devices, or one for a type or for the hosts of a pattern."""
+
+    everywhere: str | None = None
+    by_name: tuple[tuple[str, str], ...] = ()
+    """(type or pattern of hosts, kind)."""
+
+    @classmethod
+    def parse(cls, texts: Sequence[str]) -> Kinds:
+        """``A100-80GB`` for all, ``a100=A100-80GB`` for a type, ``gpu0*=A100-80GB`` for hosts."""
+        everywhere = [text for text in texts if "=" not in text]
+        if len(everywhere) > 1:
+            expected = "one kind for all devices, and NAME=KIND for a type or the hosts of a pattern"
+            raise bad_input(expected, " and ".join(everywhere[:2]), where="--kind")
+        named = [text.partition("=") for text in texts if "=" in text]
+        return cls(
+            everywhere=everywhere[0] if everywhere else None,
+            by_name=tuple((name.strip(), kind.strip()) for name, _, kind in named),
+        )
+
+    def of(self, host: str, card: str = "") -> str:
+        """The kind of the devices of a host; ``card`` is what a scheduler calls their type.
+
+        A kind for all devices stands for a type that may mean it, or that the catalogue does not have.
+        """
+        for name, kind in self.by_name:
+            if name.lower() == card.lower() or fnmatchcase(host, name):
+                return kind
+        choices = kinds_called(card)
+        if self.everywhere is not None and (not choices or self.everywhere in choices):
+            return self.everywhere
+        if len(choices) == 1:
+            return choices[0]
+        if not card:
+            raise bad_input("--kind with the kind of the devices, such as A100-80GB: the file does not say",
+                            where="--kind")  # fmt: skip
+        known = f"; {card} may be {', '.join(choices[:4])}" if choices else ""
+        example = choices[0] if choices else "A100-80GB"
+        raise bad_input(f"--kind {card}={example}, or another kind of the catalogue{known}",
+                        f"{card} on {host}", where="--kind")  # fmt: skip
+
+
+def kinds_called(name: str) -> tuple[str, ...]:
+    """The kinds of the catalogue that a name may mean: the one with most words in common that has no other words, as
+    a driver writes them; else all whose words contain those of the name.
+
+    >>> kinds_called("nvidia_a100-sxm4-80gb"), kinds_called("t4"), kinds_called("a100")[:2]
+    (('A100-80GB',), ('T4',), ('A100-40GB', 'A100-80GB'))
+    """
+    words = words_of(name)
+    names = [kind.name for kind in catalogue()]
+    within = [kind for kind in names if words_of(kind) <= words]
+    if within:
+        return (max(within, key=lambda kind: (len(words_of(kind)), kind)),)
+    return tuple(kind for kind in names if words and words <= words_of(kind))
+
+
+def words_of(name: str) -> set[str]:
+    """Lower-case runs of letters and digits; ``RTX A6000`` and ``RTX-A6000`` have the same."""
+    return set(re.findall(r"[a-z0-9]+", name.lower().replace("geforce", "").replace(" ti", "ti")))

@@ -1,0 +1,152 @@
+"""Slurm's own listings of nodes: ``scontrol show node``, ``sinfo`` with GRES, and lists of hosts.
+
+``scontrol`` writes ``Key=Value`` words, a node from every ``NodeName=`` on. ``sinfo -N -o "%N %G"`` writes a table with
+the columns NODELIST and GRES, or with ``-h`` the rows alone. A list of hosts (``$SLURM_JOB_NODELIST``) has neither
+devices nor kinds: the user says them. Nothing else is taken for hosts.
+
+Generic resources look like ``gpu:a100:8(S:0-1),nvme:2``: name, type where there is one, count, sockets in brackets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from argosy.cluster.imports.found import FoundNode
+from argosy.cluster.imports.hosts import HOST, Given, expand_hosts
+from argosy.errors import InputError, Problem, bad_input
+
+_GONE = ("DOWN", "DRAIN", "FAIL", "FUTURE")
+"""Beginnings of states in which a node takes no jobs."""
+_SHOWN = 8
+_EXPECTED = 'what `scontrol show node` or `sinfo -N -o "%N %G"` prints, or a list of hosts such as gpu[01-04]'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """A node as Slurm lists it."""
+
+    name: str
+    gres: str
+    address: str | None = None
+    cpus: int | None = None
+    state: str = ""
+
+
+def read_slurm(text: str, file: str, given: Given) -> list[FoundNode]:
+    """The nodes with GPUs that take jobs; the others are named in a comment."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if lines and all(re.fullmatch(r"[^\s=|]+", line) for line in lines) and "NODELIST" not in lines:
+        hosts = expand_hosts(",".join(lines))
+        _check_hosts(hosts, file)
+        return given.nodes(dict.fromkeys(hosts, given.per_host))
+    listed = _by_name(_shown(text, file) if re.search(r"^\s*NodeName=", text, re.M) else _table(lines, file))
+    _check_hosts(list(listed), file)
+    return _grouped(listed, file, given)
+
+
+def _check_hosts(hosts: list[str], file: str) -> None:
+    strange = next((host for host in hosts if re.fullmatch(HOST, host) is None), None)
+    if strange is not None or not hosts:
+        found = "no host" if strange is None else f'"{strange[:40]}"'
+        raise InputError([Problem(file=file, found=found, expected=_EXPECTED)])
+
+
+def _by_name(nodes: Iterator[Listed]) -> dict[str, Listed]:
+    """Nodes in several partitions are listed several times."""
+    found: dict[str, Listed] = {}
+    for node in nodes:
+        found.setdefault(node.name, node)
+    return found
+
+
+def _shown(text: str, file: str) -> Iterator[Listed]:
+    """``scontrol show node``, with or without ``-o``."""
+    before, *blocks = re.split(r"(?:^|(?<=\s))NodeName=", text)
+    if before.strip():
+        raise InputError([Problem(file=file, found=f'"{before.strip()[:40]}"', expected=_EXPECTED)])
+    for block in blocks:
+        name = block.split(None, 1)[0] if block.strip() else ""
+        fields = dict(re.findall(r"(?:^|(?<=\s))(\w{1,40})=(\S*)", block))
+        if "Gres" not in fields:
+            expected = "Gres= for every node, as `scontrol show node` prints"
+            raise InputError([Problem(file=file, path=name[:40], found="none", expected=expected)])
+        address, cpus = fields.get("NodeAddr", name), fields.get("CPUTot", "")
+        yield Listed(
+            name=name,
+            gres=fields["Gres"],
+            address=address if address != name else None,
+            cpus=int(cpus) if re.fullmatch(r"[1-9][0-9]{0,3}", cpus) else None,
+            state=fields.get("State", ""),
+        )
+
+
+def _table(lines: list[str], file: str) -> Iterator[Listed]:
+    """``sinfo`` with the columns NODELIST and GRES; other columns are left alone."""
+    rows = [re.split(r"\s*\|\s*|\s+", line) for line in lines]
+    head = next((row for row in rows if "NODELIST" in row), None)
+    if head is not None and "GRES" not in head:
+        found, expected = f"a table with {' '.join(head)[:60]}", 'a column GRES, as of `sinfo -N -o "%N %G"`'
+        raise InputError([Problem(file=file, found=found, expected=expected)])
+    host_at, gres_at = (head.index("NODELIST"), head.index("GRES")) if head is not None else (0, 1)
+    begin = rows.index(head) + 1 if head is not None else 0
+    for row in rows[begin:]:
+        is_row = len(row) == (2 if head is None else len(head))
+        if not is_row or re.fullmatch(r"\(null\)|[\w.]+(:[^\s,]+)+(,[^\s]+)*", row[gres_at]) is None:
+            raise InputError([Problem(file=file, found=f'"{" ".join(row)[:60]}"', expected=_EXPECTED)])
+        state = row[head.index("STATE")].upper() if head is not None and "STATE" in head else ""
+        for name in expand_hosts(row[host_at]):
+            yield Listed(name=name, gres=row[gres_at], state=state)
+
+
+def _grouped(listed: dict[str, Listed], file: str, given: Given) -> list[FoundNode]:
+    """Nodes with the same devices and CPUs form an entry."""
+    groups: dict[tuple[tuple[tuple[str, int], ...], tuple[str, ...], int | None], list[Listed]] = {}
+    without, gone = [], []
+    for node in listed.values():
+        cards = gpus_of(node.gres, file)
+        if any(flag.startswith(_GONE) for flag in re.split(r"[+*~#!%$@^-]", node.state.upper())):
+            gone.append(node.name)
+        elif not cards:
+            without.append(node.name)
+        else:
+            devices = tuple((given.kinds.of(node.name, card), count) for card, count in cards)
+            resources = tuple(f"gpu:{card}" if card else "gpu" for card, _ in cards)
+            groups.setdefault((devices, resources, node.cpus), []).append(node)
+    if not groups:
+        others = f"{len(without)} nodes without GPUs and {len(gone)} that take no jobs"
+        raise InputError([Problem(file=file, found=others, expected="at least one node with GPUs")])
+    notes = [_note("without GPUs", without), _note("takes no jobs", gone)]
+    found: list[FoundNode] = []
+    for (devices, resources, cpus), members in groups.items():
+        entry = given.node(tuple(member.name for member in members), devices)
+        addresses = tuple(member.address for member in members)
+        note = "; ".join(filter(None, notes)) if not found else ""
+        found.append(replace(entry, addresses=addresses, cpus=cpus, gres=resources, note=note))
+    return found
+
+
+def _note(why: str, names: list[str]) -> str:
+    more = f", ... {len(names)} in all" if len(names) > _SHOWN else ""
+    return f"left out ({why}): {', '.join(names[:_SHOWN])}{more}" if names else ""
+
+
+def gpus_of(gres: str, file: str = "") -> tuple[tuple[str, int], ...]:
+    """The GPUs among generic resources, each type with its number; the type is empty where none is said.
+
+    >>> gpus_of("gpu:a100:8(S:0-1),nvme:2"), gpus_of("gpu:4"), gpus_of("(null)")
+    ((('a100', 8),), (('', 4),), ())
+    """
+    counts: dict[str, int] = {}
+    for part in re.sub(r"\([^()]*\)", "", gres).split(","):
+        name, *rest = part.split(":")
+        if name != "gpu":
+            continue
+        rest = [word for word in rest if word != "no_consume"]
+        match = re.fullmatch(r"[0-9]{1,4}", rest[-1]) if rest else None
+        if match is None or len(rest) > 2 or int(match[0]) > 10_000:
+            raise bad_input('GPUs such as "gpu:a100:8(S:0-1)"', f'"{gres[:60]}"', where=file or "Gres")
+        card = rest[0] if len(rest) == 2 else ""
+        counts[card] = counts.get(card, 0) + int(match[0])
+    return tuple((card, count) for card, count in counts.items() if count)
