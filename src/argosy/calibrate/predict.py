@@ -31,7 +31,7 @@ from argosy.cluster.topology import Cluster, Route
 from argosy.cluster.trace import FloatArray
 from argosy.cost.calibration import Calibration
 from argosy.cost.communicate import num_reductions, ring_seconds
-from argosy.cost.compute import ComputeModel, Portion, layer_seconds, recompute_seconds, update_seconds
+from argosy.cost.compute import ComputeModel, Portion, layer_seconds, recompute_seconds, update_seconds, waiting
 from argosy.cost.memory import stage_parameters
 from argosy.cost.planned import planned_memory
 from argosy.plan.plan import Plan, Replica, Stage
@@ -167,7 +167,8 @@ class _Pricing:
             )
             times = [self._layer(chain, layer, stage, portion) for layer in chain.layers[stage.first : stage.end]]
             reduce = self._reduce(chain, stage, replica, cluster)
-            forward, backward = sum(f for f, _ in times) + reduce, sum(b for _, b in times) + reduce
+            late = waiting(self.model.spread, stage.num_devices)
+            forward, backward = late * sum(f for f, _ in times) + reduce, late * sum(b for _, b in times) + reduce
             if self.calibration.prefetch and stage.zero == 3 and stage.num_holders > 1:  # (5)
                 around = self._around(chain, stage, cluster)
                 forward, backward = max(forward, around), max(backward, 2 * around)

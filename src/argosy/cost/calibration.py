@@ -5,7 +5,8 @@ datasheets and the model's shape. What a calibration changes:
 
     (1)  the shares of a device's peak that matrix products and attention reach, how often kept bytes and, where tensors
          are split, whole outputs cross its memory bus, seconds beside the work of a layer, its least seconds, and how
-         many times as many they are where tensors are split (``cost.compute``)
+         many times as many they are where tensors are split, and how far the speeds of equal devices differ
+         (``cost.compute``)
     (2)  the share of a link's stated bandwidth that reaches the program, inside nodes and between them,
          what a message takes beside its bytes, and what of a link sums of gradients reach
     (3)  whether a transfer between stages keeps both its ends waiting (``sim.blocking``), and whether weights under
@@ -52,6 +53,8 @@ class Calibration:
     forward_start: float = _DEFAULT.forward_start
     """Seconds beside the work of a layer."""
     backward_start: float = _DEFAULT.backward_start
+    spread: float = _DEFAULT.spread
+    """Relative standard deviation of the speeds of equal devices, the slowest of which a stage waits for."""
     bandwidth: float = 1.0
     """Share of a link's stated bandwidth."""
     nic_bandwidth: float | None = None
@@ -94,6 +97,7 @@ class Calibration:
             gathered=self.gathered,
             forward_start=self.forward_start,
             backward_start=self.backward_start,
+            spread=self.spread,
             profiles=profiles,
             reduction=self.reduction,
             blocking=self.blocking,

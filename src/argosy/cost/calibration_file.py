@@ -56,6 +56,7 @@ class _Constants(Schema):
     gathered: Amount = Calibration.gathered
     forward_start: Amount = Calibration.forward_start
     backward_start: Amount = Calibration.backward_start
+    spread: Amount = Calibration.spread
     bandwidth: PartOfOne = Calibration.bandwidth
     nic_bandwidth: PartOfOne | None = Calibration.nic_bandwidth
     latency: Amount = Calibration.latency

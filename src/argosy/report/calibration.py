@@ -23,6 +23,7 @@ MEANINGS = {
     "gathered": "of whole outputs, where tensors are split",
     "forward_start": "seconds beside a layer's work",
     "backward_start": "seconds beside a layer's work",
+    "spread": "of the speeds of equal devices",
     "bandwidth": "share of a link's bandwidth",
     "nic_bandwidth": "share of it, outside nodes",
     "latency": "more for every message",
