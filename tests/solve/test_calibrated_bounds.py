@@ -2,7 +2,8 @@
 
 Constants are drawn so that each of them matters beside layers of tenths of a second: seconds beside the work, passes of
 kept bytes, whole outputs that split layers move, floors of launches, more launches where tensors are split, links that
-sums reach a part of, and speeds of equal devices that differ. Some cases prefetch under ZeRO, keep fp32 gradients, or do not split sequences.
+sums reach a part of, and speeds of equal devices that differ. Some cases prefetch under ZeRO, keep fp32 gradients, or
+do not split sequences.
 """
 
 from __future__ import annotations

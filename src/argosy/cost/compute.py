@@ -34,11 +34,12 @@ generation (``data/devices.toml``, fitted on published training runs), unless a 
 (``benchmarks/results/2026-11-15-h200-layers.md``). Devices of a tensor-parallel group move a layer's whole output (out)
 g times, however narrow their slices are; without sequence parallelism 3.1 times as often. A compiler that fuses kernels
 takes p to 0.65 p. The constants of generations are those of steps on eight devices, mostly, so (9) counts from there; d
-was fitted on pairs of published steps that differ in the number of devices. Two things count only where a calibration says so: how many times the launches of a whole layer a
-group makes (l, for devices alone 1); and the seconds s between kernels that no launch ahead of time removes. Not in
-here: a device's speed over time, which stretches these seconds in the simulator. Measured times already contain a, p
-and the floor and replace (1) and (2), divided by e'; a sequence in c parts is looked up as 1 / c of the samples, and
-below the fewest that were measured it takes its part of their time, but no less than the floor.
+was fitted on pairs of published steps that differ in the number of devices. Two things count only where a calibration
+says so: how many times the launches of a whole layer a group makes (l, for devices alone 1); and the seconds s between
+kernels that no launch ahead of time removes. Not in here: a device's speed over time, which stretches these seconds in
+the simulator. Measured times already contain a, p and the floor and replace (1) and (2), divided by e'; a sequence in c
+parts is looked up as 1 / c of the samples, and below the fewest that were measured it takes its part of their time, but
+no less than the floor.
 """
 
 from __future__ import annotations
@@ -301,11 +302,11 @@ def waiting(spread: float, num_devices: int) -> float:
     """
     if num_devices <= _FITTED_DEVICES:
         return 1.0
-    return 1.0 + spread * (_largest_of(num_devices) - _largest_of(_FITTED_DEVICES))
+    return 1.0 + spread * (largest_of(num_devices) - largest_of(_FITTED_DEVICES))
 
 
-def _largest_of(count: int) -> float:
-    """z_n of (9)."""
+def largest_of(count: int) -> float:
+    """z_n of (9): the expected largest of so many standard normal numbers, by Blom's formula."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 

@@ -83,7 +83,9 @@ class Reach:
                 devices = sum(part.devices for part in parts)
                 pairs = [_seconds(prices, part, part.most, devices) for part in parts]
                 costs.append([(count * (f + b) + exchange, count * (f + gate * b)) for f, b in pairs])
-                for forward, backward in [_seconds(prices, p, p.samples, devices) for p in parts] if is_mixed else pairs:
+                for forward, backward in (
+                    [_seconds(prices, p, p.samples, devices) for p in parts] if is_mixed else pairs
+                ):
                     np.minimum(ahead, np.diff(forward), out=ahead)
                     np.minimum(around, np.diff(forward + gate * backward), out=around)
             self.costs.append(costs)
