@@ -6,7 +6,7 @@ route:
     (1)  forward, backward of a stage = its slowest device, and the reductions of its tensor-parallel groups as rings
     (2)  transfer between stages      = what leaves the busiest node, or device inside a node, for a whole micro-batch
     (3)  tail of a stage              = twice around the ring of its replicas, and the update
-    (4)  blocking                     = (2) is part of the forwards and backwards at both ends instead
+    (4)  blocking                     = that share of (2) is part of the forwards and backwards at both ends instead
     (5)  ZeRO 3 with ``prefetch``      = a forward takes no less than a gather of the weights, a backward no less than
                                         a gather and a scatter
     (6)  interleaved                  = M times the work of the busiest worker, and the bubble over its chunks
@@ -137,12 +137,12 @@ class _Pricing:
         priced = [self._known_stage(chain, stage, cluster) for stage in stages]
         hops = [self._hop(run, cluster, index) for index in range(len(stages) - 1)]
         forward, backward = [f for f, _, _ in priced], [b for _, b, _ in priced]
-        if self.calibration.blocking:  # (4)
+        if share := self.calibration.blocking:  # (4)
             for index, hop in enumerate(hops):
                 for end in (index, index + 1):
-                    forward[end] += hop
-                    backward[end] += hop
-            hops = [0.0] * len(hops)
+                    forward[end] += share * hop
+                    backward[end] += share * hop
+            hops = [(1 - share) * hop for hop in hops]
         return _Columns(forward=forward, backward=backward, transfer=[*hops, 0.0], tail=[t for _, _, t in priced])
 
     def _known_stage(self, chain: Chain, stage: Stage, cluster: Cluster) -> tuple[float, float, float]:

@@ -37,9 +37,9 @@ takes p to 0.65 p. The constants of generations are those of steps on eight devi
 was fitted on pairs of published steps that differ in the number of devices. Two things count only where a calibration
 says so: how many times the launches of a whole layer a group makes (l, for devices alone 1); and the seconds s between
 kernels that no launch ahead of time removes. Not in here: a device's speed over time, which stretches these seconds in
-the simulator. Measured times already contain a, p and the floor and replace (1) and (2), divided by e'; a sequence in c
-parts is looked up as 1 / c of the samples, and below the fewest that were measured it takes its part of their time, but
-no less than the floor.
+the simulator. Measured times already contain a, p and the floor and replace (1) and (2), divided by e' and times a
+factor that a calibration may set; a sequence in c parts is looked up as 1 / c of the samples, and below the fewest that
+were measured it takes its part of their time, but no less than the floor.
 """
 
 from __future__ import annotations
@@ -106,8 +106,10 @@ class ComputeModel:
     """d: relative standard deviation of the speeds of equal devices."""
     reduction: float = 1.0
     """Share of a link's bandwidth that sums of gradients and exchanges of weights reach."""
-    blocking: bool = False
-    """Whether devices wait for transfers between stages instead of computing on (``sim.blocking``)."""
+    blocking: float = False
+    """For which share of transfers between stages devices wait instead of computing on (``sim.blocking``)."""
+    profile_factor: float = 1.0
+    """Seconds of layers in a run over those of measured profiles."""
     compiled: bool = False
     """Whether what lies between matrix products is fused, so that kept bytes cross the memory bus less often."""
     prefetch: bool = False
@@ -275,7 +277,7 @@ def _measured_seconds(
     name = profile.row_name(layer)
     if name is None:
         raise bad_input(f"a measurement of it in the profile of {profile.model} for {profile.device}", where=layer.name)
-    stretch = portion.share * portion.width / portion.device.efficiency
+    stretch = model.profile_factor * portion.share * portion.width / portion.device.efficiency
     width = portion.tensor_width
     samples: float = portion.samples
     looked_up = samples

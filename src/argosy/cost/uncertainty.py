@@ -80,7 +80,7 @@ def optimism(num_plans: int, residual: float, apart: float = PLANS_APART) -> flo
     """Return (5).
 
     >>> [round(optimism(count, 0.08), 4) for count in (1, 10, 26)]
-    [0.0, 0.0243, 0.0314]
+    [0.0, 0.0243, 0.0311]
     """
     if num_plans < 2:
         return 0.0
