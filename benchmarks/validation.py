@@ -64,6 +64,8 @@ def _runs() -> Iterator[str]:
         "selective",
         "gradient_dtype",
         "reduce_dtype",
+        "async_tensor",
+        "profile_factor",
     )  # stated by runs, or not told by whole iterations
     names = [field.name for field in fields(Calibration) if field.name not in beside]
     yield from _table(
