@@ -25,6 +25,7 @@ from benchmarks import (
     runtime_overhead,
     scale,
     scenarios,
+    selection,
     simulator,
     spmd,
 )
@@ -66,6 +67,7 @@ SUITE = (
     _here(fit_compute.BENCHMARK, "2026-11-15-h200-layers.md"),
     _here(measured.BENCHMARK, "2026-11-16-measured.md"),
     _here(reality.BENCHMARK, "2026-11-15-reality.md"),
+    _here(selection.BENCHMARK, "2026-11-16-selection.md"),
     _here(kept.BENCHMARK, "2026-11-15-scenarios.md"),
     _here(scenarios.BENCHMARK, "2026-11-15-scenarios.md"),
     _here(replanning.BENCHMARK, "2026-11-15-scenarios.md"),

@@ -64,6 +64,8 @@ def _runs() -> Iterator[str]:
         "selective",
         "gradient_dtype",
         "reduce_dtype",
+        "async_tensor",
+        "profile_factor",
     )  # stated by runs, or not told by whole iterations
     names = [field.name for field in fields(Calibration) if field.name not in beside]
     yield from _table(
@@ -82,7 +84,8 @@ def _tables() -> Iterator[str]:
 `python -m benchmarks.measured` makes this part alone, for these tables or others of the same form. Of every table each
 second run is for fitting and the others are judged; a set is the runs of one device kind and precision. *Uncalibrated*:
 the constants that come with Argosy, some of which were fitted on the other half of these tables
-(`data/devices.toml` says which). *Calibrated*: constants fitted on eight runs of the set's other half.
+(`data/devices.toml` says which). *Calibrated*: constants fitted on eight runs of the set's other half. One constant,
+what asynchronous tensor parallelism hides, was set by pairs of torchtitan's rows of which one is judged.
 """
     yield from measured.page([measured.FOLDER])
 

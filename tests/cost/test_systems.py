@@ -7,15 +7,18 @@ from dataclasses import replace
 import pytest
 
 from argosy.calibrate.run import Degrees, even_plan
+from argosy.cluster.catalogue import device_kind
+from argosy.cluster.device import Device
 from argosy.cluster.file import load_cluster
 from argosy.cost.calibration import Calibration
 from argosy.cost.calibration_file import read_calibration
+from argosy.cost.compute import Portion, layer_seconds
 from argosy.cost.memory import activation_bytes, state_bytes, working_bytes
 from argosy.cost.uncertainty import interval, is_close, relative_error
 from argosy.dtype import Dtype
 from argosy.plan.plan import CostModelRef, Recompute, Replica, Stage
 from argosy.workload.chain import Selective
-from argosy.workload.load import load_model
+from argosy.workload.load import load_model, read_profiles
 
 LLAMA = load_model("llama-3-8b", sequence_length=2048)
 GPT = load_model("gpt2", sequence_length=1024, fused_attention=False)
@@ -100,3 +103,22 @@ def test_links_outside_nodes_may_reach_another_share() -> None:
     }
     assert {share for name, share in shares.items() if "nic" in name} == {0.25}
     assert {share for name, share in shares.items() if "nvlink" in name} == {0.5}
+
+
+def test_asynchronous_groups_wait_for_half_of_what_they_reduce() -> None:
+    plain, late = (Calibration(async_tensor=one).chain(GPT) for one in (False, True))
+    reduced = [sum(layer.reduced_bytes for layer in chain.layers) for chain in (plain, late)]
+    assert reduced[1] == reduced[0] / 2 > 0
+    assert late.async_tensor
+
+
+def test_a_calibration_scales_measured_seconds() -> None:
+    profile = read_profiles(["h200-llama-2-7b"])[0]
+    chain = load_model("llama-2-7b", dtype="bf16")
+    device = Device(name="h0.0", node="h0", kind=device_kind("H200"))
+    portion = Portion(device=device, samples=1)
+    times = [
+        layer_seconds(Calibration(profile_factor=one).compute_model({"H200": profile}), chain, chain.layers[1], portion)
+        for one in (1.0, 1.5)
+    ]
+    assert times[1] == pytest.approx(tuple(1.5 * seconds for seconds in times[0]))

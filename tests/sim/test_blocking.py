@@ -42,22 +42,27 @@ def test_two_stages_by_hand() -> None:
     assert seconds(with_blocking_transfers(graph), 2) == pytest.approx(1.5 + 4 * 4 - 1 + 0.5 + 2)
 
 
-def test_a_middle_stage_pays_for_four_transfers() -> None:
+def test_a_middle_stage_pays_for_four_transfers_or_the_share_that_it_waits_for() -> None:
     """With many micro-batches the period of a middle stage is its compute and what it exchanges with both sides."""
     costs = [StageCost(forward=1, backward=2, output_bytes=0.25e9)] * 4
-    times = [seconds(with_blocking_transfers(graph_of(ScheduleSpec(), costs, count)), 4) for count in (24, 32)]
-    assert (times[1] - times[0]) / 8 == pytest.approx(3 + 4 * 0.25, rel=0.05)
+    graphs = [graph_of(ScheduleSpec(), costs, count) for count in (24, 32)]
+    for share, waits in ((1.0, 4 * 0.25), (0.75, 4 * 0.25 * 0.75)):
+        times = [seconds(with_blocking_transfers(graph, share), 4) for graph in graphs]
+        assert (times[1] - times[0]) / 8 == pytest.approx(3 + waits, rel=0.05)
+    assert with_blocking_transfers(graphs[0], 0.0) is graphs[0]
 
 
 STAGES = st.lists(st.tuples(st.integers(1, 8), st.integers(1, 8), st.integers(0, 8)), min_size=1, max_size=6)
 
 
-@given(stages=STAGES, micro_batches=st.integers(1, 9))
+@given(stages=STAGES, micro_batches=st.integers(1, 9), share=st.sampled_from((0.3, 1.0)))
 @settings(max_examples=40, deadline=None)
-def test_waiting_never_helps_and_never_locks_up_1f1b(stages: list[tuple[int, int, int]], micro_batches: int) -> None:
+def test_waiting_never_helps_and_never_locks_up_1f1b(
+    stages: list[tuple[int, int, int]], micro_batches: int, share: float
+) -> None:
     costs = [StageCost(forward=f / 4, backward=b / 4, output_bytes=x * 1e8) for f, b, x in stages]
     graph = graph_of(ScheduleSpec(), costs, micro_batches)
-    free, blocking = seconds(graph, len(costs)), seconds(with_blocking_transfers(graph), len(costs))
+    free, blocking = seconds(graph, len(costs)), seconds(with_blocking_transfers(graph, share), len(costs))
     assert blocking >= free * (1 - 1e-9)
     moved = sum(2 * micro_batches * x / 10 for _, _, x in stages[:-1])
     assert blocking <= free + moved + 1e-9

@@ -1,8 +1,9 @@
 """No plan is faster than the bounds say where every constant of a calibration counts, against all plans of small cases.
 
 Constants are drawn so that each of them matters beside layers of tenths of a second: seconds beside the work, passes of
-kept bytes, whole outputs that split layers move, floors of launches, more launches where tensors are split, and links
-that sums reach a part of. Some cases prefetch under ZeRO, keep fp32 gradients, or do not split sequences.
+kept bytes, whole outputs that split layers move, floors of launches, more launches where tensors are split, links that
+sums reach a part of, and speeds of equal devices that differ. Some cases prefetch under ZeRO, keep fp32 gradients, or
+do not split sequences.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from planning_cases import (
     random_case,
 )
 
+from argosy.cost import compute
 from argosy.cost.calibration_file import read_calibration
 from argosy.cost.compute import ComputeModel
 from argosy.dtype import Dtype
@@ -53,6 +55,15 @@ RECIPES = (
 )
 
 
+@pytest.fixture(autouse=True)
+def _stages_of_two_devices_wait(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Cases have few devices, so waiting for the slowest counts from two devices instead of nine."""
+    monkeypatch.setattr(compute, "_FITTED_DEVICES", 1)
+    compute.waiting.cache_clear()
+    yield
+    compute.waiting.cache_clear()
+
+
 def drawn_model(random: Random) -> ComputeModel:
     """One constant large, or some of them, or all."""
     constants = {
@@ -64,6 +75,7 @@ def drawn_model(random: Random) -> ComputeModel:
         "backward_floor": random.uniform(0.1, 1.0),
         "split_launches": random.uniform(1.2, 3.0),
         "reduction": random.uniform(0.3, 0.9),
+        "spread": random.uniform(0.1, 0.5),
     }
     chosen = random.sample(sorted(constants), random.choice((1, 3, len(constants))))
     start = ComputeModel(forward_floor=0.02, backward_floor=0.04, forward_start=0.01, backward_start=0.02, gathered=1.0)

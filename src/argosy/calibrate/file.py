@@ -6,7 +6,7 @@
              virtual_stages?, schedule?, cuts?: [blocks of each stage, ...], micro_batch, global_batch, recompute?,
              zero?, shard?, fused_attention?, SETTINGS, seconds | timeline, peak_bytes?}]}
 
-    SETTINGS: compiled?, fused_loss?, sequence_parallel?, selective?, gradient_dtype?, reduce_dtype?
+    SETTINGS: compiled?, fused_loss?, sequence_parallel?, async_tensor?, selective?, gradient_dtype?, reduce_dtype?
 
 A run names the plan that ran, or the degrees of an even plan as Megatron-LM counts them, with ``micro_batch`` per
 replica. ``shard`` is the number of replicas over which ZeRO shards; hybrid sharding, over fewer than all, is not
@@ -27,6 +27,7 @@ from argosy.calibrate.run import Degrees, MeasuredRun, Measurements, even_plan
 from argosy.calibrate.table import columns_of
 from argosy.cluster.file import bundled_clusters, cluster_from_content, load_cluster
 from argosy.cluster.topology import Cluster
+from argosy.cost.calibration_file import SharedOrNot
 from argosy.document import Document, Schema, is_there, read_json, validate
 from argosy.errors import InputError, Mismatch, Problem
 from argosy.plan.check import check_plan
@@ -42,7 +43,15 @@ from argosy.workload.profile_file import read_profile
 
 VERSION = 1
 
-SETTINGS = ("compiled", "fused_loss", "sequence_parallel", "selective", "gradient_dtype", "reduce_dtype")
+SETTINGS = (
+    "compiled",
+    "fused_loss",
+    "sequence_parallel",
+    "async_tensor",
+    "selective",
+    "gradient_dtype",
+    "reduce_dtype",
+)
 """What a run states of the system that ran it."""
 
 
@@ -77,6 +86,7 @@ class _Run(Schema):
     compiled: bool | None = None
     fused_loss: bool | None = None
     sequence_parallel: bool | None = None
+    async_tensor: bool | None = None
     selective: Annotated[Selective, Field(strict=False)] | None = None
     gradient_dtype: DtypeField | None = None
     reduce_dtype: DtypeField | None = None
@@ -88,7 +98,7 @@ class _Run(Schema):
 class _File(Schema):
     version: Literal[1]
     source: str = ""
-    blocking: bool = False
+    blocking: SharedOrNot = False
     prefetch: bool = False
     profiles: list[Name] = Field(default_factory=list)
     runs: list[_Run] = Field(min_length=1)

@@ -48,6 +48,8 @@ LIMITS = {
     "gathered": (0.1, 100.0),
     "forward_start": (1e-7, 0.1),
     "backward_start": (1e-7, 0.1),
+    "profile_factor": (0.3, 3.0),
+    "spread": (1e-3, 0.3),
     "bandwidth": (0.01, 1.0),
     "nic_bandwidth": (0.01, 1.0),
     "latency": (1e-7, 0.1),

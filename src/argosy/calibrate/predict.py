@@ -6,7 +6,7 @@ route:
     (1)  forward, backward of a stage = its slowest device, and the reductions of its tensor-parallel groups as rings
     (2)  transfer between stages      = what leaves the busiest node, or device inside a node, for a whole micro-batch
     (3)  tail of a stage              = twice around the ring of its replicas, and the update
-    (4)  blocking                     = (2) is part of the forwards and backwards at both ends instead
+    (4)  blocking                     = that share of (2) is part of the forwards and backwards at both ends instead
     (5)  ZeRO 3 with ``prefetch``      = a forward takes no less than a gather of the weights, a backward no less than
                                         a gather and a scatter
     (6)  interleaved                  = M times the work of the busiest worker, and the bubble over its chunks
@@ -31,7 +31,7 @@ from argosy.cluster.topology import Cluster, Route
 from argosy.cluster.trace import FloatArray
 from argosy.cost.calibration import Calibration
 from argosy.cost.communicate import num_reductions, ring_seconds
-from argosy.cost.compute import ComputeModel, Portion, layer_seconds, recompute_seconds, update_seconds
+from argosy.cost.compute import ComputeModel, Portion, layer_seconds, recompute_seconds, update_seconds, waiting
 from argosy.cost.memory import stage_parameters
 from argosy.cost.planned import planned_memory
 from argosy.plan.plan import Plan, Replica, Stage
@@ -137,12 +137,12 @@ class _Pricing:
         priced = [self._known_stage(chain, stage, cluster) for stage in stages]
         hops = [self._hop(run, cluster, index) for index in range(len(stages) - 1)]
         forward, backward = [f for f, _, _ in priced], [b for _, b, _ in priced]
-        if self.calibration.blocking:  # (4)
+        if share := self.calibration.blocking:  # (4)
             for index, hop in enumerate(hops):
                 for end in (index, index + 1):
-                    forward[end] += hop
-                    backward[end] += hop
-            hops = [0.0] * len(hops)
+                    forward[end] += share * hop
+                    backward[end] += share * hop
+            hops = [(1 - share) * hop for hop in hops]
         return _Columns(forward=forward, backward=backward, transfer=[*hops, 0.0], tail=[t for _, _, t in priced])
 
     def _known_stage(self, chain: Chain, stage: Stage, cluster: Cluster) -> tuple[float, float, float]:
@@ -167,7 +167,8 @@ class _Pricing:
             )
             times = [self._layer(chain, layer, stage, portion) for layer in chain.layers[stage.first : stage.end]]
             reduce = self._reduce(chain, stage, replica, cluster)
-            forward, backward = sum(f for f, _ in times) + reduce, sum(b for _, b in times) + reduce
+            late = waiting(self.model.spread, stage.num_devices)
+            forward, backward = late * sum(f for f, _ in times) + reduce, late * sum(b for _, b in times) + reduce
             if self.calibration.prefetch and stage.zero == 3 and stage.num_holders > 1:  # (5)
                 around = self._around(chain, stage, cluster)
                 forward, backward = max(forward, around), max(backward, 2 * around)

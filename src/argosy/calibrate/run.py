@@ -51,8 +51,8 @@ class Measurements:
     runs: tuple[MeasuredRun, ...]
     profiles: Mapping[str, Profile] = field(default_factory=dict)
     """Measured layer times by device kind, in place of the roofline."""
-    blocking: bool = False
-    """Whether that software waits for transfers between stages instead of overlapping them."""
+    blocking: float = False
+    """For which share of transfers between stages that software waits instead of overlapping them."""
     prefetch: bool = False
     """Whether that software exchanges what ZeRO shards layer by layer, beside compute."""
 

@@ -4,7 +4,7 @@ A row is one run: tokens per second of a device, ``local_batch`` samples of each
 weights (ZeRO 3), under pipeline parallelism without gathering them again for every micro-batch (ZeRO 1), with as many
 micro-batches as pipeline stages, torchtitan's default. *selective op* checkpointing keeps the results of every second
 matrix product, *selective layer* recomputes every second block; both are taken for the former here. Weights are fp32
-shards, gathered in bf16; gradients are kept and summed in fp32. Not modelled: asynchronous tensor parallelism.
+shards, gathered in bf16; gradients are kept and summed in fp32.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ def _run(table: Table, line: int, row: Mapping[str, str]) -> MeasuredRun:
         seconds=local * data * tokens / (rate * devices),
         settings={
             "compiled": row.get("compile", "0").strip() == "1",
+            "async_tensor": row.get("async_tp", "0").strip() == "1",
             "selective": Selective.PRODUCTS,
             "gradient_dtype": Dtype.FP32,
             "reduce_dtype": Dtype.FP32,

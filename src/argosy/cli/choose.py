@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from argosy.workload.chain import Chain
 
 
+# The value of --robust by which a plan is chosen that stays good if the cost model is wrong.
+MODEL = "model"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """What is to be planned."""
@@ -57,7 +61,7 @@ def check_what_counts(
     from argosy.cli.inputs import refuse_options
 
     known_name("--objective", objective, ("throughput", "cost"), "objectives")
-    known_name("--robust", robust, Robust, "objectives")
+    known_name("--robust", robust, (*Robust, MODEL), "objectives")
     cost = objective if objective == "cost" else None
     if for_trace is not None:
         given = {"--scenario": list(scenarios) if scenarios else None, "--output": has_output, "--objective": cost,
@@ -65,7 +69,9 @@ def check_what_counts(
         refuse_options(given, "with --for-trace, which compares plans and chooses none")
     if scenarios and (cost is not None or limits != (None, None)):
         raise bad_input("either scenarios or prices, not both", where="--scenario")
-    if not scenarios and robust != Robust.MEAN:
+    if robust == MODEL and (scenarios or for_trace or cost is not None or limits != (None, None)):
+        raise bad_input("no --scenario, --for-trace or prices with it", robust, where="--robust")
+    if not scenarios and robust not in (Robust.MEAN, MODEL):
         raise bad_input("a --scenario over which it counts", robust, where="--robust")
 
 
@@ -91,6 +97,16 @@ def plan_for_scenarios(task: Task, names: Sequence[str], robust: str) -> Outcome
         beside={"scenarios": robust_to_dict(choice)},
         shown=(scenario_table(choice), *robust_lines(choice)),
     )
+
+
+def plan_within_error(task: Task) -> Outcome:
+    """``--robust model``."""
+    from argosy.choose.model_error import find_plan_within_error
+
+    plan = find_plan_within_error(
+        task.chain, task.cluster, global_batch=task.global_batch, settings=task.settings, model=task.model
+    )
+    return Outcome(plan=plan)
 
 
 def plan_for_money(task: Task, objective: str, max_price: float | None, max_cost: float | None) -> Outcome:

@@ -206,7 +206,12 @@ Scenarios = Annotated[
     ),
 ]
 RobustName = Annotated[
-    str, typer.Option("--robust", help="What counts over the scenarios: mean, p95 or worst iteration time.")
+    str,
+    typer.Option(
+        "--robust",
+        help="What counts over the scenarios: mean, p95 or worst iteration time; of plan without scenarios, model: the "
+        "slow end of the interval that a prediction has.",
+    ),
 ]
 ForTarget = Annotated[
     str | None,

@@ -276,7 +276,7 @@ def _find(
     quiet: bool,
 ) -> Outcome:
     """The plan by whatever counts: time at time 0, time over scenarios, or money."""
-    from argosy.cli.choose import Outcome, plan_for_money, plan_for_scenarios
+    from argosy.cli.choose import MODEL, Outcome, plan_for_money, plan_for_scenarios, plan_within_error
     from argosy.cli.searching import search
     from argosy.cli.terminal import progress
 
@@ -286,6 +286,9 @@ def _find(
     if objective == "cost" or max_price is not None or max_cost is not None:
         with progress(f"planning {task.chain.name} for parts of {task.cluster!r}", quiet=quiet):
             return _divided(task, program, lambda one: plan_for_money(one, objective, max_price, max_cost))
+    if robust == MODEL:
+        with progress(f"planning {task.chain.name} for {task.cluster!r} and parts of it", quiet=quiet):
+            return _divided(task, program, plan_within_error)
     workload = task.chain if program is None else program
     return Outcome(
         plan=search(

@@ -5,15 +5,16 @@ datasheets and the model's shape. What a calibration changes:
 
     (1)  the shares of a device's peak that matrix products and attention reach, how often kept bytes and, where tensors
          are split, whole outputs cross its memory bus, seconds beside the work of a layer, its least seconds, and how
-         many times as many they are where tensors are split (``cost.compute``)
+         many times as many they are where tensors are split, and how far the speeds of equal devices differ
+         (``cost.compute``)
     (2)  the share of a link's stated bandwidth that reaches the program, inside nodes and between them,
          what a message takes beside its bytes, and what of a link sums of gradients reach
-    (3)  whether a transfer between stages keeps both its ends waiting (``sim.blocking``), and whether weights under
-         ZeRO 3 arrive layer by layer beside the action that needs them (``sim.compile``)
+    (3)  what share of a transfer between stages keeps both its ends waiting (``sim.blocking``), and whether weights
+         under ZeRO 3 arrive layer by layer beside the action that needs them (``sim.compile``)
     (4)  what a process takes of every device's memory before the model, and how much more live activations take than
          their bytes: an allocator's slack, inputs that every device of a tensor-parallel group repeats
     (5)  what a system keeps, recomputes and sums: the formats of gradients, the meaning of selective recomputation,
-         sequence parallelism, fused kernels, a fused loss
+         sequence parallelism, asynchronous tensor parallelism, fused kernels, a fused loss
 """
 
 from __future__ import annotations
@@ -52,6 +53,10 @@ class Calibration:
     forward_start: float = _DEFAULT.forward_start
     """Seconds beside the work of a layer."""
     backward_start: float = _DEFAULT.backward_start
+    profile_factor: float = _DEFAULT.profile_factor
+    """Seconds of layers in a run over those of measured profiles, which were taken one layer at a time."""
+    spread: float = _DEFAULT.spread
+    """Relative standard deviation of the speeds of equal devices, the slowest of which a stage waits for."""
     bandwidth: float = 1.0
     """Share of a link's stated bandwidth."""
     nic_bandwidth: float | None = None
@@ -60,8 +65,8 @@ class Calibration:
     """Seconds more for every message."""
     reduction: float = 1.0
     """Share of ``bandwidth`` that sums of gradients reach."""
-    blocking: bool = False
-    """Whether devices wait for transfers between stages."""
+    blocking: float = False
+    """For which share of transfers between stages devices wait; True is all of them."""
     prefetch: bool = False
     """Whether ZeRO 2 and 3 exchange layer by layer, beside the action that needs it."""
     process_bytes: float = 0.0
@@ -80,6 +85,8 @@ class Calibration:
     """In which gradients are kept; None: as the weights are."""
     reduce_dtype: Dtype | None = None
     """In which gradients are summed; None: as they are kept."""
+    async_tensor: bool = False
+    """Whether tensor-parallel groups exchange in pieces beside their matrix products."""
 
     def compute_model(self, profiles: Mapping[str, Profile] | None = None) -> ComputeModel:
         """(1) and (3)"""
@@ -94,9 +101,11 @@ class Calibration:
             gathered=self.gathered,
             forward_start=self.forward_start,
             backward_start=self.backward_start,
+            spread=self.spread,
             profiles=profiles,
             reduction=self.reduction,
             blocking=self.blocking,
+            profile_factor=self.profile_factor,
             prefetch=self.prefetch,
             compiled=self.compiled,
         )
@@ -114,7 +123,9 @@ class Calibration:
     def chain(self, chain: Chain) -> Chain:
         """The chain with the activations' part of (4), and with (5)."""
         return replace(
-            chain.with_selective(self.selective).with_loss(fused=self.fused_loss, compiled=self.compiled),
+            chain.with_selective(self.selective)
+            .with_loss(fused=self.fused_loss, compiled=self.compiled)
+            .with_tensor_exchange(is_async=self.async_tensor),
             activation_factor=self.activation_factor,
             sequence_parallel=self.sequence_parallel,
             gradient_dtype=self.gradient_dtype,

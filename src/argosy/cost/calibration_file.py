@@ -41,6 +41,16 @@ def _share(value: object) -> object:
     return share
 
 
+def _share_or_not(value: object) -> object:
+    if isinstance(value, bool):
+        return value
+    share = finite(value)
+    if share is None or not 0 <= share <= 1:
+        raise Mismatch(value, "true, false or a share from 0 to 1")
+    return share
+
+
+SharedOrNot = Annotated[bool | float, BeforeValidator(_share_or_not)]
 Positive = Annotated[float, BeforeValidator(_above_zero)]
 PartOfOne = Annotated[float, BeforeValidator(_share)]
 
@@ -56,11 +66,13 @@ class _Constants(Schema):
     gathered: Amount = Calibration.gathered
     forward_start: Amount = Calibration.forward_start
     backward_start: Amount = Calibration.backward_start
+    profile_factor: Positive = Calibration.profile_factor
+    spread: Amount = Calibration.spread
     bandwidth: PartOfOne = Calibration.bandwidth
     nic_bandwidth: PartOfOne | None = Calibration.nic_bandwidth
     latency: Amount = Calibration.latency
     reduction: PartOfOne = Calibration.reduction
-    blocking: bool = Calibration.blocking
+    blocking: SharedOrNot = Calibration.blocking
     prefetch: bool = Calibration.prefetch
     process_bytes: Amount = Calibration.process_bytes
     activation_factor: Positive = Calibration.activation_factor
@@ -70,6 +82,7 @@ class _Constants(Schema):
     selective: Annotated[Selective, Field(strict=False)] = Calibration.selective
     gradient_dtype: DtypeField | None = Calibration.gradient_dtype
     reduce_dtype: DtypeField | None = Calibration.reduce_dtype
+    async_tensor: bool = Calibration.async_tensor
 
 
 class _File(Schema):

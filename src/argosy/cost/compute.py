@@ -21,6 +21,9 @@ H and the device's own efficiency e':
          backward: their bytes are read and their bytes in the dtype written, once over e' H. ``kept`` stands for memory
          traffic, so it is that of the layer as if it were trained (``Frozen.moved_bytes``). Layers without a backward
          take no time in (2) and (3)
+    (9)  a stage of n devices waits for its slowest: forward and backward take 1 + d (z_n - z_8) times as long if n > 8,
+         where d is the relative standard deviation of the speeds of equal devices and z_n the expected largest of n
+         standard normal numbers, by Blom's formula the quantile at (n - 3/8) / (n + 1/4)
 
 Matrix products reach a share a of the datasheet's peak, attention proper (A, its part of the FLOP) a share a' of its
 own; everything between them (norms, activation functions, residuals) moves the ``kept`` bytes p times through memory,
@@ -30,11 +33,13 @@ generation (``data/devices.toml``, fitted on published training runs), unless a 
 = 1.076 a and a_b = 0.966 a, at most 1, the ratio of forward and backward in 128 measurements on an H200
 (``benchmarks/results/2026-11-15-h200-layers.md``). Devices of a tensor-parallel group move a layer's whole output (out)
 g times, however narrow their slices are; without sequence parallelism 3.1 times as often. A compiler that fuses kernels
-takes p to 0.65 p. Two things count only where a calibration says so: how many times the launches of a whole layer a
-group makes (l, for devices alone 1); and the seconds s between kernels that no launch ahead of time removes. Not in
-here: a device's speed over time, which stretches these seconds in the simulator. Measured times already contain a, p
-and the floor and replace (1) and (2), divided by e'; a sequence in c parts is looked up as 1 / c of the samples, and
-below the fewest that were measured it takes its part of their time, but no less than the floor.
+takes p to 0.65 p. The constants of generations are those of steps on eight devices, mostly, so (9) counts from there; d
+was fitted on pairs of published steps that differ in the number of devices. Two things count only where a calibration
+says so: how many times the launches of a whole layer a group makes (l, for devices alone 1); and the seconds s between
+kernels that no launch ahead of time removes. Not in here: a device's speed over time, which stretches these seconds in
+the simulator. Measured times already contain a, p and the floor and replace (1) and (2), divided by e' and times a
+factor that a calibration may set; a sequence in c parts is looked up as 1 / c of the samples, and below the fewest that
+were measured it takes its part of their time, but no less than the floor.
 """
 
 from __future__ import annotations
@@ -42,6 +47,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from statistics import NormalDist
 from typing import NamedTuple
 
 from argosy.cluster.device import Device
@@ -61,6 +68,12 @@ BACKWARD_OVER_MEAN = 0.966
 FUSED = 0.65
 # g without sequence parallelism over g with it: slices measured alone on an H200 (8.4) over torchtitan's runs (2.7).
 UNSPLIT = 3.1
+# d of (9): fitted on the 25 pairs of steps of one model, length and kind in every second row of LLM Foundry's table
+# that differ in the number of devices (docs/decisions/0051-waiting-for-the-slowest.md). Speeds of equal GPUs were found
+# to differ by 8 % on average (Sinha et al., arXiv:2208.11035), in steady load and without a choice of nodes.
+SPREAD = 0.031
+# Devices of most steps that the constants of generations were fitted on.
+_FITTED_DEVICES = 8
 # Kinds of layers whose products are not multiplied in fp8 (7).
 _OUTSIDE_BLOCKS = ("embedding", "head")
 
@@ -89,10 +102,14 @@ class ComputeModel:
     backward_start: float = 0.0
     profiles: Mapping[str, Profile] | None = None
     """By the name of the device kind."""
+    spread: float = SPREAD
+    """d: relative standard deviation of the speeds of equal devices."""
     reduction: float = 1.0
     """Share of a link's bandwidth that sums of gradients and exchanges of weights reach."""
-    blocking: bool = False
-    """Whether devices wait for transfers between stages instead of computing on (``sim.blocking``)."""
+    blocking: float = False
+    """For which share of transfers between stages devices wait instead of computing on (``sim.blocking``)."""
+    profile_factor: float = 1.0
+    """Seconds of layers in a run over those of measured profiles."""
     compiled: bool = False
     """Whether what lies between matrix products is fused, so that kept bytes cross the memory bus less often."""
     prefetch: bool = False
@@ -260,7 +277,7 @@ def _measured_seconds(
     name = profile.row_name(layer)
     if name is None:
         raise bad_input(f"a measurement of it in the profile of {profile.model} for {profile.device}", where=layer.name)
-    stretch = portion.share * portion.width / portion.device.efficiency
+    stretch = model.profile_factor * portion.share * portion.width / portion.device.efficiency
     width = portion.tensor_width
     samples: float = portion.samples
     looked_up = samples
@@ -278,6 +295,23 @@ def _measured_seconds(
     return forward * stretch, backward * stretch
 
 
+@cache
+def waiting(spread: float, num_devices: int) -> float:
+    """(9): how many times as long a stage of so many devices takes as its devices alone.
+
+    >>> [round(waiting(0.031, count), 4) for count in (1, 8, 16, 128, 512)]
+    [1.0, 1.0, 1.0104, 1.0363, 1.0501]
+    """
+    if num_devices <= _FITTED_DEVICES:
+        return 1.0
+    return 1.0 + spread * (largest_of(num_devices) - largest_of(_FITTED_DEVICES))
+
+
+def largest_of(count: int) -> float:
+    """z_n of (9): the expected largest of so many standard normal numbers, by Blom's formula."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+
 @dataclass(frozen=True, slots=True)
 class StageSeconds:
     """What one micro-batch takes on one device."""
@@ -291,13 +325,13 @@ class StageSeconds:
 
 
 def stage_seconds(model: ComputeModel, chain: Chain, stage: Stage, portion: Portion) -> tuple[float, float]:
-    """Forward and backward of a whole stage on one device, (3) included."""
+    """Forward and backward of a whole stage on one device, with (3) and (9)."""
     seconds = split_stage_seconds(model, chain, stage, portion)
     return seconds.forward, seconds.backward
 
 
 def split_stage_seconds(model: ComputeModel, chain: Chain, stage: Stage, portion: Portion) -> StageSeconds:
-    """The same, with (6)."""
+    """Forward and backward of a whole stage on one device, with (3), (6) and (9)."""
     portion = replace(portion, context=stage.context, expert=stage.expert)
     forward = backward = hidden_forward = hidden_backward = 0.0
     for layer in chain.layers[stage.first : stage.end]:
@@ -307,7 +341,8 @@ def split_stage_seconds(model: ComputeModel, chain: Chain, stage: Stage, portion
         backward += back + recompute_seconds(model, chain, layer, portion, stage.recompute, ahead)
         hidden_forward += beside[0]
         hidden_backward += beside[1] + (beside[0] if stage.recompute is Recompute.FULL else 0.0)
-    return StageSeconds(forward, backward, hidden_forward, hidden_backward)
+    times = waiting(model.spread, stage.num_devices)
+    return StageSeconds(times * forward, times * backward, times * hidden_forward, times * hidden_backward)
 
 
 def recompute_seconds(

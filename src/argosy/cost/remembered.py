@@ -30,7 +30,15 @@ from argosy.workload.profile_file import profile_of, profile_to_dict
 
 _DEFAULT = Calibration()
 # The constants that a ``ComputeModel`` holds.
-_OF_CHAIN = ("activation_factor", "sequence_parallel", "selective", "fused_loss", "gradient_dtype", "reduce_dtype")
+_OF_CHAIN = (
+    "activation_factor",
+    "sequence_parallel",
+    "selective",
+    "fused_loss",
+    "gradient_dtype",
+    "reduce_dtype",
+    "async_tensor",
+)
 _OF_MODEL = tuple(field.name for field in fields(ComputeModel) if field.name != "profiles")
 
 

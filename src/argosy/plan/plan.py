@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from argosy.cluster.topology import Cluster, canonical
@@ -154,6 +154,10 @@ class Stage:
     @property
     def devices(self) -> tuple[str, ...]:
         return tuple(itertools.chain.from_iterable(replica.devices for replica in self.replicas))
+
+    @cached_property
+    def num_devices(self) -> int:
+        return sum(replica.width for replica in self.replicas)
 
     @property
     def num_layers(self) -> int:

@@ -23,11 +23,13 @@ MEANINGS = {
     "gathered": "of whole outputs, where tensors are split",
     "forward_start": "seconds beside a layer's work",
     "backward_start": "seconds beside a layer's work",
+    "profile_factor": "of seconds in profiles",
+    "spread": "of the speeds of equal devices",
     "bandwidth": "share of a link's bandwidth",
     "nic_bandwidth": "share of it, outside nodes",
     "latency": "more for every message",
     "reduction": "share of it for sums of gradients",
-    "blocking": "devices wait for transfers",
+    "blocking": "share of transfers that devices wait for",
     "prefetch": "ZeRO exchanges layer by layer",
     "process_bytes": "of a device, before the model",
     "activation_factor": "memory over bytes of activations",
@@ -37,6 +39,7 @@ MEANINGS = {
     "selective": "recomputation means",
     "gradient_dtype": "of kept gradients",
     "reduce_dtype": "of gradients that are summed",
+    "async_tensor": "groups exchange beside products",
 }
 """Short: a line of the table has 80 columns."""
 

@@ -151,7 +151,10 @@ def interval_in_words(plan: Plan, cluster: Cluster, seconds: float) -> str:
     """``1.94 s to 2.35 s: nine of ten measured steps were within 10 %``."""
     found = interval(plan, cluster, seconds)
     low, high = (TIME.format(one, digits=3) for one in (found.low, found.high))
-    return f"{low} to {high}: nine of ten measured steps were within {100 * found.error:.0f} %"
+    within = f"{low} to {high}: nine of ten measured steps were within {100 * found.error:.0f} %"
+    if not found.optimism:
+        return within
+    return f"{within}; the best of many plans is on average {100 * found.optimism:.1f} % slower than predicted"
 
 
 def _fullest(predicted: Predicted, cluster: Cluster) -> str:

@@ -8,6 +8,9 @@ what it did before. In the graph, for a transfer x that task a of a device sends
     (2)  x waits for what the receiver does just before c
     (3)  a device takes part in one transfer after the other, in an order that all devices share
 
+A runtime that buffers part of what it sends waits for a share of each transfer only: then x stands for that share of
+the bytes, the rest follows it beside compute, and c waits for both.
+
 1F1B stays free of deadlock; a schedule for which (2) closes a circle is refused. (3) closes none, because its order is
 one in which (1) and (2) can be played.
 """
@@ -23,8 +26,13 @@ from argosy.sim.graph import Task, TaskGraph
 from argosy.timeline import SpanKind
 
 
-def with_blocking_transfers(graph: TaskGraph) -> TaskGraph:
-    """(1) to (3)."""
+def with_blocking_transfers(graph: TaskGraph, share: float = 1.0) -> TaskGraph:
+    """(1) to (3), for this share of every transfer."""
+    if not share:
+        return graph
+    beside = frozenset[int]()
+    if share < 1:
+        graph, beside = _in_two(graph, share)
     waits = [set(task.after) for task in graph.tasks]
     before, following = _neighbours(graph)
     consumers: dict[int, list[int]] = defaultdict(list)
@@ -32,21 +40,40 @@ def with_blocking_transfers(graph: TaskGraph) -> TaskGraph:
         for earlier in task.after:
             consumers[earlier].append(index)
     for index, task in enumerate(graph.tasks):
-        if task.kind is not SpanKind.TRANSFER:
+        if task.kind is not SpanKind.TRANSFER or index in beside:
             continue
         for sender in task.after:
             if sender in following:
                 waits[following[sender]].add(index)  # (1)
         waits[index] |= {before[one] for one in consumers[index] if one in before}  # (2)
-    return _one_at_a_time(_in_order(graph, waits))
+    ordered, place = _in_order(graph, waits)
+    return _one_at_a_time(ordered, {place[index] for index in beside})
 
 
-def _one_at_a_time(graph: TaskGraph) -> TaskGraph:
-    """(3) along the numbers of the tasks."""
+def _in_two(graph: TaskGraph, share: float) -> tuple[TaskGraph, frozenset[int]]:
+    """Every transfer as this share of its bytes, and a task for the rest, which needs no latency of its own; and which
+    tasks the rests are."""
+    tasks, rests = list(graph.tasks), dict[int, int]()
+    for index, task in enumerate(graph.tasks):
+        if task.kind is SpanKind.TRANSFER:
+            first, rest = (
+                tuple(replace(flow, bytes=part * flow.bytes) for flow in task.flows) for part in (share, 1 - share)
+            )
+            rests[index] = len(tasks)
+            tasks[index] = replace(task, flows=first)
+            tasks.append(replace(task, flows=rest, after=(index,), behind=None, rounds=0, takes=(), frees=()))
+    for index, task in enumerate(graph.tasks):
+        more = tuple(rests[one] for one in task.after if one in rests)
+        tasks[index] = replace(tasks[index], after=(*task.after, *more))
+    return replace(graph, tasks=tuple(tasks)), frozenset(rests.values())
+
+
+def _one_at_a_time(graph: TaskGraph, beside: set[int]) -> TaskGraph:
+    """(3) along the numbers of the tasks; those ``beside`` compute take no part."""
     last: dict[int, int] = {}
     tasks = []
     for index, task in enumerate(graph.tasks):
-        if task.kind is SpanKind.TRANSFER:
+        if task.kind is SpanKind.TRANSFER and index not in beside:
             ends = sorted({end for flow in task.flows for end in (flow.source, flow.target)})
             earlier = {last[end] for end in ends if end in last}
             task = replace(task, after=tuple(sorted(earlier.union(task.after))))
@@ -77,8 +104,8 @@ def _occupied(task: Task) -> set[int]:
     return set()
 
 
-def _in_order(graph: TaskGraph, waits: list[set[int]]) -> TaskGraph:
-    """The graph with its tasks renumbered so that each waits for smaller numbers only."""
+def _in_order(graph: TaskGraph, waits: list[set[int]]) -> tuple[TaskGraph, dict[int, int]]:
+    """The graph with its tasks renumbered so that each waits for smaller numbers only, and the new numbers."""
     try:
         order = list(TopologicalSorter(dict(enumerate(waits))).static_order())
     except CycleError:
@@ -91,4 +118,4 @@ def _in_order(graph: TaskGraph, waits: list[set[int]]) -> TaskGraph:
         behind = None if task.behind is None else place[task.behind]
         tasks.append(replace(task, after=tuple(sorted(place[one] for one in waits[old])), behind=behind))
     carry = tuple((place[earlier], place[later]) for earlier, later in graph.carry)
-    return replace(graph, tasks=tuple(tasks), carry=carry)
+    return replace(graph, tasks=tuple(tasks), carry=carry), place

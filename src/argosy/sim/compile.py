@@ -52,7 +52,7 @@ def compile_plan(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel
     """The task graph of one iteration of a plan that ``check_plan`` has passed."""
     model = model or ComputeModel()
     graph = Compiler(plan, chain, cluster, model).run()
-    return with_blocking_transfers(graph) if model.blocking else graph
+    return with_blocking_transfers(graph, model.blocking)
 
 
 class Compiler:

@@ -63,7 +63,7 @@ def fold_plan(
         return compile_plan(plan, chain, cluster, model), cluster
     folder = Folder(plan, chain, cluster, model)
     graph = folder.run()
-    return with_blocking_transfers(graph) if model.blocking else graph, folded_cluster(cluster, folder.bundles)
+    return with_blocking_transfers(graph, model.blocking), folded_cluster(cluster, folder.bundles)
 
 
 def _num_workers(plan: Plan) -> int:

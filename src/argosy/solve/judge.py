@@ -239,13 +239,14 @@ class Judge:
             alone = shared = [hop[0] * output for hop, output in zip(hops, outputs, strict=True)]
             busiest, latency = 0.0, [hop[1] for hop in hops]
         transfer, latency, shared = [*alone, 0.0], [*latency, 0.0], [*shared, 0.0]
-        if self.prices.model.blocking:  # both ends of a transfer wait for it, there and back
-            ways = [one + other for one, other in zip(transfer, latency, strict=True)]
+        if share := self.prices.model.blocking:  # both ends of a transfer wait for it, there and back
+            ways = [share * one + other for one, other in zip(transfer, latency, strict=True)]
             forward = [seconds + more for seconds, more in zip(forward, _at_both_ends(ways), strict=True)]
             if returns is not None:
                 ways = [way * is_sent for way, is_sent in zip(ways, returns, strict=True)]
             backward = [seconds + more for seconds, more in zip(backward, _at_both_ends(ways), strict=True)]
-            transfer = latency = shared = [0.0] * len(plan)
+            transfer, shared = ([(1 - share) * one for one in each] for each in (transfer, shared))
+            latency = [0.0] * len(plan)
         tail, late = self._tails(plan, stages, forward, transfer, wiring)
         passing = 0.0
         for at, choice in enumerate(plan):

@@ -80,9 +80,12 @@ class Reach:
             costs = []
             for parts in each:
                 exchange = _least_exchange(prices, parts, count) @ weights
-                pairs = [_seconds(prices, part, part.most) for part in parts]
+                devices = sum(part.devices for part in parts)
+                pairs = [_seconds(prices, part, part.most, devices) for part in parts]
                 costs.append([(count * (f + b) + exchange, count * (f + gate * b)) for f, b in pairs])
-                for forward, backward in [_seconds(prices, p, p.samples) for p in parts] if is_mixed else pairs:
+                for forward, backward in (
+                    [_seconds(prices, p, p.samples, devices) for p in parts] if is_mixed else pairs
+                ):
                     np.minimum(ahead, np.diff(forward), out=ahead)
                     np.minimum(around, np.diff(forward + gate * backward), out=around)
             self.costs.append(costs)
@@ -142,5 +145,6 @@ def _least_exchange(prices: Prices, parts: tuple[Part, ...], count: int) -> Floa
     return np.array([times * option.ring[0], times * option.ring[1]])
 
 
-def _seconds(prices: Prices, part: Part, samples: int) -> tuple[FloatArray, FloatArray]:
-    return prices.seconds(part.pool, part.width, samples, Recompute.NONE, context=part.context, expert=part.expert)
+def _seconds(prices: Prices, part: Part, samples: int, devices: int) -> tuple[FloatArray, FloatArray]:
+    split = {"context": part.context, "expert": part.expert}
+    return prices.seconds(part.pool, part.width, samples, Recompute.NONE, devices=devices, **split)

@@ -92,6 +92,10 @@ class Option:
     def replicas(self) -> int:
         return sum(part.replicas for part in self.parts)
 
+    @cached_property
+    def num_devices(self) -> int:
+        return sum(part.devices for part in self.parts)
+
     @property
     def context(self) -> int:
         return self.parts[0].context
@@ -114,9 +118,8 @@ class Option:
 
     def sums(self, part: Part, samples: int) -> tuple[FloatArray, FloatArray]:
         """Running sums of forward and backward of a replica of a part with so many samples."""
-        return self.prices.seconds(
-            part.pool, part.width, samples, self.recompute, context=part.context, expert=part.expert
-        )
+        way = (part.pool, part.width, samples, self.recompute)
+        return self.prices.seconds(*way, context=part.context, expert=part.expert, devices=self.num_devices)
 
     def stage(self, first: int, end: int, replicas: tuple[Replica, ...]) -> Stage:
         """These layers run so, placed on devices; where none has experts there are none to split."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from argosy.cost.compute import ComputeModel, Portion, hidden_seconds, layer_seconds, recompute_seconds
+from argosy.cost.compute import ComputeModel, Portion, layer_seconds, waiting
 from argosy.cost.memory import WHOLE_OUTPUTS, exchange_buffers, layer_weights, optimizer_bytes
 from argosy.plan.plan import Recompute
-from argosy.space.exchange import Split, key_value_seconds, reduction_seconds, routed_seconds
+from argosy.space.exchange import Split, reduction_seconds
+from argosy.space.layer_price import LayerSeconds, price_layer, summed
 from argosy.space.pool import Pool
 from argosy.space.ranges import FloatArray as FloatArray
 from argosy.space.ranges import frozen_ranges, largest_of, running_sums
@@ -30,17 +30,6 @@ _Way = tuple[int, int, int, Recompute, int, int]
 """Pool, width, samples, recomputation, context, expert."""
 
 
-class _LayerSeconds(NamedTuple):
-    """One way through one layer."""
-
-    rest: float
-    """That nothing runs beside, reductions and routing included."""
-    hidden: float = 0.0
-    """Of attention, that keys and values may arrive beside."""
-    arriving: float = 0.0
-    """Of keys and values."""
-
-
 class Prices:
     """The prices of one chain on the pools of one cluster."""
 
@@ -49,41 +38,51 @@ class Prices:
         self.pools = pools
         self.model = model
         self._buffers: dict[tuple[int, int], float] = {}
-        self._known: dict[_Way, tuple[FloatArray, FloatArray]] = {}
+        self._known: dict[tuple[_Way, float], tuple[FloatArray, FloatArray]] = {}
+        self._layers: dict[_Way, list[tuple[LayerSeconds, LayerSeconds]]] = {}
         self._whole: dict[_Way, float] = {}
         self._ranges: dict[tuple[int, int], tuple[int, float] | None] = {}
 
     def seconds(
-        self, pool: int, width: int, samples: int, recompute: Recompute, *, context: int = 1, expert: int = 1
+        self,
+        pool: int,
+        width: int,
+        samples: int,
+        recompute: Recompute,
+        *,
+        context: int = 1,
+        expert: int = 1,
+        devices: int = 1,
     ) -> tuple[FloatArray, FloatArray]:
         """Running sums of forward and backward on one device of a replica of so many, with what it exchanges inside
-        its stage.
+        its stage, which has so many ``devices`` in all.
 
         What overlaps takes the longer of two sums, which no running sum can say; here all layers take the one that is
         longer over the whole chain. So a range is exact where its layers are alike, and otherwise never too long.
         """
-        key = (pool, width, samples, recompute, context, expert)
-        found = self._known.get(key)
+        way = (pool, width, samples, recompute, context, expert)
+        times = waiting(self.model.spread, devices)
+        found = self._known.get((way, times))
         if found is None:
-            where, split = self.pools[pool], Split(width, context, expert)
-            portion = Portion(
-                device=where.device, samples=samples, share=1 / width, width=width, context=context, expert=expert
-            )
-            pairs = [self._layer(at, where, split, portion, recompute) for at in self.distinct_layers]
-            forward, backward = (self._sums([pair[way] for pair in pairs]) for way in range(2))
-            found = self._known[key] = (forward, backward)
+            if way not in self._layers:
+                where = self.pools[pool]
+                portion = Portion(
+                    device=where.device, samples=samples, share=1 / width, width=width, context=context, expert=expert
+                )
+                layers = (self.chain.layers[at] for at in self.distinct_layers)
+                self._layers[way] = [
+                    price_layer(self.model, self.chain, layer, where, portion, recompute) for layer in layers
+                ]
+            pairs = self._layers[way]
+            forward, backward = (self._sums([pair[at] for pair in pairs], times) for at in range(2))
+            found = self._known[way, times] = (forward, backward)
         return found
 
-    def _sums(self, distinct: list[_LayerSeconds]) -> FloatArray:
-        """Running sums, with what is longer over all layers: attention, or what arrives beside it."""
+    def _sums(self, distinct: list[LayerSeconds], times: float) -> FloatArray:
+        """Running sums over all layers, with compute so many times as long."""
         at, counts = self._layer_shapes
-        beside = hidden = [layer.hidden for layer in distinct]
-        if any(layer.arriving for layer in distinct):
-            arriving = [layer.arriving for layer in distinct]
-            beside = arriving if np.dot(counts, arriving) > np.dot(counts, hidden) else hidden
-        each = np.array([layer.rest + more for layer, more in zip(distinct, beside, strict=True)])
         sums = np.zeros(len(at) + 1)
-        np.cumsum(each[at], out=sums[1:])
+        np.cumsum(summed(distinct, counts, times)[at], out=sums[1:])
         return sums
 
     def whole(
@@ -96,30 +95,6 @@ class Prices:
             forward, backward = self.seconds(pool, width, samples, recompute, context=context, expert=expert)
             found = self._whole[key] = float(forward[-1] + backward[-1])
         return found
-
-    def _layer(
-        self, index: int, where: Pool, split: Split, portion: Portion, recompute: Recompute
-    ) -> tuple[_LayerSeconds, _LayerSeconds]:
-        layer, samples = self.chain.layers[index], portion.samples
-        forward, backward = layer_seconds(self.model, self.chain, layer, portion)
-        speed = where.device.speed.at(0)
-        again = recompute_seconds(self.model, self.chain, layer, portion, recompute, forward)
-        reduce = reduction_seconds(where, layer, split, samples)
-        ahead, back = forward / speed + reduce, (backward + again) / speed + reduce
-        if split.expert > 1:
-            routed = routed_seconds(where, layer, split, samples)
-            ahead += 2 * routed
-            back += (4 if recompute is Recompute.FULL else 2) * routed
-        if split.context == 1:
-            return _LayerSeconds(ahead), _LayerSeconds(back)
-        beside = hidden_seconds(self.model, self.chain, layer, portion, (forward, backward))
-        twice = recompute is Recompute.FULL
-        first, second = beside[0] / speed, (beside[1] + (beside[0] if twice else 0.0)) / speed
-        arriving = key_value_seconds(where, layer, split, samples)
-        return (
-            _LayerSeconds(ahead - first, first, arriving),
-            _LayerSeconds(back - second, second, (3 if twice else 2) * arriving),
-        )
 
     def sample_range(self, pool: int, tensor_width: int) -> tuple[int, float] | None:
         """Samples whose times are known for all layers, the fewest and the most; None where this width was measured for

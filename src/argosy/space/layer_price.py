@@ -1,0 +1,65 @@
+"""What one layer costs on a device of a pool: compute, what it exchanges inside its stage, and what may overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argosy.cost.compute import ComputeModel, Portion, hidden_seconds, layer_seconds, recompute_seconds
+from argosy.plan.plan import Recompute
+from argosy.space.exchange import Split, key_value_seconds, reduction_seconds, routed_seconds
+from argosy.space.pool import Pool
+from argosy.workload.chain import Chain, Layer
+
+
+class LayerSeconds(NamedTuple):
+    """One way through one layer."""
+
+    rest: float
+    """Of compute that nothing runs beside."""
+    exchanged: float = 0.0
+    """Of reductions and routing."""
+    hidden: float = 0.0
+    """Of attention, that keys and values may arrive beside."""
+    arriving: float = 0.0
+    """Of keys and values."""
+
+
+def price_layer(
+    model: ComputeModel, chain: Chain, layer: Layer, where: Pool, portion: Portion, recompute: Recompute
+) -> tuple[LayerSeconds, LayerSeconds]:
+    """Forward and backward of a layer."""
+    split, samples = Split(portion.width, portion.context, portion.expert), portion.samples
+    forward, backward = layer_seconds(model, chain, layer, portion)
+    speed = where.device.speed.at(0)
+    again = recompute_seconds(model, chain, layer, portion, recompute, forward)
+    ahead, back = forward / speed, (backward + again) / speed
+    exchanged_ahead = exchanged_back = reduction_seconds(where, layer, split, samples)
+    if split.expert > 1:
+        routed = routed_seconds(where, layer, split, samples)
+        exchanged_ahead += 2 * routed
+        exchanged_back += (4 if recompute is Recompute.FULL else 2) * routed
+    if split.context == 1:
+        return LayerSeconds(ahead, exchanged_ahead), LayerSeconds(back, exchanged_back)
+    beside = hidden_seconds(model, chain, layer, portion, (forward, backward))
+    twice = recompute is Recompute.FULL
+    first, second = beside[0] / speed, (beside[1] + (beside[0] if twice else 0.0)) / speed
+    arriving = key_value_seconds(where, layer, split, samples)
+    return (
+        LayerSeconds(ahead - first, exchanged_ahead, first, arriving),
+        LayerSeconds(back - second, exchanged_back, second, (3 if twice else 2) * arriving),
+    )
+
+
+def summed(distinct: Sequence[LayerSeconds], counts: NDArray[np.intp], times: float) -> NDArray[np.float64]:
+    """Seconds of each of some layers, of which there are so many each, with compute so many times as long; what is
+    longer over all of them counts: attention, or what arrives beside it."""
+    beside = hidden = [times * layer.hidden for layer in distinct]
+    if any(layer.arriving for layer in distinct):
+        arriving = [layer.arriving for layer in distinct]
+        beside = arriving if np.dot(counts, arriving) > np.dot(counts, hidden) else hidden
+    pairs = zip(distinct, beside, strict=True)
+    return np.array([times * layer.rest + layer.exchanged + more for layer, more in pairs])
