@@ -9,7 +9,7 @@ SECONDS ?= 600
 PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-torch-free test-oldest fuzz audit coverage check format bench docs clean
+.PHONY: help demo test test-all test-torch-free test-oldest test-gpu fuzz audit coverage check format bench docs clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## ?/\t/' | expand -t 12
@@ -28,6 +28,9 @@ test-torch-free: .venv-$(notdir $(PYTHON))/.torch-free   ## planning, simulating
 
 test-oldest: .venv-oldest/.torch-free   ## the same with the oldest versions that pyproject.toml allows: make test-oldest TESTS=tests/cluster
 	.venv-oldest/bin/python -m pytest -n $(JOBS) --dist worksteal --torch-free -m "not exhaustive" -p no:cacheprovider $(TESTS)
+
+test-gpu: $(VENV)/.test   ## ranks on GPUs over NCCL; NCCL 2.30 runs several on one card with NCCL_MULTI_RANK_GPU_ENABLE=1
+	$(BIN)/python -m pytest -n 0 --gpu tests/gpu
 
 audit: $(VENV)/.audit   ## known holes in what is installed; asks a service on the network
 	$(BIN)/pip-audit --strict --skip-editable

@@ -146,7 +146,7 @@ def schedule_is_one_of(plan: Plan, target: str, known: tuple[ScheduleKind, ...])
     schedule = plan.schedule
     if len(plan.stages) > 1 and (schedule.kind not in known or schedule.depth is not None):
         expected = f"{' or '.join(known)}, which {target} runs"
-        final = schedule.kind is ScheduleKind.INTERLEAVED and schedule.kind not in known
+        final = schedule.kind.is_chunked and schedule.kind not in known
         hint = f"argosy plan --schedule {known[0]}" + ("" if final else ", or --lossy")
         yield limit("schedule", repr(schedule), expected, final=final, suggestion=hint)
 

@@ -34,7 +34,7 @@ from argosy.export.form import (
 from argosy.export.grid import Grid, grid_of, hosts_are_whole, torchrun_lines
 from argosy.export.megatron import layers_have_letters
 from argosy.plan.plan import Plan
-from argosy.schedule import build_schedule
+from argosy.schedule import ScheduleKind, build_schedule
 from argosy.workload.chain import Chain
 
 NAME = "torchtitan"
@@ -49,13 +49,15 @@ MODELS = {
 """Our presets by torchtitan's names and flavors."""
 _MODULES = {"embedding": ("tok_embeddings",), "head": ("norm", "output")}
 CSV, TOML = "schedule.csv", "torchtitan.toml"
+_NAMED = {ScheduleKind.ZERO_BUBBLE_V: "ZBVZeroBubble", ScheduleKind.DUALPIPE_V: "DualPipeV"}
+"""Schedules that torchtitan places on ranks only by their names."""
 
 
 def export_torchtitan(plan: Plan, chain: Chain, *, lossy: bool = False) -> Export:
     lost = settle(limits(plan, chain), lossy=lossy)
     grid = grid_of(plan)
     files = [(TOML, _job(plan, chain, grid))]
-    if len(plan.stages) > 1:
+    if len(plan.stages) > 1 and plan.schedule.kind not in _NAMED:
         files.append((CSV, schedule_csv(plan)))
     command = f"-m torchtitan.train --job.config_file {TOML}"
     lines = ["#!/usr/bin/env bash", *torchrun_lines(grid.hosts, f'{command} "$@"')]
@@ -109,6 +111,14 @@ def schedule_csv(plan: Plan) -> str:
     return "".join(",".join(map(str, row)) + "\n" for row in schedule.rows)
 
 
+def _schedule(plan: Plan, grid: Grid) -> dict[str, object]:
+    """V-shaped schedules by torch's names for them; all others as a list of actions."""
+    if plan.schedule.kind in _NAMED:
+        return {"pipeline_parallel_schedule": _NAMED[plan.schedule.kind]}
+    name = "PipelineScheduleMulti" if grid.chunks > 1 else "PipelineScheduleSingle"
+    return {"pipeline_parallel_schedule": name, "pipeline_parallel_schedule_csv": CSV}
+
+
 def _job(plan: Plan, chain: Chain, grid: Grid) -> str:
     """All values are JSON, which TOML reads as it is."""
     level = zero_level(plan, ZERO) or (2 if grid.expert > 1 else 0)
@@ -129,8 +139,7 @@ def _job(plan: Plan, chain: Chain, grid: Grid) -> str:
         batch *= plan.num_micro_batches  # a pipeline cuts it into micro-batches itself
         parallelism |= {
             "module_fqns_per_model_part": modules(plan, chain),
-            "pipeline_parallel_schedule": "PipelineScheduleMulti" if grid.chunks > 1 else "PipelineScheduleSingle",
-            "pipeline_parallel_schedule_csv": CSV,
+            **_schedule(plan, grid),
             "pipeline_parallel_microbatch_size": grid.samples,
         }
     tables: dict[str, dict[str, object]] = {

@@ -23,7 +23,7 @@ from argosy.runtime.batch import check_batch, filled_up
 from argosy.runtime.boxes import rows, rows_of
 from argosy.runtime.checkpoint import load, save
 from argosy.runtime.evaluation import evaluate
-from argosy.runtime.executor import Executor
+from argosy.runtime.executor import Executor, GradientEvents
 from argosy.runtime.failure import in_contact, in_contact_beside_others
 from argosy.runtime.gradients import Gradients
 from argosy.runtime.holding import (
@@ -52,9 +52,9 @@ from argosy.runtime.stage import LossFunction, StageProgram
 from argosy.runtime.state import Held, trainer_state
 from argosy.runtime.transport import Transport
 from argosy.runtime.weighing import Accumulated, Tally, weight_of
-from argosy.runtime.world import check_supported, device_of, join, open_groups
+from argosy.runtime.world import await_device, check_supported, device_of, join, open_groups
 from argosy.runtime.writers import Callback, StepMetrics
-from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.schedule import ScheduleSpec
 from argosy.timeline import Timeline
 from argosy.workload.capture.initial import Recording
 
@@ -214,9 +214,12 @@ class Trainer:
         self.plan, self.gradients, self.gates = plan, gradients, gates
         self.planned = plan.schedule
         """The plan's own schedule, whatever is in use."""
-        self.executor = Executor(
-            plan, self.rank, programs, self.transport, self.recorder, self.roster, self._after_gradients
+        events = GradientEvents(
+            added=self._after_gradients,
+            before_last=gradients.before_last_backward,
+            after_last=gradients.after_last_backward,
         )
+        self.executor = Executor(plan, self.rank, programs, self.transport, self.recorder, self.roster, events)
         self._follow(plan)
         self.optimizer_factory = optimizer_factory
         self._make_optimizer()
@@ -248,6 +251,9 @@ class Trainer:
         The step's loss is the mean over all samples, or over all targets that are not masked, of these batches
         together. Batches of a captured program count by their samples.
         """
+        self._accumulate(batch, is_final=False)
+
+    def _accumulate(self, batch: Any, *, is_final: bool) -> None:
         samples = check_batch(batch, self.plan, may_be_short=self.takes_short_batches)
         if self.accumulated is None:
             self.accumulated = Accumulated()
@@ -255,13 +261,13 @@ class Trainer:
         self.executor.loss_scale = self.scale.value
         with in_contact_beside_others(f"in step {self.steps}"):
             whole = filled_up(batch, samples, self.plan)
-            losses = self.executor.step(whole, self.accumulated.tally, samples=samples)
+            losses = self.executor.step(whole, self.accumulated.tally, samples=samples, is_final=is_final)
         self.accumulated.losses.append(losses)
         self.accumulated.samples += samples
 
     def step(self, batch: Any) -> float:
         """Train on a global batch and on what was accumulated; the mean loss over it, on every rank."""
-        self.accumulate(batch)
+        self._accumulate(batch, is_final=True)
         done, self.accumulated = self.accumulated, None
         assert done is not None
         losses = torch.cat(done.losses)
@@ -298,6 +304,7 @@ class Trainer:
         sums = tally.sums(losses)
         parts = torch.cat([figures, sums, losses.new_tensor(self.votes)])
         dist.all_reduce(parts)
+        await_device(self.device, f"in step {self.steps}")
         loss, squares, *rest = parts.tolist()
         self.tally = tuple(rest[len(sums) :])
         ratio = weight_of(rest[: len(sums)], self.steps, self.plan.global_batch)
@@ -351,8 +358,8 @@ class Trainer:
 
     def set_schedule(self, spec: ScheduleSpec) -> None:
         """Another schedule of the same stages, from the next step on. Every rank calls this at the same step."""
-        if spec.kind is ScheduleKind.INTERLEAVED or self.plan.schedule.kind is ScheduleKind.INTERLEAVED:
-            expected = "a schedule with the same stages per worker; interleaved ones have several"
+        if spec.placement != self.plan.schedule.placement:
+            expected = "a schedule with the same stages per worker; interleaved and V-shaped ones have several"
             raise InputError([Problem(path="schedule", found=repr(spec), expected=expected)])
         self._follow(replace(self.plan, schedule=spec))
 
@@ -379,7 +386,7 @@ class Trainer:
         self.executor.follow(plan)
         self.plan = plan
         for gate in self.gates.values():
-            gate.scatters = plan.schedule.kind is not ScheduleKind.ZERO_BUBBLE
+            gate.scatters = not plan.schedule.kind.is_split
 
     def _after_gradients(self, stage: int) -> None:
         if stage in self.gates:

@@ -27,7 +27,6 @@ from argosy.cluster.trace import total
 from argosy.cost.collective import Pairs, seconds_alone
 from argosy.cost.compute import ComputeModel, Portion, StageSeconds, split_stage_seconds, update_seconds
 from argosy.plan.plan import Collective, Plan, Replica, Stage
-from argosy.schedule import ScheduleKind
 from argosy.sim.blocking import with_blocking_transfers
 from argosy.sim.compile import Compiler, compile_plan
 from argosy.sim.exchange import Exchange, key_values, reduction, routed, weight_exchange
@@ -58,7 +57,7 @@ def fold_plan(
 ) -> tuple[TaskGraph, Cluster]:
     """The task graph of one iteration on bundles, and the cluster it runs on."""
     model = model or ComputeModel()
-    if plan.schedule.kind is ScheduleKind.INTERLEAVED:
+    if plan.schedule.kind.is_chunked:
         return compile_plan(plan, chain, cluster, model), cluster
     folder = Folder(plan, chain, cluster, model)
     graph = folder.run()

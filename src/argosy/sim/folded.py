@@ -27,7 +27,7 @@ from functools import lru_cache
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.plan.plan import Plan
-from argosy.schedule import ActionKind, ScheduleKind, ScheduleSpec
+from argosy.schedule import ActionKind, ScheduleSpec
 from argosy.sim.constant import orders_of
 from argosy.sim.fold import FoldedLinks, Folder
 from argosy.sim.graph import Flow
@@ -92,7 +92,7 @@ class FoldedPlan(Folder):
     @property
     def is_playable(self) -> bool:
         """Whether ``seconds`` plays all that the plan does, on devices and links that do not change."""
-        if self.model.blocking or self.plan.schedule.kind is ScheduleKind.INTERLEAVED:
+        if self.model.blocking or self.plan.schedule.kind.is_chunked:
             return False
         if self.model.prefetch and any(self.zero[stage] >= 2 for stage in range(len(self.plan.stages))):
             return False
