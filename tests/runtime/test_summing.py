@@ -9,13 +9,14 @@ import pytest
 import torch
 from rank_pool import RankPool
 from torch import nn
-from training_cases import Case, differences, train_in_parallel, ways_of_summing
+from training_cases import Case, differences, train_in_parallel, train_with_early_sums, ways_of_summing
 
 from argosy.plan.plan import Algorithm
 from argosy.runtime import overlap
 from argosy.runtime.ledger import MOST_BUCKETS
 from argosy.runtime.overlap import GradientSum
 from argosy.runtime.parameters import Weight
+from argosy.schedule import ScheduleKind
 
 LAYOUTS = [(((1, 2, 1, 1, 1),), 2), (((1, 1, 1, 1, 1),), 3), (((2, 1), (1, 1, 1)), 2)]
 """Shares, and devices of a node: nodes of 2, 2 and 1; of 3 and 2; two stages, one of them over two nodes."""
@@ -45,6 +46,19 @@ def test_the_plan_s_choice_is_taken(ranks: RankPool, algorithm: Algorithm, per_n
     """Within one node there is nothing hierarchical."""
     case = Case(shares=((1, 1, 1, 1),), algorithm=algorithm, per_node=per_node, num_micro_batches=1)
     assert ranks(4, ways_of_summing, case) == [[expected]] * 4
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(shares=((3, 1), (1, 3), (1, 3), (3, 1)), kind=ScheduleKind.DUALPIPE_V, num_micro_batches=4),
+        Case(model="routed", shares=((1, 1), (2,)), num_micro_batches=2),
+    ],
+    ids=str,
+)
+def test_sums_during_the_last_backward_give_the_gradients_of_one_process(ranks: RankPool, case: Case) -> None:
+    """Also if weight gradients are put off, and if replicas have gradients of other weights."""
+    assert not differences(case, ranks(case.num_ranks, train_with_early_sums, case))
 
 
 class Doubled:

@@ -29,6 +29,7 @@ from argosy.plan.plan import (
     Replica,
     Stage,
 )
+from argosy.runtime import gradients
 from argosy.runtime.dropout import Masks
 from argosy.runtime.measured import clock_offsets
 from argosy.runtime.moment import Moment
@@ -201,6 +202,12 @@ def train_in_parallel(case: Case) -> Outcome:
     )
     losses = [trainer.step(batch) for _ in range(case.steps)]
     return outcome_of(trainer, losses)
+
+
+def train_with_early_sums(case: Case) -> Outcome:
+    """Gradient sums begin during the last backward, as they do on GPUs."""
+    with mock.patch.object(gradients, "is_on_device", lambda way: True):
+        return train_in_parallel(case)
 
 
 def train_with_rows(case: Case, name: str) -> Outcome:

@@ -78,7 +78,7 @@ class GradientEvents:
     added: Callable[[int], None] = _ignored
     """After a micro-batch."""
     before_last: Callable[[int], None] = _ignored
-    """Before the last backward of a step, if weight gradients are computed in it."""
+    """Before the last backward of a step, if all weight gradients are computed by torch in it."""
     after_last: Callable[[int], None] = _ignored
 
 
@@ -289,9 +289,8 @@ class Executor:
         index = action.micro_batch
         last = stage.seat.stage == len(self.plan.stages) - 1
         held = stage.held.pop(index)
-        gradients = None if last or not held.outputs else self._arrived(stage, action, gradient=True)
-        self.transport.departed((stage.seat.stage, index, False))
-        if action == self.last_gradients[action.stage] and self.is_final:
+        is_last = action == self.last_gradients[action.stage] and self.is_final
+        if is_last and stage.program.deferral is None:
             self.gradient_events.before_last(action.stage)
         if held.outputs:  # else nothing in this stage or before it is trained
             with self.recorder.computing(action):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import os
 import threading
@@ -98,11 +99,22 @@ def _backend(roster: Sequence[str]) -> str:
 
 def why_unshared() -> str | None:
     """None if NCCL runs several ranks on one GPU; else why it does not."""
-    version = torch.cuda.nccl.version()
+    version = nccl_version()
     if tuple(version[:2]) < _FIRST_SHARING:
         found, needed = (".".join(map(str, numbers)) for numbers in (version, _FIRST_SHARING))
         return f"NCCL {found} runs one rank per GPU; {needed} runs several with {_SHARING}=1"
     return None if os.environ.get(_SHARING) == "1" else f"{_SHARING} is not 1"
+
+
+def nccl_version() -> tuple[int, ...]:
+    """Of the library that is loaded, which may be newer than the one that torch was built with."""
+    number = ctypes.c_int()
+    try:
+        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):
+        return tuple(torch.cuda.nccl.version())
+    major, rest = divmod(number.value, 10_000)
+    return (major, *divmod(rest, 100))
 
 
 def await_device(device: torch.device, what: str) -> None:
