@@ -20,6 +20,7 @@ from argosy.cli.run_checks import (
     check_launch,
     check_steps,
     check_torch,
+    warn_of_other_compilation,
     warn_of_other_options,
 )
 
@@ -47,6 +48,9 @@ def run(
     init: Annotated[Path | None, typer.Option("--init", help="Weights to begin with: a checkpoint or a file.")] = None,
     clip: Clip = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the initial values.")] = 0,
+    compile_stages: Annotated[
+        bool, typer.Option("--compile", help="Have torch.compile make one graph of each stage.")
+    ] = False,
     node_rank: Annotated[int, typer.Option("--node-rank", min=0, help="Which of the plan's nodes this is.")] = 0,
     address: Annotated[
         str | None, typer.Option("--address", help="Where node 0 is reached; with --elastic, where this node is.")
@@ -193,6 +197,7 @@ def run(
         init=None if init is None else str(init),
         clip=clip,
         seed=seed,
+        compile=compile_stages,
         patience=patience,
         any_device=any_device,
         adapt=Reach(adapt),
@@ -206,6 +211,8 @@ def run(
     )
     launch = Launch(plan=planned, spec=spec, here=here, lab=lab, address=address, port=port)
     check_launch(launch, node_rank, quiet=quiet)
+    if not quiet:
+        warn_of_other_compilation(planned, spec)
     if slurm is not None and dry_run:
         raise bad_input("--dry-run or --slurm, not both", where="argosy run")
     if elastic and (lab is not None or slurm is not None or dry_run or metrics_port is not None):

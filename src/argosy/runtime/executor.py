@@ -289,6 +289,8 @@ class Executor:
         index = action.micro_batch
         last = stage.seat.stage == len(self.plan.stages) - 1
         held = stage.held.pop(index)
+        gradients = None if last or not held.outputs else self._arrived(stage, action, gradient=True)
+        self.transport.departed((stage.seat.stage, index, False))
         is_last = action == self.last_gradients[action.stage] and self.is_final
         if is_last and stage.program.deferral is None:
             self.gradient_events.before_last(action.stage)

@@ -24,6 +24,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from argosy.runtime.ledger import BUCKET_BYTES, MOST_BUCKETS
 from argosy.runtime.parameters import Weight
 from argosy.runtime.summing import Pending, Way
+from argosy.runtime.world import await_device
 
 _Thing = TypeVar("_Thing")
 
@@ -118,6 +119,7 @@ class GradientSum:
         while self.under_way:
             self._finish_oldest()
         counting.wait()
+        await_device(self.known.device, "while gradients were summed")
         for parameter, holders in zip(self.parameters, self.known.tolist(), strict=True):
             if not holders:
                 parameter.grad = None

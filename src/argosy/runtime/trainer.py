@@ -23,6 +23,7 @@ from argosy.runtime.batch import check_batch, filled_up
 from argosy.runtime.boxes import rows, rows_of
 from argosy.runtime.checkpoint import load, save
 from argosy.runtime.evaluation import evaluate
+from argosy.runtime.compiling import check_compilable
 from argosy.runtime.executor import Executor, GradientEvents
 from argosy.runtime.failure import in_contact, in_contact_beside_others
 from argosy.runtime.gradients import Gradients
@@ -73,6 +74,7 @@ def parallelize(
     cut: Sequence[int] | None = None,
     seed: int = 0,
     scheduler: SchedulerFactory | None = None,
+    compile_stages: bool = False,
 ) -> Trainer:
     """A trainer for this rank.
 
@@ -84,17 +86,25 @@ def parallelize(
     names the devices by rank where there are more than the plan uses: the others are idle until a plan that ``move`` is
     given uses them. ``cut`` gives every operation of the forward a stage (``solve.stagecut.cut_graph(...).stages``)
     where stages are not ranges of layers, the plan's own unless given; a model without layers is cut here. ``seed`` is
-    that of dropout's masks.
+    that of dropout's masks. ``compile_stages`` has ``torch.compile`` make one graph of each stage.
     """
     cut = plan.cut if cut is None else cut
     roster = devices_by_rank(plan) if roster is None else tuple(roster)
     check_supported(plan)
+    if compile_stages:
+        check_compilable(plan)
     join(plan, roster)
     check_batch(example_batch, plan)
     rank = dist.get_rank()
     device = device_of(roster, rank)
     recipe = Recipe(
-        model=model, loss_fn=loss_fn, optimizer_factory=optimizer_factory, device=device, roster=roster, seed=seed
+        model=model,
+        loss_fn=loss_fn,
+        optimizer_factory=optimizer_factory,
+        device=device,
+        roster=roster,
+        seed=seed,
+        is_compiled=compile_stages,
     )
     source = _source(recipe, plan, example_batch, cut, recording)
     mine = recipe.stages_of(plan, rank)
@@ -124,6 +134,7 @@ def parallelize(
         scale=scale,
         roster=roster,
         scheduler=scheduler,
+        is_compiled=compile_stages,
     )
     trainer.aliases = {weight.name: weight.aliases for weight in weights if weight.aliases}
     trainer.buffers = buffers_at(model, places)
@@ -153,6 +164,7 @@ def _source(
         cut=cut,
         layers=layers,
         recording=recording,
+        is_compiled=recipe.is_compiled,
     )
     source.check_agreed()
     return source
@@ -174,7 +186,9 @@ class Trainer:
         scale: LossScale | None = None,
         roster: Sequence[str] | None = None,
         scheduler: SchedulerFactory | None = None,
+        is_compiled: bool = False,
     ) -> None:
+        self.is_compiled = is_compiled
         self.recorder, self.device = recorder, recorder.device
         self.rank = dist.get_rank()
         self.roster = devices_by_rank(plan) if roster is None else tuple(roster)
@@ -383,6 +397,8 @@ class Trainer:
         self._follow(replace(self.plan, stages=tuple(stages)))
 
     def _follow(self, plan: Plan) -> None:
+        if self.is_compiled:
+            check_compilable(plan)
         self.executor.follow(plan)
         self.plan = plan
         for gate in self.gates.values():

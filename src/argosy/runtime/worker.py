@@ -122,6 +122,7 @@ def prepare(
         recording=recording,
         seed=spec.seed,
         scheduler=program.scheduler,
+        compile_stages=spec.compile,
     )
     trainer.callbacks += program.callbacks
     if spec.init is not None:
