@@ -32,7 +32,7 @@ def test_a_rank_that_stops_answering_is_reported_by_the_others(tmp_path: Path) -
     need_ranks(2)
     done = _run(tmp_path, Path(__file__).parent / "programs_that_stop.py", "--patience", "8")
     assert done.returncode == 4, done.stderr
-    assert "lost contact in step 2: another rank sent nothing for 8 s" in done.stderr
+    assert "lost contact in step 2" in done.stderr
 
 
 def test_an_elastic_run_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ before handed on. Where more stages follow, the call of ``loss_fn`` ends there; 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn, Protocol
@@ -179,9 +180,14 @@ class LayerStage:
         return self.calls[key]
 
     def _bare(self, index: int, layer: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
-        """A layer within what is compiled."""
+        """A layer within what is compiled, where torch knows checkpoints in these forms only."""
         del index
-        return recomputed(self.recompute, layer, draws=True)(*arguments, **keywords)
+        if self.recompute is Recompute.NONE:
+            return layer(*arguments, **keywords)
+        if self.recompute is Recompute.FULL:
+            return checkpoint.checkpoint(layer, *arguments, use_reentrant=False, **keywords)
+        context = functools.partial(checkpoint.create_selective_checkpoint_contexts, list(_KEPT))
+        return checkpoint.checkpoint(layer, *arguments, use_reentrant=False, context_fn=context, **keywords)
 
     def _layer(self, index: int, layer: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
         known = self.random[index]
