@@ -214,6 +214,7 @@ class Trainer:
         self.accumulated: Accumulated | None = None
         """What was computed since the last update."""
         self.transport = Transport.open(self.device)
+        recorder.contacts_on_device = self.transport.in_order
         self.take_up(plan, programs, gradients, gates, optimizer_factory)
 
     def take_up(
