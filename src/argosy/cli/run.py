@@ -197,7 +197,7 @@ def run(
         init=None if init is None else str(init),
         clip=clip,
         seed=seed,
-        compile=compile_stages,
+        compile_stages=compile_stages,
         patience=patience,
         any_device=any_device,
         adapt=Reach(adapt),

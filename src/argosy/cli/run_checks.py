@@ -86,8 +86,8 @@ def warn_of_other_compilation(plan: Plan, spec: RunSpec) -> None:
     from argosy.cost.remembered import cost_model_of
 
     kinds = {profile.compiled for profile in cost_model_of(plan, spec.profiles).profiles}
-    if kinds == {not spec.compile}:
-        measured, change = ("eager", "without") if spec.compile else ("compiled", "with")
+    if kinds == {not spec.compile_stages}:
+        measured, change = ("eager", "without") if spec.compile_stages else ("compiled", "with")
         sys.stderr.write(f"warning: the plan's profiles are of {measured} layers; run it {change} --compile\n")
 
 

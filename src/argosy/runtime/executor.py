@@ -142,9 +142,7 @@ class Executor:
         for program in self.programs.values():
             program.deferral = self.deferral if plan.schedule.kind.is_split else None
 
-    def step(
-        self, batch: Any, tally: Tally, *, samples: int, trains: bool = True, is_final: bool = False
-    ) -> Tensor:
+    def step(self, batch: Any, tally: Tally, *, samples: int, trains: bool = True, is_final: bool = False) -> Tensor:
         """Run every action of a step, or its forwards alone; the weighted loss of each micro-batch as far as this rank
         computed it. All but the first ``samples`` of the batch are copies that count for nothing. ``is_final``: no
         further batch adds to the gradients."""

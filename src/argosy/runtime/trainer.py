@@ -22,8 +22,8 @@ from argosy.plan.plan import Plan
 from argosy.runtime.batch import check_batch, filled_up
 from argosy.runtime.boxes import rows, rows_of
 from argosy.runtime.checkpoint import load, save
-from argosy.runtime.evaluation import evaluate
 from argosy.runtime.compiling import check_compilable
+from argosy.runtime.evaluation import evaluate
 from argosy.runtime.executor import Executor, GradientEvents
 from argosy.runtime.failure import in_contact, in_contact_beside_others
 from argosy.runtime.gradients import Gradients

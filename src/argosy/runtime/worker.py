@@ -123,7 +123,7 @@ def prepare(
         recording=recording,
         seed=spec.seed,
         scheduler=program.scheduler,
-        compile_stages=spec.compile,
+        compile_stages=spec.compile_stages,
     )
     trainer.callbacks += program.callbacks
     if spec.init is not None:
