@@ -1,8 +1,9 @@
-"""Stages compiled by ``torch.compile``: a whole stage is one graph, on the last stage with its loss.
+"""Stages compiled by ``torch.compile``: a whole stage is one graph, on the last stage all but its last layer.
 
     (1)  layers      The first run of a stage is eager and finds out which layers draw random masks. Without masks and
                      without a gate around layers (ZeRO 2 and 3), the stage is compiled as a whole; else layer by layer,
                      and layers with masks stay eager: their masks depend on step and sample, not on a generator.
+                     So do the model's last layer and the loss, whose calls are watched (``weighing``).
     (2)  operations  The operations of a captured program are written as a torch.fx graph, one for each number of
                      samples; layer by layer if they are recomputed or gathered. Random numbers are drawn before, by the
                      same rule, and given to it.
