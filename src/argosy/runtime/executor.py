@@ -8,7 +8,7 @@ weight per sample that ``weighing`` finds; plain sums over micro-batches and rep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from argosy.runtime.failure import in_contact
 from argosy.runtime.ledger import answered, lookahead
 from argosy.runtime.measure import Recorder
 from argosy.runtime.moment import Moment
+from argosy.runtime.overlap import GradientEvents
 from argosy.runtime.ranks import Link, Seat, channels_of, links_between, seats_of, worker_of
 from argosy.runtime.stage import StageProgram
 from argosy.runtime.transport import Arrival, Transport, Work
@@ -37,10 +38,6 @@ _FORM_TAG = 2**28
 _MOST_TENSORS = 64
 """In what a stage hands on."""
 _FORWARD_KINDS = (ActionKind.RECEIVE_FORWARD, ActionKind.FORWARD, ActionKind.SEND_FORWARD)
-
-
-def _ignored(stage: int) -> None:
-    del stage
 
 
 @dataclass
@@ -69,17 +66,6 @@ class Hosted:
     handed: dict[tuple[bool, int], list[Tensor]] = field(default_factory=dict)
     """From a neighbouring stage on this very rank."""
     debts: dict[int, list[Debt]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GradientEvents:
-    """What is called as a stage's gradients add up, with the stage."""
-
-    added: Callable[[int], None] = _ignored
-    """After a micro-batch."""
-    before_last: Callable[[int], None] = _ignored
-    """Before the last backward of a step, if all weight gradients are computed by torch in it."""
-    after_last: Callable[[int], None] = _ignored
 
 
 class Executor:

@@ -9,12 +9,12 @@ With g the gradient of the whole batch's mean loss, each weight counted once:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from argosy.runtime.overlap import GradientSum
+from argosy.runtime.overlap import GradientEvents, GradientSum
 from argosy.runtime.parameters import Weight
 from argosy.runtime.sharding import ShardSet
 from argosy.runtime.summing import Way, is_on_device
@@ -56,6 +56,10 @@ class Gradients:
         """Let go of the weights: another plan has other sums."""
         for gradient_sum in self.sums:
             gradient_sum.close()
+
+    def events(self, added: Callable[[int], None]) -> GradientEvents:
+        """What an executor calls as gradients add up."""
+        return GradientEvents(added=added, before_last=self.before_last_backward, after_last=self.after_last_backward)
 
     def before_last_backward(self, stage: int) -> None:
         """The last backward of a stage in this step is about to begin."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -27,6 +28,21 @@ from argosy.runtime.summing import Pending, Way
 from argosy.runtime.world import await_device
 
 _Thing = TypeVar("_Thing")
+
+
+def _ignored(stage: int) -> None:
+    del stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientEvents:
+    """What is called as a stage's gradients add up, with the stage."""
+
+    added: Callable[[int], None] = _ignored
+    """After a micro-batch."""
+    before_last: Callable[[int], None] = _ignored
+    """Before the last backward of a step, if all weight gradients are computed by torch in it."""
+    after_last: Callable[[int], None] = _ignored
 
 
 class _Bucket(NamedTuple):

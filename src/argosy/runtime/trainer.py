@@ -24,7 +24,7 @@ from argosy.runtime.boxes import rows, rows_of
 from argosy.runtime.checkpoint import load, save
 from argosy.runtime.compiling import check_compilable
 from argosy.runtime.evaluation import evaluate
-from argosy.runtime.executor import Executor, GradientEvents
+from argosy.runtime.executor import Executor
 from argosy.runtime.failure import in_contact, in_contact_beside_others
 from argosy.runtime.gradients import Gradients
 from argosy.runtime.holding import (
@@ -229,11 +229,7 @@ class Trainer:
         self.plan, self.gradients, self.gates = plan, gradients, gates
         self.planned = plan.schedule
         """The plan's own schedule, whatever is in use."""
-        events = GradientEvents(
-            added=self._after_gradients,
-            before_last=gradients.before_last_backward,
-            after_last=gradients.after_last_backward,
-        )
+        events = gradients.events(self._after_gradients)
         self.executor = Executor(plan, self.rank, programs, self.transport, self.recorder, self.roster, events)
         self._follow(plan)
         self.optimizer_factory = optimizer_factory
