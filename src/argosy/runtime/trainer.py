@@ -98,14 +98,9 @@ def parallelize(
     rank = dist.get_rank()
     device = device_of(roster, rank)
     recipe = Recipe(
-        model=model,
-        loss_fn=loss_fn,
-        optimizer_factory=optimizer_factory,
-        device=device,
-        roster=roster,
-        seed=seed,
+        model=model, loss_fn=loss_fn, optimizer_factory=optimizer_factory, device=device, roster=roster, seed=seed,
         is_compiled=compile_stages,
-    )
+    )  # fmt: skip
     source = _source(recipe, plan, example_batch, cut, recording)
     mine = recipe.stages_of(plan, rank)
     weights = source.weights
@@ -154,18 +149,9 @@ def _source(
         if all(stage.replicas[0].width == 1 for stage in plan.stages):
             return found
     source = GraphSource(
-        model,
-        recipe.loss_fn,
-        batch,
-        plan,
-        recipe.device,
-        recipe.roster,
-        seed=recipe.seed,
-        cut=cut,
-        layers=layers,
-        recording=recording,
-        is_compiled=recipe.is_compiled,
-    )
+        model, recipe.loss_fn, batch, plan, recipe.device, recipe.roster, seed=recipe.seed, cut=cut, layers=layers,
+        recording=recording, is_compiled=recipe.is_compiled,
+    )  # fmt: skip
     source.check_agreed()
     return source
 
