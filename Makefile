@@ -9,7 +9,7 @@ SECONDS ?= 600
 PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slurm test-manifests test-torch-free test-oldest test-doors wheel fuzz audit coverage check format bench docs clean
+.PHONY: help demo test test-all test-slurm test-manifests test-torch-free test-oldest test-doors test-gpu wheel fuzz audit coverage check format bench docs clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## ?/\t/' | expand -t 12
@@ -45,6 +45,9 @@ wheel: $(VENV)/.core   ## build the wheel, install it into a fresh environment, 
 	$(PYTHON) -m venv .venv-wheel
 	.venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check dist/argosy-*.whl
 	cd dist && ../.venv-wheel/bin/argosy --version && ../.venv-wheel/bin/argosy plan -m gpt2 -c two-cards -b 8 -q -o plan.json >/dev/null
+
+test-gpu: $(VENV)/.test   ## ranks on GPUs over NCCL; NCCL 2.30 runs several on one card with NCCL_MULTI_RANK_GPU_ENABLE=1
+	$(BIN)/python -m pytest -n 0 --gpu tests/gpu
 
 audit: $(VENV)/.audit   ## known holes in what is installed; asks a service on the network
 	$(BIN)/pip-audit --strict --skip-editable

@@ -154,6 +154,13 @@ SUITE = (
         needs="a GPU",
     ),
     Entry(
+        name="gpu-compile",
+        shows="compiled stages against a compiled plain loop on a GPU",
+        note="2026-11-16-nccl.md",
+        command="python -m benchmarks.gpu_compile",
+        needs="a GPU",
+    ),
+    Entry(
         name="gpu-spmd",
         shows="shared programs on a GPU",
         note="2026-11-15-spmd.md",

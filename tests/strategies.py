@@ -23,6 +23,7 @@ from argosy.document import Document
 from argosy.dtype import Dtype
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Recompute, Replica, Stage
 from argosy.schedule import Action, ActionKind, Schedule, ScheduleKind, ScheduleSpec, build_schedule
+from argosy.schedule.action import worker_of
 from argosy.sim.graph import TaskGraph
 from argosy.workload.chain import Chain, Layer
 from benchmarks.bare_pipeline import StageCost, pipeline_graph
@@ -130,7 +131,7 @@ def schedules(
     dedicated: bool = False,
 ) -> Schedule:
     """Schedules of every kind. ``dedicated``: no two channels between the same two workers in the same direction, which
-    an interleaved schedule on two workers has."""
+    an interleaved schedule on two workers has, and a V-shaped one on any."""
     kind = draw(st.sampled_from(kinds))
     if kind is ScheduleKind.INTERLEAVED:
         counts = [count for count in (1, 2, 3) if count <= max_stages and not (dedicated and count == 2)]
@@ -138,6 +139,12 @@ def schedules(
         chunks = draw(st.integers(1, max(1, max_stages // workers)))
         count = workers * draw(st.integers(1, max(1, max_micro_batches // workers)))
         return build_schedule(ScheduleSpec(kind=kind, chunks=chunks), workers * chunks, count)
+    if kind.is_v:
+        workers = 1 if dedicated else draw(st.integers(1, max(1, max_stages // 2)))
+        least = 2 * workers if kind is ScheduleKind.DUALPIPE_V else 1
+        return build_schedule(
+            ScheduleSpec(kind=kind), 2 * workers, draw(st.integers(least, max(least, max_micro_batches)))
+        )
     num_stages = draw(st.integers(1, max_stages))
     count = draw(st.integers(1, max_micro_batches))
     spec = ScheduleSpec(kind=kind)
@@ -315,7 +322,7 @@ def plans(draw: st.DrawFn, *, clusters: st.SearchStrategy[dict[str, Any]] | None
     chain = draw(chains())
     names = draw(st.permutations([device.name for device in cluster.devices]))
     kind = draw(st.sampled_from(tuple(ScheduleKind)))
-    chunks = 2 if kind is ScheduleKind.INTERLEAVED else 1
+    chunks = 2 if kind.is_chunked else 1
     num_groups = draw(st.integers(1, min(3, len(names), len(chain.layers) // chunks)))
     cuts = draw(_cuts(len(names), num_groups))
     teams = [draw(_replicas(names[first:end])) for first, end in itertools.pairwise(cuts)]
@@ -325,20 +332,20 @@ def plans(draw: st.DrawFn, *, clusters: st.SearchStrategy[dict[str, Any]] | None
         Stage(
             first=first,
             end=end,
-            replicas=teams[index % num_groups],
+            replicas=teams[worker_of(kind, index, num_groups)],
             zero=draw(st.integers(0, 3)),
             recompute=draw(st.sampled_from(Recompute)),
         )
         for index, (first, end) in enumerate(itertools.pairwise(bounds))
     ]
-    count = num_groups * draw(st.integers(1, 2)) if chunks > 1 else draw(st.integers(1, 6))
+    count = chunks * num_groups * draw(st.integers(1, 2)) if chunks > 1 else draw(st.integers(1, 6))
     plan = Plan(
         model=ModelRef(name=chain.name, sequence_length=1, dtype=chain.dtype),
         cluster=ClusterRef.of(cluster),
         global_batch=_MICRO_BATCH * count,
         micro_batch_size=_MICRO_BATCH,
         num_micro_batches=count,
-        schedule=ScheduleSpec(kind=kind, k=draw(st.integers(1, 3)), chunks=chunks),
+        schedule=ScheduleSpec(kind=kind, k=draw(st.integers(1, 3)), chunks=1 if kind.is_v else chunks),
         stages=tuple(stages),
     )
     return Problem(plan=plan, chain=chain, cluster=cluster)

@@ -16,9 +16,11 @@ SCHEDULES = [
     (ScheduleKind.GPIPE, 1),
     (ScheduleKind.ONE_F_ONE_B, 1),
     (ScheduleKind.EAGER, 1),
-    *((ScheduleKind.KFKB, k) for k in (1, 2, 3, 4)),
+    *((ScheduleKind.KFKB, k) for k in (2, 3)),
     (ScheduleKind.INTERLEAVED, 1),
     (ScheduleKind.ZERO_BUBBLE, 1),
+    (ScheduleKind.ZERO_BUBBLE_V, 1),
+    (ScheduleKind.DUALPIPE_V, 1),
 ]
 LAYOUTS: list[tuple[tuple[int, ...], ...]] = [
     ((2,), (2,)),
@@ -56,6 +58,10 @@ def make(
     if kind is ScheduleKind.INTERLEAVED:
         layout = layout[:3] * 2 if len(layout) < 4 else layout
         count = len(layout) // 2 * (count - 3)
+    if kind.is_v:
+        first = layout[:3] if len(layout) < 4 else layout[:2]
+        layout = (*first, *first[::-1])
+        count = max(count, len(layout)) if kind is ScheduleKind.DUALPIPE_V else count
     clip, tied, single = switches
     return Case(
         model=model,

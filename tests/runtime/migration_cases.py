@@ -179,7 +179,7 @@ def travel(journey: Journey) -> tuple[list[float], list[tuple[Held, Held, Moved]
     for held in trainer.held():
         for box in held.boxes:
             weight = box.of(held.parameter.detach()).clone()
-            result.weights.setdefault(held.name, []).append((box.whole, weight.numpy()))
+            result.weights.setdefault(held.name, []).append((box.whole, weight.cpu().numpy()))
     return losses, moves, result, trainer.steps
 
 

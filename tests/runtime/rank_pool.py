@@ -1,4 +1,4 @@
-"""Real processes that stay: ranks of a process group on gloo that run one function after another.
+"""Real processes that stay: ranks of a process group that run one function after another.
 
 Starting a process costs seconds, joining a group milliseconds; so a pool's processes live as long as the test session,
 and each call joins as many of them as it needs.
@@ -30,7 +30,8 @@ class RankError(AssertionError):
 class RankPool:
     """Runs ``function(*arguments)`` on the first n of its processes, as ranks 0 to n-1 of one group."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: str = "gloo") -> None:
+        self.backend = backend
         self.folder = tempfile.TemporaryDirectory(prefix="argosy-ranks-")
         self.calls = 0
         self.processes: list[Any] = []
@@ -42,7 +43,7 @@ class RankPool:
         self.calls += 1
         store = str(Path(self.folder.name) / f"store-{self.calls}")
         for rank in range(num_ranks):
-            self.pipes[rank].send((rank, num_ranks, store, function, arguments))
+            self.pipes[rank].send((self.backend, rank, num_ranks, store, function, arguments))
         answers = [self._answer(rank) for rank in range(num_ranks)]
         failures = [text for failed, text in answers if failed]
         if failures:
@@ -85,8 +86,8 @@ class RankPool:
 
 
 @contextlib.contextmanager
-def rank_pool() -> Iterator[RankPool]:
-    pool = RankPool()
+def rank_pool(backend: str = "gloo") -> Iterator[RankPool]:
+    pool = RankPool(backend)
     try:
         yield pool
     finally:
@@ -101,18 +102,20 @@ def _serve(pipe: Connection) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            rank, num_ranks, store, function, arguments = pipe.recv()
+            backend, rank, num_ranks, store, function, arguments = pipe.recv()
         except EOFError:
             return
-        pipe.send(_call(rank, num_ranks, store, function, arguments))
+        pipe.send(_call(backend, rank, num_ranks, store, function, arguments))
 
 
-def _call(rank: int, num_ranks: int, store: str, function: Callable[..., Any], arguments: Any) -> tuple[bool, Any]:
+def _call(
+    backend: str, rank: int, num_ranks: int, store: str, function: Callable[..., Any], arguments: Any
+) -> tuple[bool, Any]:
     import torch.distributed as dist
 
     try:
         files = dist.FileStore(store, num_ranks)
-        dist.init_process_group("gloo", store=files, rank=rank, world_size=num_ranks, timeout=GROUP_TIMEOUT)
+        dist.init_process_group(backend, store=files, rank=rank, world_size=num_ranks, timeout=GROUP_TIMEOUT)
         return False, function(*arguments)
     except BaseException:
         return True, f"rank {rank}:\n{traceback.format_exc()}"

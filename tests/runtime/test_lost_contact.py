@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from contact_cases import send_to_nobody
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from argosy.runtime.failure import ElsewhereError, in_contact_beside_others
+from argosy.runtime.failure import ElsewhereError, ending_after, in_contact_beside_others
 
 
 def test_a_message_to_a_rank_that_has_gone_is_about_that_rank(tmp_path: Path) -> None:
@@ -39,6 +40,16 @@ def _of_nccl() -> None:
 def test_what_torch_distributed_raises_is_about_others(fail: Callable[[], None]) -> None:
     with pytest.raises(ElsewhereError, match="lost contact in step 3"), in_contact_beside_others("in step 3"):
         fail()
+
+
+def test_what_does_not_end_is_ended_from_another_thread() -> None:
+    ended = threading.Event()
+    with ending_after(0.0, ended.set):
+        assert ended.wait(60)
+    late = threading.Event()
+    with ending_after(3600.0, late.set):
+        pass
+    assert not late.is_set()
 
 
 def _broken_model() -> None:

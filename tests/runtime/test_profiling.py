@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -12,6 +13,7 @@ from argosy.cost.compute import ComputeModel
 from argosy.document import parse_toml
 from argosy.dtype import Dtype
 from argosy.planner import find_plan
+from argosy.runtime import compiling
 from argosy.runtime.profile import profile_model
 from argosy.workload.profile_file import dump_profile, parse_profile
 
@@ -81,6 +83,17 @@ def test_equal_layers_are_measured_once_for_each_number_of_samples() -> None:
         (kind, count) for kind in ("Block", "Embedding", "Head") for count in (1, 2, 4)
     ]
     assert all(row.forward_seconds > 0 and row.backward_seconds > 0 for row in profile.rows)
+
+
+def test_compiled_layers_are_measured_and_said_to_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "BACKEND", "eager")
+    batch = torch.randint(11, (2, 6), generator=torch.Generator().manual_seed(0))
+    profile = profile_model(
+        model(), loss, batch, name="small", kind="CPU-core", samples=(2,), seconds=0.001, is_compiled=True
+    )
+    assert profile.compiled and len(profile.rows) == 3
+    assert parse_profile(dump_profile(profile), file="profile.json") == profile
+    assert not parse_profile(measured(), file="profile.json").compiled
 
 
 def test_a_profile_can_be_planned_with() -> None:

@@ -24,7 +24,8 @@ COUNTS, SECONDS = st.integers(0, 10**12), st.floats(0, 1e12, exclude_min=True)
 SPECS = st.builds(
     RunSpec,
     plan=NAMES, program=NAMES, out=NAMES, steps=st.integers(1, 10**12), save_every=COUNTS, resume=st.booleans(),
-    init=st.none() | NAMES, clip=st.none() | SECONDS, seed=st.integers(), patience=SECONDS, any_device=st.booleans(),
+    init=st.none() | NAMES, clip=st.none() | SECONDS, seed=st.integers(), compile_stages=st.booleans(),
+    patience=SECONDS, any_device=st.booleans(),
     adapt=st.sampled_from(Reach), model=st.none() | NAMES, horizon=st.integers(1, 10**12), min_gain=st.floats(0, 1),
     profiles=st.lists(st.text()).map(tuple), metrics_port=st.none() | st.integers(0, 65535), copy_every=COUNTS,
     lost_after=SECONDS, gather=SECONDS, wait=SECONDS, grace=SECONDS,

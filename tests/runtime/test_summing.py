@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from rank_pool import RankPool
 from torch import nn
-from training_cases import Case, differences, train_in_parallel, ways_of_summing
+from training_cases import Case, differences, train_in_parallel, train_with_early_sums, ways_of_summing
 
 from argosy.plan.plan import Algorithm
-from argosy.runtime import gradients
+from argosy.runtime import overlap
 from argosy.runtime.ledger import MOST_BUCKETS
+from argosy.runtime.overlap import GradientSum
+from argosy.runtime.parameters import Weight
+from argosy.schedule import ScheduleKind
 
 LAYOUTS = [(((1, 2, 1, 1, 1),), 2), (((1, 1, 1, 1, 1),), 3), (((2, 1), (1, 1, 1)), 2)]
 """Shares, and devices of a node: nodes of 2, 2 and 1; of 3 and 2; two stages, one of them over two nodes."""
@@ -46,30 +48,96 @@ def test_the_plan_s_choice_is_taken(ranks: RankPool, algorithm: Algorithm, per_n
     assert ranks(4, ways_of_summing, case) == [[expected]] * 4
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(shares=((3, 1), (1, 3), (1, 3), (3, 1)), kind=ScheduleKind.DUALPIPE_V, num_micro_batches=4),
+        Case(model="routed", shares=((1, 1), (2,)), num_micro_batches=2),
+    ],
+    ids=str,
+)
+def test_sums_during_the_last_backward_give_the_gradients_of_one_process(ranks: RankPool, case: Case) -> None:
+    """Also if weight gradients are put off, and if replicas have gradients of other weights."""
+    assert not differences(case, ranks(case.num_ranks, train_with_early_sums, case))
+
+
+class Doubled:
+    """Sums with another holder that has twice as much; ``log`` has the sizes of what was begun."""
+
+    def __init__(self) -> None:
+        self.under_way, self.most = 0, 0
+        self.log: list[int] = []
+
+    def begin(self, vector: torch.Tensor) -> Any:
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        self.log.append(vector.numel())
+        return _Doubling(self, vector)
+
+
+class _Doubling:
+    def __init__(self, way: Doubled, vector: torch.Tensor) -> None:
+        self.way, self.vector = way, vector
+
+    def wait(self) -> None:
+        self.way.under_way -= 1
+        self.vector.mul_(3)
+
+    def is_completed(self) -> bool:
+        return False
+
+
+def _weights(parameters: list[nn.Parameter]) -> list[Weight]:
+    return [Weight(str(index), parameter, (0,), ()) for index, parameter in enumerate(parameters)]
+
+
 def test_gradients_are_summed_in_buckets_and_those_that_nobody_has_stay_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With buckets of three numbers, of which many are under way; the other holder has twice as much."""
-
-    class Doubled:
-        under_way, most = 0, 0
-
-        def begin(self, vector: torch.Tensor) -> Callable[[], None]:
-            self.under_way += 1
-            self.most = max(self.most, self.under_way)
-
-            def finish() -> None:
-                self.under_way -= 1
-                vector.mul_(3)
-
-            return finish
-
-    monkeypatch.setattr(gradients, "BUCKET_BYTES", 24)
-    weights = [nn.Parameter(torch.ones(3, dtype=dtype)) for dtype in (torch.float64, torch.float32) * 12]
-    for number, weight in enumerate(weights[:-1]):
-        weight.grad = torch.full_like(weight, number)
+    """With buckets of three numbers, of which many are under way."""
+    monkeypatch.setattr(overlap, "BUCKET_BYTES", 24)
+    parameters = [nn.Parameter(torch.ones(3, dtype=dtype)) for dtype in (torch.float64, torch.float32) * 12]
+    for number, parameter in enumerate(parameters[:-1]):
+        parameter.grad = torch.full_like(parameter, number)
     way: Any = Doubled()
-    gradients._sum(way, weights)
+    GradientSum(way, _weights(parameters), is_early=False).finish()
     assert way.under_way == 0
     assert way.most == MOST_BUCKETS + 1, "and who has a gradient at all"
-    assert [float(weight.grad[0]) for weight in weights[:-1] if weight.grad is not None] == [3 * n for n in range(23)]
-    assert weights[-1].grad is None
-    gradients._sum(way, [])
+    assert [float(p.grad[0]) for p in parameters[:-1] if p.grad is not None] == [3 * n for n in range(23)]
+    assert parameters[-1].grad is None
+    frozen = [nn.Parameter(torch.ones(1), requires_grad=False)]
+    GradientSum(way, _weights(frozen), is_early=False).finish()
+
+
+def test_sums_begin_in_a_fixed_order_during_the_last_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weight that no sample used keeps its bucket and those behind it until the backward is over."""
+    monkeypatch.setattr(overlap, "BUCKET_BYTES", 8)
+    parameters = [nn.Parameter(torch.ones(size)) for size in (4, 5, 2, 3)]
+    way: Any = Doubled()
+    summing = GradientSum(way, _weights(parameters), is_early=True)
+    seen: list[list[int]] = []
+
+    def backward(used: list[nn.Parameter]) -> None:
+        x = torch.ones((), requires_grad=True)
+        for parameter in used:  # the first one's gradient comes last
+            x = x * parameter.sum()
+            x.register_hook(lambda _: seen.append(list(way.log)))
+        x.backward()
+
+    backward(parameters)
+    assert way.log == [], "more micro-batches follow"
+    summing.before_last_backward(0)
+    summing.before_last_backward(1)
+    seen.clear()
+    backward([parameters[0], *parameters[2:]])
+    assert [3] in seen, "while the backward runs"
+    assert way.log == [3, 2]
+    summing.after_last_backward(0)
+    assert way.log == [3, 2, 5, 4]
+    single = [p.grad.clone() for p in parameters if p.grad is not None]
+    summing.finish()
+    assert way.log == [3, 2, 5, 4, 4]
+    for parameter, before in zip(parameters, single, strict=True):
+        assert parameter.grad is not None
+        assert parameter.grad.equal(3 * before)
+    summing.close()
+    backward(parameters)
+    assert len(way.log) == 5

@@ -29,6 +29,7 @@ from argosy.plan.plan import (
     Replica,
     Stage,
 )
+from argosy.runtime import gradients
 from argosy.runtime.dropout import Masks
 from argosy.runtime.measured import clock_offsets
 from argosy.runtime.moment import Moment
@@ -36,6 +37,7 @@ from argosy.runtime.recipe import AUTOCAST
 from argosy.runtime.tensorstage import Sharing
 from argosy.runtime.trainer import Trainer, parallelize
 from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.schedule.action import worker_of
 from argosy.solve.spmd import Program
 from argosy.space.sharding import State, sharded
 
@@ -97,7 +99,7 @@ class Case:
 
     @property
     def chunks(self) -> int:
-        return 2 if self.kind is ScheduleKind.INTERLEAVED else 1
+        return 2 if self.kind.is_chunked else 1
 
     def __str__(self) -> str:
         shares = "|".join(":".join(map(str, samples)) for samples in self.shares)
@@ -130,7 +132,8 @@ def plan_of(case: Case) -> Plan:
     for index, samples in enumerate(case.shares):
         used = sum(map(len, names[:workers]))
         places = [divmod(used + at, case.per_node) for at in range(len(samples) * case.width(index))]
-        names.append(names[index - workers] if index >= workers else [f"n{node}.{at}" for node, at in places])
+        worker = worker_of(case.kind, index, workers)
+        names.append(names[worker] if index >= workers else [f"n{node}.{at}" for node, at in places])
     layers = NUM_LAYERS.get(case.model, 6)
     cuts = [round(index * layers / len(case.shares)) for index in range(len(case.shares) + 1)]
     return Plan(
@@ -139,7 +142,7 @@ def plan_of(case: Case) -> Plan:
         global_batch=size * case.num_micro_batches,
         micro_batch_size=size,
         num_micro_batches=case.num_micro_batches,
-        schedule=ScheduleSpec(kind=case.kind, k=case.k, chunks=case.chunks),
+        schedule=ScheduleSpec(kind=case.kind, k=case.k, chunks=1 if case.kind.is_v else case.chunks),
         stages=tuple(
             Stage(
                 first=cuts[index],
@@ -201,6 +204,12 @@ def train_in_parallel(case: Case) -> Outcome:
     return outcome_of(trainer, losses)
 
 
+def train_with_early_sums(case: Case) -> Outcome:
+    """Gradient sums begin during the last backward, as they do on GPUs."""
+    with mock.patch.object(gradients, "is_on_device", lambda way: True):
+        return train_in_parallel(case)
+
+
 def train_with_rows(case: Case, name: str) -> Outcome:
     """With a weight that tensor-parallel groups cut by its rows, whatever they would choose themselves."""
     chosen = Sharing._program
@@ -231,9 +240,9 @@ def outcome_of(trainer: Trainer, losses: list[float]) -> Outcome:
         seen = None if trainer.optimizer is None else trainer.optimizer.seen.get(id(held.parameter))
         for box in held.boxes:
             if seen is not None:
-                result.gradients.setdefault(held.name, []).append((box.whole, box.of(seen).numpy()))
+                result.gradients.setdefault(held.name, []).append((box.whole, box.of(seen).cpu().numpy()))
             weight = box.of(held.parameter.detach()).clone()
-            result.weights.setdefault(held.name, []).append((box.whole, weight.numpy()))
+            result.weights.setdefault(held.name, []).append((box.whole, weight.cpu().numpy()))
     return result
 
 

@@ -33,6 +33,7 @@ def made_by(kind: type, num_stages: int, num_micro_batches: int, chunks: int = 1
     """torch's own lists, without the steps in which a rank waits and the sums of gradients at the end."""
     schedule: Any = object.__new__(kind)
     schedule._num_stages, schedule._n_microbatches = num_stages, num_micro_batches
+    schedule.num_stages = num_stages
     schedule.pp_group_size, schedule.n_local_stages = num_stages // chunks, chunks
     schedule.number_of_rounds = max(1, num_micro_batches // schedule.pp_group_size)
     schedule.microbatches_per_round = num_micro_batches // schedule.number_of_rounds
@@ -44,8 +45,10 @@ def made_by(kind: type, num_stages: int, num_micro_batches: int, chunks: int = 1
     return {
         rank: [
             (one.stage_index, one.computation_type, one.microbatch_index)
-            for one in order
-            if one is not None and one.computation_type in computed
+            for together in order
+            if together is not None
+            for one in together.sub_actions or (together,)
+            if one.computation_type in computed
         ]
         for rank, order in orders.items()
     }
@@ -80,6 +83,19 @@ def test_zero_bubble_is_torchs(stages: int, rounds: int) -> None:
     assert rows_of(ours) == made_by(theirs.ScheduleInterleavedZeroBubble, stages, stages * rounds)
 
 
+@pytest.mark.parametrize(("workers", "count"), [(1, 1), (1, 3), (2, 1), (2, 3), (2, 4), (3, 11), (4, 5), (4, 12)])
+def test_zero_bubble_v_is_torchs(workers: int, count: int) -> None:
+    ours = build_schedule(ScheduleSpec(kind=ScheduleKind.ZERO_BUBBLE_V), 2 * workers, count)
+    assert rows_of(ours) == made_by(theirs.ScheduleZBVZeroBubble, 2 * workers, count, 2)
+
+
+@pytest.mark.parametrize(("workers", "count"), [(1, 2), (1, 5), (2, 4), (2, 7), (3, 6), (3, 9), (4, 8), (5, 16)])
+def test_dualpipe_v_is_torchs(workers: int, count: int) -> None:
+    """A forward and a backward that torch may overlap are one after the other here."""
+    ours = build_schedule(ScheduleSpec(kind=ScheduleKind.DUALPIPE_V), 2 * workers, count)
+    assert rows_of(ours) == made_by(theirs.ScheduleDualPipeV, 2 * workers, count, 2)
+
+
 SPECS = [
     ScheduleSpec(kind=ScheduleKind.GPIPE),
     ScheduleSpec(),
@@ -87,6 +103,8 @@ SPECS = [
     ScheduleSpec(kind=ScheduleKind.KFKB, k=2),
     ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=2),
     ScheduleSpec(kind=ScheduleKind.ZERO_BUBBLE),
+    ScheduleSpec(kind=ScheduleKind.ZERO_BUBBLE_V),
+    ScheduleSpec(kind=ScheduleKind.DUALPIPE_V),
 ]
 
 
@@ -95,10 +113,9 @@ SPECS = [
 def test_torchs_dry_run_ends(spec: ScheduleSpec, stages: int, count: int) -> None:
     """With the messages that torch puts in: none is missing, none waits for ever, and all actions are done."""
     schedule = build_schedule(spec, stages, count)
-    workers = schedule.num_workers
     orders = {rank: [theirs._Action(*action) for action in row] for rank, row in rows_of(schedule).items()}
-    told = theirs._add_send_recv(orders, lambda stage: stage % workers, stages)
-    played = theirs._simulate_comms_compute(told, lambda stage: stage % workers, stages)
+    told = theirs._add_send_recv(orders, schedule.worker_of, stages)
+    played = theirs._simulate_comms_compute(told, schedule.worker_of, stages)
     done = [
         one for row in played.values() for one in row if one is not None and one.computation_type in LETTERS.values()
     ]

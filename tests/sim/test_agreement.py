@@ -67,6 +67,8 @@ def random_pipeline(seed: int) -> Pipeline:
         schedule = build_schedule(
             ScheduleSpec(kind=kind, chunks=chunks), workers * chunks, workers * dice.randint(1, 4)
         )
+    elif kind.is_v:  # on more workers two channels would share a link
+        schedule = build_schedule(ScheduleSpec(kind=kind), 2, dice.randint(2, 12))
     else:
         spec = ScheduleSpec(kind=kind, k=dice.randint(1, 4))
         schedule = build_schedule(spec, dice.randint(1, 6), dice.randint(1, 12))

@@ -19,12 +19,14 @@ from argosy.solve.interleave import with_interleaved
 from argosy.workload.load import load_model
 
 WOVEN = tuple(ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=chunks) for chunks in (2, 4))
+V_SHAPED = tuple(ScheduleSpec(kind=kind) for kind in (ScheduleKind.ZERO_BUBBLE_V, ScheduleKind.DUALPIPE_V))
 
 
-def test_an_interleaved_plan_is_valid_and_takes_what_it_says() -> None:
+@pytest.mark.parametrize("asked", [WOVEN, V_SHAPED], ids=["interleaved", "v-shaped"])
+def test_a_plan_of_several_chunks_is_valid_and_takes_what_it_says(asked: tuple[ScheduleSpec, ...]) -> None:
     chain, cluster = load_model("gpt2-medium", sequence_length=512, dtype="fp16"), load_cluster("mixed-8")
-    plan = find_plan(chain, cluster, global_batch=16, settings=Settings(schedules=WOVEN))
-    assert plan.schedule in WOVEN and plan.predicted is not None and plan.certificate is not None
+    plan = find_plan(chain, cluster, global_batch=16, settings=Settings(schedules=asked))
+    assert plan.schedule in asked and plan.predicted is not None and plan.certificate is not None
     check_plan(plan, chain, cluster)
     timeline = simulate(plan, chain, cluster)
     assert timeline.iteration_ends[0] == pytest.approx(plan.predicted.iteration_seconds, rel=1e-9)

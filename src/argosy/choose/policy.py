@@ -37,7 +37,7 @@ def schedules_to_try(settings: Settings, model: ComputeModel) -> tuple[ScheduleS
     interleaved one has other stages, and where transfers block there is 1f1b alone."""
     chosen = without_deadlock(settings, model).schedules
     found = MORE_SCHEDULES if chosen == SCHEDULES else chosen
-    return tuple(schedule for schedule in found if schedule.kind is not ScheduleKind.INTERLEAVED)
+    return tuple(schedule for schedule in found if not schedule.kind.is_chunked)
 
 
 def schedules_that_fit(
@@ -45,7 +45,7 @@ def schedules_that_fit(
 ) -> list[Plan]:
     """The plan under each schedule with which it fits in memory; its own comes first."""
     result = [plan]
-    if len(plan.stages) == 1 or plan.schedule.kind is ScheduleKind.INTERLEAVED:
+    if len(plan.stages) == 1 or plan.schedule.kind.is_chunked:
         return result
     for schedule in schedules:
         variant = replace(plan, schedule=schedule)

@@ -299,7 +299,8 @@ def _schedule(planned: ScheduleSpec, name: str | None, k: int | None) -> Schedul
     if k is not None and kind is not ScheduleKind.KFKB:
         raise bad_input("no --k with a schedule other than kfkb", k, where="--k")
     wanted = planned.k if k is None else check_at_least("--k", k, 1)
-    return ScheduleSpec(kind=kind, k=wanted, chunks=planned.chunks)
+    chunks = planned.chunks if kind is ScheduleKind.INTERLEAVED else 1
+    return ScheduleSpec(kind=kind, k=wanted, chunks=chunks)
 
 
 class _ChangesSchema(Schema):

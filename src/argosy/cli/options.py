@@ -77,7 +77,9 @@ CalibrationFile = Annotated[
 ScheduleName = Annotated[
     str | None,
     typer.Option(
-        "--schedule", help="gpipe, 1f1b, eager-1f1b, kfkb, interleaved or zero-bubble, in place of the plan's."
+        "--schedule",
+        help="gpipe, 1f1b, eager-1f1b, kfkb, interleaved, zero-bubble, zero-bubble-v or dualpipe-v, "
+        "in place of the plan's.",
     ),
 ]
 GroupSize = Annotated[int | None, typer.Option("--k", help="Group size of the kfkb schedule.")]
@@ -165,10 +167,11 @@ Schedules = Annotated[
     typer.Option(
         "--schedule",
         metavar="SCHEDULE",
-        help="Only this one: 1f1b, eager-1f1b, kfkb (k=2 and k=4), kfkb:K, gpipe, zero-bubble or interleaved. "
+        help="Only this one: 1f1b, eager-1f1b, kfkb (k=2 and k=4), kfkb:K, gpipe, zero-bubble, interleaved, "
+        "zero-bubble-v or dualpipe-v. "
         "Repeatable. Searched without this: 1f1b, eager-1f1b and kfkb, which keep few micro-batches in memory and need "
-        "no backward in two halves, as gpipe and zero-bubble do; interleaved is tried on the best plans, with 2 and 4 "
-        "chunks, and has no bound of its own.",
+        "no backward in two halves, as gpipe and zero-bubble do; interleaved (2 and 4 chunks), "
+        "zero-bubble-v and dualpipe-v are tried on the best plans, without a bound of their own.",
     ),
 ]
 NoPrune = Annotated[bool, typer.Option("--no-prune", help="Remove nothing before it is looked at; slow.")]

@@ -335,6 +335,7 @@ def parse_schedules(names: Sequence[str]) -> tuple[ScheduleSpec, ...]:
 
     others = [ScheduleSpec(kind=kind) for kind in (ScheduleKind.GPIPE, ScheduleKind.ZERO_BUBBLE)]
     woven = [ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=chunks) for chunks in (2, 4)]
+    woven += [ScheduleSpec(kind=kind) for kind in ScheduleKind if kind.is_v]
     searched = [*SCHEDULES, *others, *woven]
     known = list(dict.fromkeys(str(spec.kind) for spec in searched))
     chosen: list[ScheduleSpec] = []

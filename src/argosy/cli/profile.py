@@ -39,6 +39,9 @@ def profile(
     seconds: Annotated[
         float, typer.Option("--seconds", min=0.001, help="That each measurement takes.", callback=no_nan)
     ] = 0.3,
+    compile_layers: Annotated[
+        bool, typer.Option("--compile", help="Measure layers that torch.compile made one graph of.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the rows that the output has already.")] = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -82,13 +85,15 @@ def profile(
             write_file(output, dump_profile(measured).encode())
 
     def known(name: str, tokens: int) -> tuple[ProfileRow, ...]:
-        return () if earlier is None else _same(earlier, output, name, kind or own_kind(), tokens).rows
+        if earlier is None:
+            return ()
+        return _same(earlier, output, name, kind or own_kind(), tokens, compiled=compile_layers).rows
 
     if program is not None:
         tokens, stem = sequence_length or 1, Path(program.partition(":")[0]).stem
         measured = profile_program(
             program, kind=kind, samples=counts, dtype=dtypes[0], seconds=seconds, sequence_length=tokens,
-            report=report, save=save, known=known(stem, tokens),
+            report=report, save=save, known=known(stem, tokens), is_compiled=compile_layers,
         )  # fmt: skip
     else:
         from argosy.workload.load import load_architecture, load_model
@@ -103,7 +108,7 @@ def profile(
         )
         measured = profile_shape(
             chain.name, load_architecture(model), shapes, kind=kind, seconds=seconds, report=report, save=save,
-            known=known(chain.name, chain.sequence_length),
+            known=known(chain.name, chain.sequence_length), is_compiled=compile_layers,
         )  # fmt: skip
     save(measured, is_all=True)
     if json:
@@ -114,7 +119,7 @@ def profile(
         say_written(f"wrote {output}: {of} on {measured.device}, {len(measured.rows)} rows", output)
 
 
-def _same(earlier: Profile, output: Path, model: str, device: str, tokens: int) -> Profile:
+def _same(earlier: Profile, output: Path, model: str, device: str, tokens: int, *, compiled: bool) -> Profile:
     """A profile to go on from, refused where it is of something else."""
     from argosy.errors import InputError, Problem
 
@@ -122,6 +127,7 @@ def _same(earlier: Profile, output: Path, model: str, device: str, tokens: int) 
         ("model", earlier.model, model),
         ("device", earlier.device, device),
         ("sequence_length", earlier.sequence_length, tokens),
+        ("compiled", earlier.compiled, compiled),
     )
     problems = [
         Problem(file=str(output), path=name, found=str(found), expected=f"{wanted}, to go on from it")

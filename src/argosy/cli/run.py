@@ -20,9 +20,11 @@ from argosy.cli.run_checks import (
     check_launch,
     check_steps,
     check_torch,
+    warn_of_other_compilation,
     warn_of_other_options,
     warning_line,
 )
+from argosy.cli.run_figures import figures_of, show_figures
 
 if TYPE_CHECKING:
     from argosy.plan.plan import Plan
@@ -48,6 +50,9 @@ def run(
     init: Annotated[Path | None, typer.Option("--init", help="Weights to begin with: a checkpoint or a file.")] = None,
     clip: Clip = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the initial values.")] = 0,
+    compile_stages: Annotated[
+        bool, typer.Option("--compile", help="Have torch.compile make one graph of each stage.")
+    ] = False,
     node_rank: Annotated[int | None, typer.Option("--node-rank", min=0, help="This node; else by its name.")] = None,
     address: Annotated[
         str | None, typer.Option("--address", help="Where node 0 is reached; with --elastic, where this node is.")
@@ -195,6 +200,7 @@ def run(
         init=None if init is None else str(init),
         clip=clip,
         seed=seed,
+        compile_stages=compile_stages,
         patience=patience,
         any_device=any_device,
         adapt=Reach(adapt),
@@ -210,6 +216,8 @@ def run(
     if node_rank is None:
         node_rank = 0 if dry_run or slurm is not None or elastic else launch.own_rank()
     check_launch(launch, node_rank, quiet=quiet)
+    if not quiet:
+        warn_of_other_compilation(planned, spec)
     if slurm is not None and dry_run:
         raise bad_input("--dry-run or --slurm, not both", where="argosy run")
     if elastic and (lab is not None or slurm is not None or dry_run or metrics_port is not None):
@@ -239,17 +247,17 @@ def run(
             lines = follow_elastic(launch, node, show=lambda line: _progress_line(line, planned), quiet=quiet)
         else:
             lines = _follow(launch, node_rank, quiet=quiet, is_new=not resume)
-        figures = _figures(planned, lines, out)
+        figures = figures_of(planned, lines, out)
         if json:
             print_json("run", figures)
         else:
-            _show(stdout_console(width), planned, figures)
+            show_figures(stdout_console(width), planned, figures)
 
 
 def start_here(launch: Launch, *, quiet: bool, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Run a plan with all its processes on this machine, or in a lab on it; what it came to."""
     check_launch(launch, 0, quiet=quiet)
-    return _figures(launch.plan, _follow(launch, 0, quiet=quiet, environment=environment), launch.spec.folder)
+    return figures_of(launch.plan, _follow(launch, 0, quiet=quiet, environment=environment), launch.spec.folder)
 
 
 def _follow(
@@ -349,54 +357,3 @@ def _fail(launch: Launch, log: Path, began: int) -> None:
     error = RunError(f"{sentence}\nall output is in {log}")
     error.exit_code = exit_code
     raise error
-
-
-def _figures(plan: Plan, lines: list[dict[str, Any]], out: Path) -> dict[str, Any]:
-    """What a run came to. The first step, which also prepares everything, counts only where it is the only one."""
-    from argosy.runtime.folder import CHECKPOINTS, TIMELINE
-
-    seconds = sorted(line["seconds"] for line in lines[1:] or lines)
-    middle = seconds[len(seconds) // 2] if seconds else None
-    timeline = out / TIMELINE
-    return {
-        "steps": len(lines),
-        "losses": [line["loss"] for line in lines],
-        "iteration_seconds": middle,
-        "samples_per_second": None if middle is None else plan.global_batch / middle,
-        "predicted_seconds": None if plan.predicted is None else plan.predicted.iteration_seconds,
-        "waiting": _waiting(timeline),
-        "timeline": str(timeline),
-        "checkpoints": str(out / CHECKPOINTS),
-    }
-
-
-def _waiting(path: Path) -> dict[str, float] | None:
-    """Per device, the share of the recorded time in which it waited for messages; None where nothing is recorded."""
-    from argosy.timeline.file import load_timeline
-
-    if not path.exists():
-        return None
-    timeline = load_timeline(path)
-    end = timeline.end
-    return {device: seconds / end for device, seconds in timeline.waiting().items()} if end else None
-
-
-def _show(console: Any, plan: Plan, figures: dict[str, Any]) -> None:
-    from argosy.units import TIME
-
-    if not figures["losses"]:
-        console.print("this node's part of the run is done; node 0 shows the figures")
-        return
-    console.print(
-        f"{plan.model.name}: {figures['steps']} steps, loss {figures['losses'][0]:.6g} -> {figures['losses'][-1]:.6g}"
-    )
-    measured = TIME.format(figures["iteration_seconds"])
-    text = f"a step takes {measured} ({figures['samples_per_second']:.4g} samples/s)"
-    if figures["predicted_seconds"]:
-        change = 100 * (figures["iteration_seconds"] / figures["predicted_seconds"] - 1)
-        text += f"; predicted {TIME.format(figures['predicted_seconds'])} ({change:+.0f} %)"
-    console.print(text)
-    if figures["waiting"]:
-        shares = ", ".join(f"{device} {100 * share:.0f} %" for device, share in figures["waiting"].items())
-        console.print(f"of that time, waiting for messages: {shares}")
-    console.print(f"wrote {figures['timeline']} and {figures['checkpoints']}/", soft_wrap=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from argosy.cli.adapting import check_adapting
 
 if TYPE_CHECKING:
+    from argosy.plan.plan import Plan
     from argosy.runtime.launch import Launch
     from argosy.runtime.run_spec import RunSpec
 
@@ -78,6 +79,16 @@ def warn_of_other_options(spec: RunSpec, file: Path) -> None:
             if old != new:
                 option = name if name in ("plan", "program") else f"--{name}"
                 sys.stderr.write(f"warning: {option}: {new}; the run that is resumed had {old}\n")
+
+
+def warn_of_other_compilation(plan: Plan, spec: RunSpec) -> None:
+    """Tell that a plan's times were measured on compiled layers and the run's are eager, or the reverse."""
+    from argosy.cost.remembered import cost_model_of
+
+    kinds = {profile.compiled for profile in cost_model_of(plan, spec.profiles).profiles}
+    if kinds == {not spec.compile_stages}:
+        measured, change = ("eager", "without") if spec.compile_stages else ("compiled", "with")
+        sys.stderr.write(f"warning: the plan's profiles are of {measured} layers; run it {change} --compile\n")
 
 
 def check_torch() -> None:

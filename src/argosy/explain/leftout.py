@@ -26,7 +26,6 @@ from argosy.errors import ArgosyError
 from argosy.explain.whatif import with_faster_devices, with_replica, with_wider_edges
 from argosy.plan.check import check_plan
 from argosy.plan.plan import Plan, Replica, Stage
-from argosy.schedule import ScheduleKind
 from argosy.sim.simulate import iteration_seconds
 from argosy.units import SIZE
 from argosy.workload.chain import Chain
@@ -103,8 +102,8 @@ class LeftOutQuestions:
         fitting = [way for way in ways if not way.missing]
         best = fitting[0] if fitting else ways[0] if ways else None
         if best is None:
-            woven = self.plan.schedule.kind is ScheduleKind.INTERLEAVED
-            why = "the chunks of an interleaved plan go round its workers" if woven else _OUT_OF_REACH
+            woven = self.plan.schedule.kind.is_chunked
+            why = "the workers of the plan's schedule have several stages" if woven else _OUT_OF_REACH
             sentence = f"no stage can take it: {why}"
             return LeftOutTest(
                 devices=names, tried=None, gain=0.0, missing=0.0, cause=Cause.UNUSABLE, sentence=sentence
@@ -156,7 +155,7 @@ class LeftOutQuestions:
                     yield _Way(what, plan, seconds, max(0.0, missing))
 
     def _plans(self, name: str) -> Iterator[tuple[str, Plan]]:
-        if self.plan.schedule.kind is ScheduleKind.INTERLEAVED:
+        if self.plan.schedule.kind.is_chunked:
             return
         for index in range(len(self.plan.stages)):
             wider = with_replica(self.plan, index, (name,), self.chain, self.cluster, self.model)

@@ -57,7 +57,7 @@ def shown_plan(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) 
 
 def _other_schedules(plan: Plan) -> list[ScheduleSpec]:
     """Schedules that a small pipeline could switch to."""
-    is_simple = plan.schedule.kind not in (ScheduleKind.INTERLEAVED, ScheduleKind.ZERO_BUBBLE)
+    is_simple = not plan.schedule.kind.is_chunked and not plan.schedule.kind.is_split
     if len(plan.stages) == 1 or not is_simple or not plays_whole(plan, iterations=_SWITCHED):
         return []
     others = [ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B), ScheduleSpec(kind=ScheduleKind.EAGER)]

@@ -19,7 +19,6 @@ from argosy.cost.memory import USABLE
 from argosy.errors import ArgosyError, InfeasibleError
 from argosy.explain.load import EdgeLoad
 from argosy.plan.plan import Plan, Recompute, Replica, Stage
-from argosy.schedule import ScheduleKind
 from argosy.sim.simulate import simulate
 from argosy.timeline import Timeline
 from argosy.workload.chain import Chain
@@ -82,7 +81,7 @@ def with_replica(
     """The plan with one more replica of a stage, samples shared out anew by speed; None where they are too few."""
     stage = plan.stages[index]
     replicas = [*stage.replicas, Replica(devices=devices, samples=1)]
-    if len(replicas) > plan.micro_batch_size or plan.schedule.kind is ScheduleKind.INTERLEAVED:
+    if len(replicas) > plan.micro_batch_size or plan.schedule.kind.is_chunked:
         return None
     pace = [_seconds_per_sample(chain, cluster, model, stage, replica) for replica in replicas]
     samples = [1] * len(replicas)

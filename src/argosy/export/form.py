@@ -224,10 +224,10 @@ def _levels(plan: Plan) -> set[int]:
 def _schedule_is_known(plan: Plan, target: Target) -> Iterator[Limit]:
     """A schedule that the target runs, and runs instead; workers with several stages need one that has them."""
     schedule, known = plan.schedule, target.schedules
-    takes_lists = len(known) == len(ScheduleKind)
+    takes_lists = ScheduleKind.KFKB in known
     if len(plan.stages) > 1 and (schedule.kind not in known or (schedule.depth is not None and not takes_lists)):
         expected = f"{any_of(known)}, which {target.name} runs"
-        final = schedule.kind is ScheduleKind.INTERLEAVED and schedule.kind not in known
+        final = schedule.kind.is_chunked and schedule.kind not in known
         hint = f"argosy plan --schedule {known[0]}" + ("" if final else ", or --lossy")
         yield limit("schedule", repr(schedule), expected, final=final, suggestion=hint)
 

@@ -18,7 +18,6 @@ from itertools import groupby
 from argosy.export.form import Limit, limit
 from argosy.plan.plan import Plan
 from argosy.runtime.launch_script import comment
-from argosy.schedule import ScheduleKind
 
 PORT = 29500
 
@@ -50,7 +49,7 @@ class Grid:
 def grid_of(plan: Plan) -> Grid:
     """The grid of a plan whose stages are alike (``form.stages_are_alike``)."""
     first = plan.stages[0]
-    chunks = plan.schedule.chunks if plan.schedule.kind is ScheduleKind.INTERLEAVED else 1
+    chunks = plan.schedule.stages_per_worker
     return Grid(
         pipeline=len(plan.stages) // chunks,
         chunks=chunks,

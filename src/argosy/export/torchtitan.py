@@ -35,7 +35,7 @@ from argosy.export.grid import Grid, grid_of, launch_script
 from argosy.export.megatron import layers_have_letters
 from argosy.plan.plan import ModelRef, Plan, Recompute
 from argosy.plan.targets import TARGETS, TargetName
-from argosy.schedule import build_schedule
+from argosy.schedule import ScheduleKind, build_schedule
 from argosy.workload.architecture import Architecture, Experts
 from argosy.workload.chain import Chain
 
@@ -55,6 +55,8 @@ _CHECKPOINTING = {
     Recompute.SELECTIVE: "SelectiveAC.Config()",
     Recompute.FULL: "FullAC.Config()",
 }
+_NAMED = {ScheduleKind.ZERO_BUBBLE_V: "ZBVZeroBubble", ScheduleKind.DUALPIPE_V: "DualPipeV"}
+"""Schedules that torchtitan places on ranks only by their names."""
 CSV, MODULE, FUNCTION = "schedule.csv", "argosy_recipe", "planned"
 
 _RECIPE = '''\
@@ -103,7 +105,7 @@ def export_torchtitan(plan: Plan, chain: Chain, architecture: Architecture, *, l
     lost = settle(limits(plan, chain, architecture), lossy=lossy)
     grid = grid_of(plan)
     files = [(f"{MODULE}.py", _recipe(plan, chain, architecture, grid))]
-    if len(plan.stages) > 1:
+    if len(plan.stages) > 1 and plan.schedule.kind not in _NAMED:
         files.append((CSV, schedule_csv(plan)))
     here = 'export PYTHONPATH="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)${PYTHONPATH:+:$PYTHONPATH}"'
     program = f'-m torchtitan.train --module {MODULE} --config {FUNCTION} "$@"'
@@ -222,15 +224,24 @@ def _parallelism(plan: Plan, architecture: Architecture, grid: Grid) -> dict[str
     }
     written = {name: json.dumps(value) for name, value in found.items()}
     if len(plan.stages) > 1:
-        # The CSV replaces the schedule; its name says how many stages a rank has.
-        schedule = "Interleaved1F1B" if grid.chunks > 1 else "1F1B"
         written |= {
             "module_fqns_per_model_part": "STAGES",
-            "pipeline_parallel_schedule": json.dumps(schedule),
-            "pipeline_parallel_schedule_csv": f"str(FOLDER / {CSV!r})",
+            **_schedule(plan, grid),
             "pipeline_parallel_microbatch_size": repr(grid.samples),
         }
     return written
+
+
+def _schedule(plan: Plan, grid: Grid) -> dict[str, str]:
+    """V-shaped schedules by torch's names for them. For all others the CSV replaces the schedule, whose name only says
+    how many stages a rank has."""
+    if plan.schedule.kind in _NAMED:
+        return {"pipeline_parallel_schedule": json.dumps(_NAMED[plan.schedule.kind])}
+    name = "Interleaved1F1B" if grid.chunks > 1 else "1F1B"
+    return {
+        "pipeline_parallel_schedule": json.dumps(name),
+        "pipeline_parallel_schedule_csv": f"str(FOLDER / {CSV!r})",
+    }
 
 
 def _arguments(values: dict[str, str]) -> str:

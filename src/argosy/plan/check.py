@@ -14,6 +14,7 @@ from argosy.document import Document, parse_path
 from argosy.errors import InputError, Problem, closest
 from argosy.plan.plan import Algorithm, Collective, Plan, Stage
 from argosy.schedule import ScheduleKind, ScheduleSpec, build_schedule, check_schedule
+from argosy.schedule.action import worker_of
 from argosy.workload.chain import Chain
 
 Rule = Callable[[Plan, Chain, Cluster], Iterator[Problem]]
@@ -84,15 +85,16 @@ def devices_exist(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Proble
 
 
 def devices_work_once(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
-    """A device belongs to one replica of one stage; chunks of an interleaved schedule come back to their worker."""
-    chunks = plan.schedule.chunks if plan.schedule.kind is ScheduleKind.INTERLEAVED else 1
+    """A device belongs to one replica of one stage; a worker of some schedules hosts several stages."""
+    chunks = plan.schedule.stages_per_worker
     if chunks < 1 or len(plan.stages) % chunks:
         return  # ``schedule_fits`` says so
     workers = len(plan.stages) // chunks
     for index, stage in enumerate(plan.stages[workers:], start=workers):
-        first = [replica.devices for replica in plan.stages[index % workers].replicas]
+        worker = worker_of(plan.schedule.kind, index, workers)
+        first = [replica.devices for replica in plan.stages[worker].replicas]
         if [replica.devices for replica in stage.replicas] != first:
-            expected = f"the devices of stage {index % workers}, its worker's first chunk"
+            expected = f"the devices of stage {worker}, its worker's first chunk"
             yield Problem(path=f"stages[{index}].replicas", found="other devices", expected=expected)
     owner: dict[str, int] = {}
     for path, name, index in _placed_devices(plan):
@@ -232,14 +234,13 @@ def policy_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]
 
 def _schedule_problems(plan: Plan, spec: ScheduleSpec, path: str) -> Iterator[Problem]:
     num_stages, num_micro_batches = len(plan.stages), plan.num_micro_batches
-    interleaved = spec.kind is ScheduleKind.INTERLEAVED
     if num_stages * num_micro_batches > _MOST_ACTIONS:
         expected = f"at most {_MOST_ACTIONS // num_stages} with {num_stages} stages"
         yield Problem(path="num_micro_batches", found=str(num_micro_batches), expected=expected)
-    elif spec.chunks > 1 and not interleaved:
+    elif spec.chunks > 1 and spec.kind is not ScheduleKind.INTERLEAVED:
         expected = "1, because only an interleaved schedule has more"
         yield Problem(path=f"{path}.chunks", found=str(spec.chunks), expected=expected)
-    elif spec.depth is not None and (interleaved or spec.kind is ScheduleKind.ZERO_BUBBLE):
+    elif spec.depth is not None and (spec.kind.is_chunked or spec.kind.is_split):
         expected = f"no depth with {spec.kind}, which has its own"
         yield Problem(path=f"{path}.depth", found=f"{len(spec.depth)} depths", expected=expected)
     elif spec.depth is not None and len(spec.depth) != num_stages:

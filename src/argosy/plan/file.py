@@ -95,7 +95,7 @@ class CostModelSchema(Schema):
 
 
 class ScheduleSchema(Schema):
-    kind: Literal["gpipe", "1f1b", "eager-1f1b", "kfkb", "interleaved", "zero-bubble"]
+    kind: Literal["gpipe", "1f1b", "eager-1f1b", "kfkb", "interleaved", "zero-bubble", "zero-bubble-v", "dualpipe-v"]
     k: Count = 1
     depth: list[Count] | None = None
     chunks: Count = 1

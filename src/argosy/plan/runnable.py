@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from argosy.errors import InputError, Problem
 from argosy.plan.plan import Plan, Recompute, Stage
-from argosy.schedule import ScheduleKind
 from argosy.units import RATE
 
 Value = int | str
@@ -69,7 +68,7 @@ def check_movable(plan: Plan) -> None:
 
 def _sentences(plan: Plan) -> Iterator[str]:
     for index, rule in enumerate(plan.policy):
-        if ScheduleKind.INTERLEAVED in (rule.schedule.kind, plan.schedule.kind):
+        if rule.schedule.placement != plan.schedule.placement:
             switch = f"from {plan.schedule.kind} to {rule.schedule.kind} below {RATE.format(rule.below)} on {rule.edge}"
             yield f"Rule {index} of the policy switches {switch}, and the runtime switches between others only."
     for index, stage in enumerate(plan.stages):

@@ -8,7 +8,7 @@ weight per sample that ``weighing`` finds; plain sums over micro-batches and rep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,11 +25,12 @@ from argosy.runtime.failure import in_contact
 from argosy.runtime.ledger import answered, lookahead
 from argosy.runtime.measure import Recorder
 from argosy.runtime.moment import Moment
-from argosy.runtime.ranks import Link, Seat, links_between, seats_of, worker_of
+from argosy.runtime.overlap import GradientEvents
+from argosy.runtime.ranks import Link, Seat, channels_of, links_between, seats_of, worker_of
 from argosy.runtime.stage import StageProgram
-from argosy.runtime.transport import Arrival, Transport
+from argosy.runtime.transport import Arrival, Transport, Work
 from argosy.runtime.weighing import PartLoss, Tally
-from argosy.schedule import Action, ActionKind, ScheduleKind, build_schedule, with_communication
+from argosy.schedule import Action, ActionKind, build_schedule, with_communication
 from argosy.schedule.communicate import check_channels
 
 _FORM_TAG = 2**28
@@ -78,7 +79,7 @@ class Executor:
         transport: Transport,
         recorder: Recorder,
         roster: Sequence[str],
-        after_gradients: Callable[[int], None] = lambda stage: None,
+        gradient_events: GradientEvents | None = None,
     ) -> None:
         self.transport = transport
         self.recorder = recorder
@@ -86,8 +87,7 @@ class Executor:
         self.devices = tuple(roster)
         """By rank."""
         self.deferral = Deferral()
-        self.after_gradients = after_gradients
-        """Called with a stage when a micro-batch's gradients have been added up."""
+        self.gradient_events = gradient_events or GradientEvents()
         self.loss_scale = 1.0
         self.stages: dict[int, Hosted] = {}
         self.forms: dict[tuple[int, tuple[bool, str]], tuple[CarryForm | None, CarryForm | None]] = {}
@@ -98,7 +98,10 @@ class Executor:
     def follow(self, plan: Plan) -> None:
         """Take the schedule and the shares of a plan with the same stages on the same ranks, from the next step on."""
         self.plan = plan
+        self.is_warm = False
+        """Whether a step has been done under this plan."""
         seats = seats_of(plan, self.devices)
+        self.transport.connect(channels_of(plan, self.devices))
         earlier = self.stages
         self.stages = {}
         for index, program in self.programs.items():
@@ -119,15 +122,19 @@ class Executor:
         check_channels(ahead)
         worker = worker_of(plan, min(self.programs)) if self.programs else None
         self.row = () if worker is None else ahead.rows[worker]
+        self.last_gradients = {action.stage: action for action in self.row if action.kind.frees_activations}
+        """Per stage, the action that adds the last gradients of a step."""
         self.first_row = () if worker is None else with_communication(schedule, lookahead=0).rows[worker]
         for program in self.programs.values():
-            program.deferral = self.deferral if plan.schedule.kind is ScheduleKind.ZERO_BUBBLE else None
+            program.deferral = self.deferral if plan.schedule.kind.is_split else None
 
-    def step(self, batch: Any, tally: Tally, *, samples: int, trains: bool = True) -> Tensor:
+    def step(self, batch: Any, tally: Tally, *, samples: int, trains: bool = True, is_final: bool = False) -> Tensor:
         """Run every action of a step, or its forwards alone; the weighted loss of each micro-batch as far as this rank
-        computed it. All but the first ``samples`` of the batch are copies that count for nothing."""
+        computed it. All but the first ``samples`` of the batch are copies that count for nothing. ``is_final``: no
+        further batch adds to the gradients."""
         self.losses = torch.zeros(self.plan.num_micro_batches, dtype=torch.float64, device=self.transport.device)
         self.tally, self.samples, self.trains = tally, samples, trains
+        self.is_final = is_final
         tally.begin_batch()
         form = (trains, batch_form(batch))
         for index, stage in self.stages.items():
@@ -135,10 +142,11 @@ class Executor:
         count = self.plan.global_batch
         for program in self.programs.values():
             program.begin(batch, Moment(self.recorder.step, 0, count, count))
-        row = self.row if self._is_informed() else self.first_row
+        row = self.row if self._posts_ahead() else self.first_row
         with torch.set_grad_enabled(trains):
             for action in row if trains else [action for action in row if action.kind in _FORWARD_KINDS]:
                 self._act(action, batch)
+        self.is_warm = self.is_warm or trains
         with in_contact("while the last messages of the step were leaving"):
             self.transport.finish()
         for index, stage in self.stages.items():
@@ -147,8 +155,12 @@ class Executor:
             program.finish()
         return self.losses
 
-    def _is_informed(self) -> bool:
-        """Whether all forms are known, so that receives can be posted ahead; they are after the first step."""
+    def _posts_ahead(self) -> bool:
+        """Whether receives can be posted ahead: after the first step, when all forms are known. A receive of NCCL is a
+        kernel that waits. So with NCCL the first step under a plan posts none ahead either: it loads kernels, for which
+        CUDA may wait until the device is idle."""
+        if self.transport.in_order and not self.is_warm:
+            return False
         last = len(self.plan.stages) - 1
         return all(
             (stage.input_form is not None or index == 0) and (stage.output_form is not None or index == last)
@@ -172,7 +184,7 @@ class Executor:
                 if debts:
                     with self.recorder.computing(action):
                         settle(debts)
-                self.after_gradients(action.stage)
+                self._added_up(action)
             case ActionKind.SEND_FORWARD:
                 self._send(stage, index, gradient=False)
             case ActionKind.SEND_BACKWARD:
@@ -263,9 +275,14 @@ class Executor:
         held = stage.held.pop(index)
         gradients = None if last or not held.outputs else self._arrived(stage, action, gradient=True)
         self.transport.departed((stage.seat.stage, index, False))
+        is_last = action == self.last_gradients[action.stage] and self.is_final
+        if is_last and stage.program.deferral is None:
+            self.gradient_events.before_last(action.stage)
         if held.outputs:  # else nothing in this stage or before it is trained
             with self.recorder.computing(action):
                 _differentiate(held.outputs, gradients)
+                if action.kind is ActionKind.BACKWARD:
+                    settle(self.deferral.take())
         if action.kind is ActionKind.INPUT_GRADIENT:
             stage.debts[index] = self.deferral.take()
         if held.inputs:
@@ -273,7 +290,12 @@ class Executor:
                 torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in held.inputs
             ]
         if action.kind is ActionKind.BACKWARD:
-            self.after_gradients(stage.seat.stage)
+            self._added_up(action)
+
+    def _added_up(self, action: Action) -> None:
+        self.gradient_events.added(action.stage)
+        if action == self.last_gradients[action.stage] and self.is_final:
+            self.gradient_events.after_last(action.stage)
 
     def bytes_handed_on(self) -> dict[int, float]:
         """Per stage of this rank, bytes of one sample that go to the next; known after the first step."""
@@ -290,10 +312,10 @@ class Executor:
         key = (stage.seat.stage, index, gradient)
         told = self._peers(f"sending micro-batch {index}", links)
         with self.recorder.sending(stage.seat.stage, index, gradient=gradient), in_contact(told):
+            tags = [self._tag(target, index, position, gradient=gradient) for position in range(len(tensors))]
             for link in links:
-                for position, tensor in enumerate(tensors):
-                    tag = self._tag(target, index, position, gradient=gradient)
-                    self.transport.send(tensor[link.begin : link.end], link.peer, tag, key)
+                parts = [tensor[link.begin : link.end] for tensor in tensors]
+                self.transport.send(list(zip(parts, tags, strict=True)), link.peer, key)
         self.transport.limit_gradients()
 
     def _post(self, stage: Hosted, index: int, *, gradient: bool) -> None:
@@ -303,19 +325,19 @@ class Executor:
         turns = sorted({link.turn for link in links}) if gradient else []
         each = [[link for link in links if link.turn == turn] for turn in turns] or [list(links)]
         layers: list[list[Tensor]] = []
-        works = []
+        works: list[Work] = []
         with in_contact(self._peers(f"posting receives of micro-batch {index}", links)):
+            forms = self._forms(stage, gradient=gradient)
+            tags = [self._tag(stage.seat.stage, index, at, gradient=gradient) for at in range(len(forms))]
             for peers in each:
-                layers.append([])
-                for position, form in enumerate(self._forms(stage, gradient=gradient)):
-                    buffer = self.transport.buffer((stage.seat.samples, *form.shape), form.dtype)
-                    if sum(link.end - link.begin for link in peers) < stage.seat.samples:
+                buffers = [self.transport.buffer((stage.seat.samples, *form.shape), form.dtype) for form in forms]
+                if sum(link.end - link.begin for link in peers) < stage.seat.samples:
+                    for buffer in buffers:
                         buffer.zero_()
-                    layers[-1].append(buffer)
-                    tag = self._tag(stage.seat.stage, index, position, gradient=gradient)
-                    for link in peers:
-                        part = buffer[link.begin : link.end]
-                        works.append(self.transport.post(part, link.peer, tag, gradient=gradient))
+                layers.append(buffers)
+                for link in peers:
+                    parts = [buffer[link.begin : link.end] for buffer in buffers]
+                    works += self.transport.post(list(zip(parts, tags, strict=True)), link.peer, gradient=gradient)
         stage.arriving[gradient, index] = Arrival(layers, works, self.transport.device)
 
     def _forms(self, stage: Hosted, *, gradient: bool) -> tuple[TensorForm, ...]:

@@ -11,9 +11,10 @@ import json
 import re
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -58,6 +59,19 @@ def in_contact_beside_others(what: str) -> Iterator[None]:
         if not is_of_torch_distributed(error):
             raise
         raise _lost(what, error) from error
+
+
+@contextlib.contextmanager
+def ending_after(seconds: float, end: Callable[[], None]) -> Iterator[None]:
+    """Call ``end`` in another thread if what is inside takes longer: a rank of NCCL may be stuck anywhere in a call of
+    CUDA, which no signal and no exception ends."""
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _lost(what: str, error: RuntimeError) -> ElsewhereError:

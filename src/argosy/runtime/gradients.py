@@ -9,20 +9,15 @@ With g the gradient of the whole batch's mean loss, each weight counted once:
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from argosy.runtime.ledger import BUCKET_BYTES, MOST_BUCKETS
+from argosy.runtime.overlap import GradientEvents, GradientSum
 from argosy.runtime.parameters import Weight
 from argosy.runtime.sharding import ShardSet
-from argosy.runtime.summing import Way
-
-_Thing = TypeVar("_Thing")
+from argosy.runtime.summing import Way, is_on_device
 
 
 class Gradients:
@@ -38,6 +33,11 @@ class Gradients:
         """(how holders sum, the first of them, weights) for what is held whole, by several ranks or this one alone."""
         self.shards = shards
         self.rank = rank
+        self.sums = [
+            GradientSum(way, weights, is_early=not shards and len(weights[0].stages) == 1 and is_on_device(way))
+            for way, _, weights in shared
+            if way is not None
+        ]
 
     def parameters(self) -> list[nn.Parameter]:
         """What the optimizer updates."""
@@ -49,9 +49,27 @@ class Gradients:
         for shards in self.shards:
             if shards.level == 1:  # the others leave after every backward
                 shards.scatter_gradients()
-        for way, _, weights in self.shared:
-            if way is not None:
-                _sum(way, [weight.parameter for weight in weights if weight.parameter.requires_grad])
+        for gradient_sum in self.sums:
+            gradient_sum.finish()
+
+    def close(self) -> None:
+        """Let go of the weights: another plan has other sums."""
+        for gradient_sum in self.sums:
+            gradient_sum.close()
+
+    def events(self, added: Callable[[int], None]) -> GradientEvents:
+        """What an executor calls as gradients add up."""
+        return GradientEvents(added=added, before_last=self.before_last_backward, after_last=self.after_last_backward)
+
+    def before_last_backward(self, stage: int) -> None:
+        """The last backward of a stage in this step is about to begin."""
+        for gradient_sum in self.sums:
+            gradient_sum.before_last_backward(stage)
+
+    def after_last_backward(self, stage: int) -> None:
+        """All gradients of a stage in this step have been added up."""
+        for gradient_sum in self.sums:
+            gradient_sum.after_last_backward(stage)
 
     def square_sum(self, device: torch.device) -> Tensor:
         """This rank's part of (2), squared."""
@@ -75,51 +93,3 @@ class Gradients:
     def clear(self) -> None:
         for parameter in self.parameters():
             parameter.grad = None
-
-
-def _sum(way: Way, parameters: list[nn.Parameter]) -> None:
-    """Sum the gradients of ``parameters`` over their holders, in buckets that are under way together.
-
-    One that no holder has stays away: an optimizer lets such a weight be, and would not one whose gradient is zero.
-    """
-    if not parameters:
-        return
-    known = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
-    finish_known = way.begin(known)
-    for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    under_way: deque[tuple[list[Tensor], Tensor, Callable[[], object]]] = deque()
-
-    def finish_oldest() -> None:
-        bucket, flat, finish = under_way.popleft()
-        finish()
-        for gradient, total in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
-            gradient.copy_(total)
-
-    for bucket in in_buckets([p.grad for p in parameters if p.grad is not None], lambda gradient: gradient):
-        if len(under_way) == MOST_BUCKETS:
-            finish_oldest()
-        flat = _flatten_dense_tensors(bucket)
-        under_way.append((bucket, flat, way.begin(flat)))
-    while under_way:
-        finish_oldest()
-    finish_known()
-    for parameter, holders in zip(parameters, known.tolist(), strict=True):
-        if not holders:
-            parameter.grad = None
-
-
-def in_buckets(things: Sequence[_Thing], tensor_of: Callable[[_Thing], Tensor]) -> list[list[_Thing]]:
-    """Things whose tensors have one dtype, in order, up to ``BUCKET_BYTES`` together."""
-    buckets: list[list[_Thing]] = []
-    space, dtype = 0, None
-    for thing in things:
-        tensor = tensor_of(thing)
-        size = tensor.numel() * tensor.element_size()
-        if size > space or tensor.dtype != dtype:
-            buckets.append([])
-            space, dtype = BUCKET_BYTES, tensor.dtype
-        buckets[-1].append(thing)
-        space -= size
-    return buckets

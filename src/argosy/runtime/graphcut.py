@@ -267,6 +267,11 @@ class GraphCut:
             yield Problem(path=node.source or node.name, found=found, expected=expected, suggestion=suggestion)
 
 
+def _is_same(op: str, other: str) -> bool:
+    """Whether two operations do the same; torch has several kernels of attention, by dtype and device."""
+    return op == other or all(name.startswith("aten._scaled_dot_product_") for name in (op, other))
+
+
 def aligned(forward: Forward, stages: Sequence[int], plain: Forward | None = None) -> tuple[int, ...]:
     """The stage of each operation of a forward from those of a captured step, which has no detachments, no backwards of
     its own and, unlike one that was traced under ``autocast``, no casts: these go with what they read."""
@@ -278,7 +283,7 @@ def aligned(forward: Forward, stages: Sequence[int], plain: Forward | None = Non
     at = 0
     for node in forward.graph.nodes:
         before = [result[forward.graph.producer[v]] for v in node.inputs if v in forward.graph.producer]
-        if node.op not in ADDED and at < len(expected) and node.op == expected[at]:
+        if node.op not in ADDED and at < len(expected) and _is_same(node.op, expected[at]):
             result.append(stages[at])
             at += 1
         elif node.op in ADDED or node.op == _CAST:

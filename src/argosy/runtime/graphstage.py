@@ -6,8 +6,8 @@ What is recomputed, put off or gathered is so segment by segment (``graphcut``).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -17,6 +17,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from argosy.plan.plan import Recompute
 from argosy.runtime.calls import RANDOM, drawn, filled, function, run_node, tensor_constants
 from argosy.runtime.carry import Carry
+from argosy.runtime.compiling import CompiledOperations
 from argosy.runtime.defer import Deferral
 from argosy.runtime.graphcut import GraphCut, Segment
 from argosy.runtime.moment import Moment
@@ -32,7 +33,15 @@ class GraphStage:
     """A ``StageProgram`` made of operations."""
 
     def __init__(
-        self, cut: GraphCut, index: int, model: nn.Module, *, recompute: Recompute, device: torch.device, seed: int
+        self,
+        cut: GraphCut,
+        index: int,
+        model: nn.Module,
+        *,
+        recompute: Recompute,
+        device: torch.device,
+        seed: int,
+        is_compiled: bool = False,
     ) -> None:
         self.cut, self.part, self.segments = cut, cut.parts[index], cut.segments[index]
         self.is_last = index == cut.num_stages - 1
@@ -47,6 +56,7 @@ class GraphStage:
         self.changed: dict[int, Tensor] = {}
         """What buffers are after this step."""
         self.plain = {value: node.inputs[0] for value, node in self._transposed_weights()}
+        self.compiled = CompiledOperations(self) if is_compiled else None
 
     def begin(self, batch: Any, moment: Moment) -> None:
         """Compute what is made of the whole batch."""
@@ -109,7 +119,7 @@ class GraphStage:
         }
 
         held: dict[Any, Any] = {**self.given(batch, moment), **received}
-        for at, segment in enumerate(self.segments):
+        for at, segment in enumerate((self.joined,) if self._is_joined() else self.segments):
             once = partial(self.run_segment, segment, moment=moment)
             run = recomputed(self.recompute, deferring(self.deferral, once), draws=False)
             given = self.read_by(segment, held)
@@ -125,6 +135,20 @@ class GraphStage:
     def _sent(self, value: int, tensor: Tensor) -> Tensor:
         """A value for later stages, which pass no gradient back if none reaches it."""
         return tensor if value in self.cut.differentiated else tensor.detach()
+
+    def _is_joined(self) -> bool:
+        """Whether the stage is compiled as one graph: nothing happens around its segments."""
+        return self.compiled is not None and self.gate is None and self.recompute is Recompute.NONE
+
+    @cached_property
+    def joined(self) -> Segment:
+        """All segments of the stage as one."""
+        nodes = [self.cut.graph.nodes[index] for index in self.part.operations]
+        made = {value for node in nodes for value in node.outputs}
+        loss = [self.cut.graph.loss] if self.is_last and self.cut.graph.loss is not None else []
+        leaves = dict.fromkeys([*self.part.sends, *(after for _, after in self.part.updates), *loss])
+        reads = {value for segment in self.segments for value in segment.reads} - made
+        return Segment(self.part.operations, frozenset(reads), tuple(leaves))
 
     def read_by(self, segment: Segment, held: dict[Any, Any]) -> dict[Any, Any]:
         """What a segment reads of what is held."""
@@ -148,6 +172,8 @@ class GraphStage:
 
     def compute(self, segment: Segment, held: dict[Any, Any], moment: Moment) -> dict[Any, Any]:
         """What the operations of a segment leave."""
+        if self.compiled is not None:
+            return self.compiled.run(segment, held, moment)
         nodes = self.cut.forward.nodes(moment.samples, moment.total)
         for index in segment.operations:
             node = nodes[index]
@@ -171,9 +197,15 @@ class GraphStage:
             return self.drawn(node, args, moment)
         if node.op == OWN_GRADIENT:
             return self.own_gradient(node, args, moment)
+        call = self.resolved(node, held)
+        return call.function(*call.arguments, **call.keywords)
+
+    def resolved(self, node: Node, held: dict[int, Any]) -> Call:
+        """What does an operation whose inputs are held."""
+        args = [self._fill(part, held) for part in node.arguments]
         weight = self.weight(node.arguments[-1] if node.arguments else None)
         keywords = {key: self._fill(part, held) for key, part in node.keywords}
-        return apply(node.op, args, keywords, None if weight is None else held[weight])
+        return resolved(node.op, args, keywords, None if weight is None else held[weight])
 
     def drawn(
         self, node: Node, args: list[Any], moment: Moment, take: Callable[[Tensor], Tensor] | None = None
@@ -209,17 +241,31 @@ class GraphStage:
         return filled(argument, held.__getitem__, self.device)
 
 
+class Call(NamedTuple):
+    """A function and what it is called with."""
+
+    function: Callable[..., Any]
+    arguments: list[Any]
+    keywords: dict[str, Any]
+
+
 def apply(op: str, args: list[Any], keywords: dict[str, Any], weight: Tensor | None) -> Any:
-    """One operation; products with weights as what they were written as, so that their gradients can wait. ``weight``
-    is the one whose transpose the last argument is."""
+    """One operation (``resolved``)."""
+    call = resolved(op, args, keywords, weight)
+    return call.function(*call.arguments, **call.keywords)
+
+
+def resolved(op: str, args: list[Any], keywords: dict[str, Any], weight: Any) -> Call:
+    """What does one operation: products with weights as what they were written as, so that their gradients can wait.
+    ``weight`` is the one whose transpose the last argument is."""
     if op == "aten.mm.default" and weight is not None:
-        return F.linear(args[0], weight)
+        return Call(F.linear, [args[0], weight], {})
     if op == "aten.addmm.default" and weight is not None and not keywords:
-        return F.linear(args[1], weight, args[0])
+        return Call(F.linear, [args[1], weight, args[0]], {})
     if op == "aten.convolution.default" and not args[6]:
         x, kernel, bias, stride, padding, dilation, _, _, groups = args
-        return _CONVOLUTIONS[len(stride)](x, kernel, bias, stride, padding, dilation, groups)
-    return function(op)(*args, **keywords)
+        return Call(_CONVOLUTIONS[len(stride)], [x, kernel, bias, stride, padding, dilation, groups], {})
+    return Call(function(op), args, keywords)
 
 
 class _OwnGradient(torch.autograd.Function):

@@ -16,8 +16,9 @@ from argosy.errors import InputError, Problem
 from argosy.plan.plan import Plan
 from argosy.runtime.boxes import Box
 from argosy.runtime.collectives import split_by
-from argosy.runtime.gradients import Gradients, in_buckets
+from argosy.runtime.gradients import Gradients
 from argosy.runtime.measure import Exchanging, untold
+from argosy.runtime.overlap import in_buckets
 from argosy.runtime.parameters import Places, Weight, holders, ranks_holding
 from argosy.runtime.ranks import members_of, seats_of
 from argosy.runtime.sharding import ShardSet, WeightGate

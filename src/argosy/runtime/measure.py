@@ -119,6 +119,8 @@ class Recorder:
         self.marks: list[Mark] = []
         self.exchanges: list[tuple[Any, Any]] | None = None
         """When those of the computation under way began and ended; None: nothing is computed."""
+        self.contacts_on_device = False
+        """Whether messages are waited for on the device's stream, as those of NCCL are, and not by the host."""
         self.now: Any = time.perf_counter if device.type == "cpu" else self._event
 
     def _event(self) -> torch.cuda.Event:
@@ -129,7 +131,7 @@ class Recorder:
     def _marking(self, what: str, stage: int | None, micro_batch: int | None, gradient: bool) -> _Marking | _Nothing:
         if not self.enabled:
             return _NOTHING
-        on_host = what in _CONTACTS
+        on_host = what in _CONTACTS and not self.contacts_on_device
         return _Marking(self, (what, stage, micro_batch, gradient), time.perf_counter if on_host else self.now)
 
     def computing(self, action: Action) -> _Marking | _Nothing:
@@ -148,7 +150,8 @@ class Recorder:
         if self.enabled:
             gradient = action.kind is not ActionKind.FORWARD
             what = (ContactKind.RECEIVING, action.stage, action.micro_batch, gradient, self.step)
-            self.raw.append((*what, posted, time.perf_counter(), ()))
+            now = self.now if self.contacts_on_device else time.perf_counter
+            self.raw.append((*what, posted, now(), ()))
 
     def exchanging(self) -> _Exchanging | _Nothing:
         """Around what ranks of a stage do with each other, wherever that is; it counts inside a computation."""

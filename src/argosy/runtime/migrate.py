@@ -99,6 +99,7 @@ def migrate(trainer: Trainer, plan: Plan) -> Moved:
     exchanging, mine = trainer.recorder.exchanging, recipe.stages_of(plan, trainer.rank)
     programs = source.programs(trainer.rank, mine, groups, exchanging)
     division = Division(kept, keepings, programs, plan, groups, trainer.rank, recipe.roster, rows, exchanging)
+    trainer.gradients.close()
     trainer.take_up(plan, programs, division.gradients, division.gates, recipe.optimizer_factory)
     _give_state(trainer, new, about)
     trainer.buffers = buffers_at(recipe.model, source.buffers(mine))

@@ -62,7 +62,9 @@ class GraphSource:
         cut: Sequence[int] | None,
         layers: Sequence[nn.Module] = (),
         recording: Recording | None = None,
+        is_compiled: bool = False,
     ) -> None:
+        self.is_compiled = is_compiled
         self.model, self.device, self.roster, self.seed = model, device, roster, seed
         self.layers = layers
         given: dict[str, Any] = {"device": device, "recording": recording, "name": plan.model.name}
@@ -177,7 +179,15 @@ class GraphSource:
     def _program(self, index: int, rank: int, groups: Groups, exchanging: Exchanging) -> GraphStage:
         recompute = self.plan.stages[index].recompute
         if index not in self.shared:
-            return GraphStage(self.cut, index, self.model, recompute=recompute, device=self.device, seed=self.seed)
+            return GraphStage(
+                self.cut,
+                index,
+                self.model,
+                recompute=recompute,
+                device=self.device,
+                seed=self.seed,
+                is_compiled=self.is_compiled,
+            )
         sharing = self.shared[index]
         ranks = next(ranks for ranks in seats_in_group(self.plan, index, self.roster) if rank in ranks)
         exchange = Exchange(Segments((sharing.ratios,)), groups[ranks], exchanging)

@@ -10,7 +10,8 @@
 
 Each layer runs as a stage of its own (``stage.LayerStage``), on what the layer before it returned, so that loss,
 labels and whatever else a model does around its layers is in the figures. Layers of one class with the same weights
-and position (first, last, between) are measured once.
+and position (first, last, between) are measured once. Of compiled layers (1) is measured; (2) to (5) are those of the
+eager ones, of which compiled stages keep no more.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ def profile_program(
     report: Report,
     save: Save = lambda profile: None,
     known: Sequence[ProfileRow] = (),
+    is_compiled: bool = False,
 ) -> Profile:
     """The profile of a user's ``file.py:build`` on this process's card, or its CPU; rows in ``known`` are not measured
     again."""
@@ -87,6 +89,7 @@ def profile_program(
         report=report,
         save=save,
         known=known,
+        is_compiled=is_compiled,
     )
 
 
@@ -116,26 +119,35 @@ def profile_model(
     report: Report = lambda what: None,
     save: Save = lambda profile: None,
     known: Sequence[ProfileRow] = (),
+    is_compiled: bool = False,
 ) -> Profile:
     """(1) to (5) of every layer on this process's device, which the profile calls ``kind``."""
     device = device or torch.device("cpu")
     layers = find_layers(model)
     model.to(device)
     _check_samples(samples, batch)
-    stages = [
-        LayerStage(
-            model, layers, loss_fn, first=index, end=index + 1, recompute=Recompute.NONE,
-            autocast=AUTOCAST.get(dtype), device=device,
-        )
-        for index in range(len(layers))
-    ]  # fmt: skip
+    stages, timed = (
+        [
+            LayerStage(
+                model, layers, loss_fn, first=index, end=index + 1, recompute=Recompute.NONE,
+                autocast=AUTOCAST.get(dtype), device=device, is_compiled=compiles,
+            )
+            for index in range(len(layers))
+        ]
+        for compiles in (False, is_compiled)
+    )  # fmt: skip
     kinds = _kinds(layers)
     rows = {(row.layer, row.micro_batch): row for row in known if row.dtype is dtype}
     total = len(set(kinds)) * len(set(samples))
 
     def so_far() -> Profile:
         return Profile(
-            device=kind, model=name, rows=tuple(rows.values()), sequence_length=sequence_length, measured=software()
+            device=kind,
+            model=name,
+            rows=tuple(rows.values()),
+            sequence_length=sequence_length,
+            measured=software(),
+            compiled=is_compiled,
         )
 
     amounts: list[_Amounts] = []
@@ -147,7 +159,7 @@ def profile_model(
         for index, stage in enumerate(stages):
             if (kinds[index], count) not in rows:
                 report(f"layer{index} with {counted(count, 'sample')}, {len(rows) + 1} of {total}")
-                rows[kinds[index], count] = _row(stage, carry, part, kinds[index], count, dtype, device, seconds)
+                rows[kinds[index], count] = _row(timed[index], carry, part, kinds[index], count, dtype, device, seconds)
                 save(so_far())
             if last:
                 if kinds[index] not in working:
@@ -196,8 +208,9 @@ def _row(
     device: torch.device,
     seconds: float,
 ) -> ProfileRow:
-    """(1), after one run to warm up; memory where the device counts it."""
-    _once(stage, carry, part, device)
+    """(1), after some runs to warm up; memory where the device counts it."""
+    for _ in range(3 if stage.is_compiled else 1):  # the first is eager, the second compiles
+        _once(stage, carry, part, device)
     before = _memory(device, reset=True)
     forward = backward = 0.0
     repeats = 0
@@ -230,8 +243,7 @@ def _moment(part: Any) -> Moment:
 
 def _run(stage: LayerStage, carry: Any, part: Any) -> Any:
     """What a stage hands on, or its loss."""
-    result = stage(carry, part, _moment(part))
-    return result.loss if isinstance(result, PartLoss) else result
+    return made.loss if isinstance(made := stage(carry, part, _moment(part)), PartLoss) else made
 
 
 def _once(stage: LayerStage, carry: Any, part: Any, device: torch.device) -> tuple[float, float]:

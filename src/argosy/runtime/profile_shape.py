@@ -44,6 +44,7 @@ def profile_shape(
     report: Report = lambda what: None,
     save: Save = lambda profile: None,
     known: Sequence[ProfileRow] = (),
+    is_compiled: bool = False,
 ) -> Profile:
     """On this process's card, or its CPU; rows in ``known`` are not measured again, widths that the model does not
     divide by are left out and said, and so is what does not fit into memory."""
@@ -59,6 +60,7 @@ def profile_shape(
             rows=tuple(rows),
             sequence_length=shapes.tokens,
             measured=software(),
+            compiled=is_compiled,
         )
 
     for number, (layer, samples, width, dtype) in enumerate(todo, 1):
@@ -67,7 +69,7 @@ def profile_shape(
         try:
             stack = Stack(
                 architecture=architecture, kind=layer, samples=samples, tokens=shapes.tokens, width=width,
-                dtype=_DTYPES[dtype], device=device,
+                dtype=_DTYPES[dtype], device=device, is_compiled=is_compiled,
             )  # fmt: skip
             row = measure_stack(stack, seconds=seconds)
         except torch.OutOfMemoryError:

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from argosy.plan.plan import Plan, Replica
-from argosy.schedule import ScheduleKind
+from argosy.schedule.action import worker_of as hosting_worker
+
+Channel = tuple[int, int, bool]
+"""Sending rank, receiving rank, and whether it carries gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +116,19 @@ def links_between(seat: Seat, others: tuple[Seat, ...], *, sending: bool) -> tup
     return tuple(links)
 
 
+def channels_of(plan: Plan, roster: Sequence[str] | None = None) -> tuple[Channel, ...]:
+    """The channels between ranks of neighbouring stages that a plan uses."""
+    seats, found = seats_of(plan, roster), set()
+    for index in range(len(seats) - 1):
+        if worker_of(plan, index) == worker_of(plan, index + 1):
+            continue
+        for seat in seats[index]:
+            for link in links_between(seat, seats[index + 1], sending=True):
+                found |= {(seat.rank, link.peer, False), (link.peer, seat.rank, True)}
+    return tuple(sorted(found))
+
+
 def worker_of(plan: Plan, stage: int) -> int:
-    """The row of the schedule that a stage is in: stages of an interleaved schedule come back to their worker."""
-    chunks = plan.schedule.chunks if plan.schedule.kind is ScheduleKind.INTERLEAVED else 1
-    return stage % (len(plan.stages) // chunks)
+    """The row of the schedule that a stage is in."""
+    num_workers = len(plan.stages) // plan.schedule.stages_per_worker
+    return hosting_worker(plan.schedule.kind, stage, num_workers)

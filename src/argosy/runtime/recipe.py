@@ -30,6 +30,8 @@ class Recipe:
     """Devices by rank, for as long as the run lasts."""
     seed: int = 0
     """Of dropout's masks."""
+    is_compiled: bool = False
+    """Whether stages are compiled."""
 
     def stages_of(self, plan: Plan, rank: int) -> list[int]:
         """The stages that a rank has a seat in."""

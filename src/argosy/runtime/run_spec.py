@@ -49,6 +49,8 @@ class RunSpec:
     clip: Annotated[float, Field(ge=0)] | None = None
     """The largest norm of the whole gradient."""
     seed: int = 0
+    compile_stages: bool = False
+    """Whether torch.compile makes one graph of each stage."""
     patience: _Duration = 600.0
     """Seconds to wait for a rank that sends nothing, and that a step of an elastic run may take."""
     any_device: bool = False

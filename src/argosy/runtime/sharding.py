@@ -28,6 +28,7 @@ from argosy.runtime.failure import in_contact
 from argosy.runtime.measure import Exchanging, untold
 from argosy.runtime.parameters import Weight
 from argosy.runtime.summing import Way
+from argosy.runtime.world import await_device
 
 
 class Shard:
@@ -92,6 +93,7 @@ class ShardSet:
         num = len(self.shards)
         with self.exchanging(), in_contact("while gradients were scattered over the replicas of a stage"):
             part = self.way.scatter(self._taken(), [size + num for size in self.sizes])
+            await_device(part.device, "while gradients were scattered over the replicas of a stage")
         at = 0
         for shard, count in zip(self.shards, part[-num:].tolist(), strict=True):
             rows = part[at : at + shard.own.numel()].view_as(shard.own).to(shard.own.dtype)

@@ -100,6 +100,7 @@ class LayerSource:
                 autocast=autocast,
                 device=self.recipe.device,
                 seed=self.recipe.seed,
+                is_compiled=self.recipe.is_compiled,
             )
             for index in stages
         }

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from argosy.runtime.compiling import compiled
 from argosy.runtime.slices import build_layer
 from argosy.workload.architecture import Architecture, TokenEmbedding
 
@@ -48,6 +49,7 @@ class Stack:
     """Of the tensor-parallel group, of which one device is measured."""
     dtype: torch.dtype
     device: torch.device
+    is_compiled: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +111,7 @@ class _Step:
             layers = [build_layer(stack.architecture, stack.kind, width=stack.width) for _ in range(self.layers)]
             self.module = nn.Sequential(*layers).to(stack.dtype)
             self.given = _given(stack)
+        self.call = compiled(self.module) if stack.is_compiled else self.module
         with torch.no_grad():
             result = self.module(self.given)
         self.handed = torch.ones_like(result)
@@ -117,7 +120,7 @@ class _Step:
             self.run(lambda: None)
 
     def run(self, between: Callable[[], None]) -> None:
-        result = self.module(self.given)
+        result = self.call(self.given)
         between()
         result.backward(self.handed)
 

@@ -8,6 +8,7 @@ before handed on. Where more stages follow, the call of ``loss_fn`` ends there; 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn, Protocol
@@ -21,6 +22,7 @@ from argosy.errors import InputError, Problem
 from argosy.plan.plan import Recompute
 from argosy.runtime.calls import function
 from argosy.runtime.carry import Carry
+from argosy.runtime.compiling import compiled
 from argosy.runtime.defer import Deferral
 from argosy.runtime.dropout import Randomness, drops, masking
 from argosy.runtime.moment import Moment
@@ -86,6 +88,7 @@ class LayerStage:
         autocast: torch.dtype | None = None,
         device: torch.device | None = None,
         seed: int = 0,
+        is_compiled: bool = False,
     ) -> None:
         self.model = model
         self.layers = tuple(layers[first:end])
@@ -102,6 +105,9 @@ class LayerStage:
         self.deferral: Deferral | None = None
         self.watching: Callable[[], object] = lambda: None
         """Called before the last layer, from where on the calls that make a loss are watched."""
+        self.is_compiled = is_compiled
+        self.calls: dict[object, Callable[..., Any]] = {}
+        """Compiled functions: of the whole stage and of its layers."""
 
     def begin(self, batch: Any, moment: Moment) -> None:
         """Layers see nothing but their own samples."""
@@ -140,21 +146,54 @@ class LayerStage:
 
     def run(self, carry: Carry, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None) -> Carry:
         """The stage's layers, one after the other."""
-        keywords = keywords or {}
-        for index, layer in enumerate(self.layers):
-            if index == len(self.layers) - 1 and self.is_last:
-                self.watching()
+        keywords, last = keywords or {}, len(self.layers) - self.is_last
+        if self._is_whole() and last:
+            carry = self._compiled("layers", self._layers)(self._bare, 0, last, carry, arguments, keywords)
+        else:
+            carry = self._layers(self._layer, 0, last, carry, arguments, keywords)
+        if self.is_last:
+            self.watching()
+            carry = self._layers(self._layer, last, last + 1, carry, arguments, keywords)
+        return carry
+
+    def _layers(
+        self, call: Callable[..., Any], first: int, end: int, carry: Carry, arguments: Any, keywords: Any
+    ) -> Carry:
+        """Some of the layers, each run by ``call``."""
+        for index, layer in list(enumerate(self.layers))[first:end]:
             if index == 0 and self.is_first:
-                carry = self._layer(index, layer, arguments, keywords)
+                carry = call(index, layer, arguments, keywords)
             elif index == len(self.layers) - 1 and self.is_last and hasattr(layer, "finish"):
                 finish: Any = layer.finish
-                carry = self._layer(index, finish, (carry, *arguments), keywords)
+                carry = call(index, finish, (carry, *arguments), keywords)
             else:
-                carry = self._layer(index, layer, (carry,), {})
+                carry = call(index, layer, (carry,), {})
         return carry
+
+    def _is_whole(self) -> bool:
+        """Whether the stage runs compiled as a whole: no layer has to do with anything but its input."""
+        return self.is_compiled and self.gate is None and all(known.masks is False for known in self.random)
+
+    def _compiled(self, key: object, call: Callable[..., Any]) -> Callable[..., Any]:
+        if key not in self.calls:
+            self.calls[key] = compiled(call)
+        return self.calls[key]
+
+    def _bare(self, index: int, layer: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+        """A layer within what is compiled, where torch knows checkpoints in these forms only."""
+        del index
+        if self.recompute is Recompute.NONE:
+            return layer(*arguments, **keywords)
+        if self.recompute is Recompute.FULL:
+            return checkpoint.checkpoint(layer, *arguments, use_reentrant=False, **keywords)
+        context = functools.partial(checkpoint.create_selective_checkpoint_contexts, list(_KEPT))
+        return checkpoint.checkpoint(layer, *arguments, use_reentrant=False, context_fn=context, **keywords)
 
     def _layer(self, index: int, layer: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
         known = self.random[index]
+        is_watched = self.is_last and index == len(self.layers) - 1
+        if self.is_compiled and known.masks is False and not is_watched:
+            layer = self._compiled(index, layer)
         if known.masks is not False:
             layer = masking(self.seed, self.first + index, self.moment, layer, known)
         layer = recomputed(self.recompute, deferring(self.deferral, layer), draws=known.others is not False)

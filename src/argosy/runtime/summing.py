@@ -11,9 +11,10 @@ once, through its first member. Vectors are in host memory where the backend car
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -24,10 +25,25 @@ from argosy.runtime.collectives import Group, gather_uneven, is_foreign, offsets
 
 Groups = Mapping[tuple[int, ...], dist.ProcessGroup | None]
 """By ranks; None where this rank is not among them."""
-Finish = Callable[[], None]
-"""Waits until what was begun is done."""
 _TAG = 2**29
 """Of messages between members; those of micro-batches have smaller ones."""
+
+
+class Pending(Protocol):
+    """A sum that was begun."""
+
+    def wait(self) -> object: ...
+
+    def is_completed(self) -> bool: ...
+
+
+class Done:
+    """A sum that was over as soon as it was begun."""
+
+    def wait(self) -> None: ...
+
+    def is_completed(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
@@ -36,10 +52,10 @@ class Ring:
 
     group: Group
 
-    def begin(self, vector: Tensor) -> Finish:
-        work = dist.all_reduce(vector, group=self.group, async_op=True)
+    def begin(self, vector: Tensor) -> Pending:
+        work: Pending | None = dist.all_reduce(vector, group=self.group, async_op=True)
         assert work is not None
-        return work.wait  # type: ignore[no-any-return]
+        return work
 
     def scatter(self, vector: Tensor, sizes: Sequence[int]) -> Tensor:
         """This member's part of the sum."""
@@ -72,12 +88,12 @@ class Nodes:
     def firsts(self) -> tuple[int, ...]:
         return tuple(node[0] for node in self.nodes)
 
-    def begin(self, vector: Tensor) -> Finish:
+    def begin(self, vector: Tensor) -> Pending:
         if is_foreign(vector, self.group):
             host = vector.cpu()
             self.begin(host)
             vector.copy_(host)
-            return _nothing
+            return Done()
         self._up(vector)
         if self.rank in self.firsts and len(self.firsts) > 1:
             if self.is_tree:
@@ -86,7 +102,7 @@ class Nodes:
                 dist.all_reduce(vector, group=self.groups[self.firsts])
         if len(self.mine) > 1:
             dist.broadcast(vector, self.mine[0], group=self.groups[self.mine])
-        return _nothing
+        return Done()
 
     def _up(self, vector: Tensor) -> None:
         if len(self.mine) > 1:
@@ -153,8 +169,9 @@ class Nodes:
 Way = Ring | Nodes
 
 
-def _nothing() -> None:
-    """Already done."""
+def is_on_device(way: Way | None) -> bool:
+    """Whether a sum runs on the GPU beside its computation."""
+    return isinstance(way, Ring) and dist.get_backend(way.group) == "nccl"
 
 
 def _sum_by_trees(vector: Tensor, ranks: tuple[int, ...], rank: int, group: Group) -> None:

@@ -22,6 +22,7 @@ from argosy.plan.plan import Plan
 from argosy.runtime.batch import check_batch, filled_up
 from argosy.runtime.boxes import rows, rows_of
 from argosy.runtime.checkpoint import load, save
+from argosy.runtime.compiling import check_compilable
 from argosy.runtime.evaluation import evaluate
 from argosy.runtime.executor import Executor
 from argosy.runtime.failure import in_contact, in_contact_beside_others
@@ -52,9 +53,9 @@ from argosy.runtime.stage import LossFunction, StageProgram
 from argosy.runtime.state import Held, trainer_state
 from argosy.runtime.transport import Transport
 from argosy.runtime.weighing import Accumulated, Tally, weight_of
-from argosy.runtime.world import check_supported, device_of, join, open_groups
+from argosy.runtime.world import await_device, check_supported, device_of, join, open_groups
 from argosy.runtime.writers import Callback, StepMetrics
-from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.schedule import ScheduleSpec
 from argosy.timeline import Timeline
 from argosy.workload.capture.initial import Recording
 
@@ -73,6 +74,7 @@ def parallelize(
     cut: Sequence[int] | None = None,
     seed: int = 0,
     scheduler: SchedulerFactory | None = None,
+    compile_stages: bool = False,
 ) -> Trainer:
     """A trainer for this rank.
 
@@ -84,18 +86,21 @@ def parallelize(
     names the devices by rank where there are more than the plan uses: the others are idle until a plan that ``move`` is
     given uses them. ``cut`` gives every operation of the forward a stage (``solve.stagecut.cut_graph(...).stages``)
     where stages are not ranges of layers, the plan's own unless given; a model without layers is cut here. ``seed`` is
-    that of dropout's masks.
+    that of dropout's masks. ``compile_stages`` has ``torch.compile`` make one graph of each stage.
     """
     cut = plan.cut if cut is None else cut
     roster = devices_by_rank(plan) if roster is None else tuple(roster)
     check_supported(plan)
+    if compile_stages:
+        check_compilable(plan)
     join(plan, roster)
     check_batch(example_batch, plan)
     rank = dist.get_rank()
     device = device_of(roster, rank)
     recipe = Recipe(
-        model=model, loss_fn=loss_fn, optimizer_factory=optimizer_factory, device=device, roster=roster, seed=seed
-    )
+        model=model, loss_fn=loss_fn, optimizer_factory=optimizer_factory, device=device, roster=roster, seed=seed,
+        is_compiled=compile_stages,
+    )  # fmt: skip
     source = _source(recipe, plan, example_batch, cut, recording)
     mine = recipe.stages_of(plan, rank)
     weights = source.weights
@@ -124,6 +129,7 @@ def parallelize(
         scale=scale,
         roster=roster,
         scheduler=scheduler,
+        is_compiled=compile_stages,
     )
     trainer.aliases = {weight.name: weight.aliases for weight in weights if weight.aliases}
     trainer.buffers = buffers_at(model, places)
@@ -143,17 +149,9 @@ def _source(
         if all(stage.replicas[0].width == 1 for stage in plan.stages):
             return found
     source = GraphSource(
-        model,
-        recipe.loss_fn,
-        batch,
-        plan,
-        recipe.device,
-        recipe.roster,
-        seed=recipe.seed,
-        cut=cut,
-        layers=layers,
-        recording=recording,
-    )
+        model, recipe.loss_fn, batch, plan, recipe.device, recipe.roster, seed=recipe.seed, cut=cut, layers=layers,
+        recording=recording, is_compiled=recipe.is_compiled,
+    )  # fmt: skip
     source.check_agreed()
     return source
 
@@ -174,7 +172,9 @@ class Trainer:
         scale: LossScale | None = None,
         roster: Sequence[str] | None = None,
         scheduler: SchedulerFactory | None = None,
+        is_compiled: bool = False,
     ) -> None:
+        self.is_compiled = is_compiled
         self.recorder, self.device = recorder, recorder.device
         self.rank = dist.get_rank()
         self.roster = devices_by_rank(plan) if roster is None else tuple(roster)
@@ -200,6 +200,7 @@ class Trainer:
         self.accumulated: Accumulated | None = None
         """What was computed since the last update."""
         self.transport = Transport.open(self.device)
+        recorder.contacts_on_device = self.transport.in_order
         self.take_up(plan, programs, gradients, gates, optimizer_factory)
 
     def take_up(
@@ -214,9 +215,8 @@ class Trainer:
         self.plan, self.gradients, self.gates = plan, gradients, gates
         self.planned = plan.schedule
         """The plan's own schedule, whatever is in use."""
-        self.executor = Executor(
-            plan, self.rank, programs, self.transport, self.recorder, self.roster, self._after_gradients
-        )
+        events = gradients.events(self._after_gradients)
+        self.executor = Executor(plan, self.rank, programs, self.transport, self.recorder, self.roster, events)
         self._follow(plan)
         self.optimizer_factory = optimizer_factory
         self._make_optimizer()
@@ -248,6 +248,9 @@ class Trainer:
         The step's loss is the mean over all samples, or over all targets that are not masked, of these batches
         together. Batches of a captured program count by their samples.
         """
+        self._accumulate(batch, is_final=False)
+
+    def _accumulate(self, batch: Any, *, is_final: bool) -> None:
         samples = check_batch(batch, self.plan, may_be_short=self.takes_short_batches)
         if self.accumulated is None:
             self.accumulated = Accumulated()
@@ -255,13 +258,13 @@ class Trainer:
         self.executor.loss_scale = self.scale.value
         with in_contact_beside_others(f"in step {self.steps}"):
             whole = filled_up(batch, samples, self.plan)
-            losses = self.executor.step(whole, self.accumulated.tally, samples=samples)
+            losses = self.executor.step(whole, self.accumulated.tally, samples=samples, is_final=is_final)
         self.accumulated.losses.append(losses)
         self.accumulated.samples += samples
 
     def step(self, batch: Any) -> float:
         """Train on a global batch and on what was accumulated; the mean loss over it, on every rank."""
-        self.accumulate(batch)
+        self._accumulate(batch, is_final=True)
         done, self.accumulated = self.accumulated, None
         assert done is not None
         losses = torch.cat(done.losses)
@@ -298,6 +301,7 @@ class Trainer:
         sums = tally.sums(losses)
         parts = torch.cat([figures, sums, losses.new_tensor(self.votes)])
         dist.all_reduce(parts)
+        await_device(self.device, f"in step {self.steps}")
         loss, squares, *rest = parts.tolist()
         self.tally = tuple(rest[len(sums) :])
         ratio = weight_of(rest[: len(sums)], self.steps, self.plan.global_batch)
@@ -351,8 +355,8 @@ class Trainer:
 
     def set_schedule(self, spec: ScheduleSpec) -> None:
         """Another schedule of the same stages, from the next step on. Every rank calls this at the same step."""
-        if spec.kind is ScheduleKind.INTERLEAVED or self.plan.schedule.kind is ScheduleKind.INTERLEAVED:
-            expected = "a schedule with the same stages per worker; interleaved ones have several"
+        if spec.placement != self.plan.schedule.placement:
+            expected = "a schedule with the same stages per worker; interleaved and V-shaped ones have several"
             raise InputError([Problem(path="schedule", found=repr(spec), expected=expected)])
         self._follow(replace(self.plan, schedule=spec))
 
@@ -376,10 +380,12 @@ class Trainer:
         self._follow(replace(self.plan, stages=tuple(stages)))
 
     def _follow(self, plan: Plan) -> None:
+        if self.is_compiled:
+            check_compilable(plan)
         self.executor.follow(plan)
         self.plan = plan
         for gate in self.gates.values():
-            gate.scatters = plan.schedule.kind is not ScheduleKind.ZERO_BUBBLE
+            gate.scatters = not plan.schedule.kind.is_split
 
     def _after_gradients(self, stage: int) -> None:
         if stage in self.gates:

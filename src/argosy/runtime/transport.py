@@ -1,22 +1,28 @@
 """Tensors from rank to rank: sends that do not wait, receives that are posted long before they are needed.
 
-A backend that knows tags (gloo) keeps messages apart by them. One that does not (NCCL) matches messages by their order,
-so there every direction and kind of message has a communicator of its own, on which the schedule's order is the same
-on both sides. Where several ranks share a GPU, which NCCL refuses, messages pass through pinned host memory and gloo.
+A backend that knows tags (gloo) keeps messages apart by them. NCCL matches messages by their order, and runs the calls
+of a communicator one after the other. So there every channel (sender, receiver, activations or gradients) has a
+communicator with a stream of its own: the schedule's order is the same on both sides of a channel, and a receive that
+waits holds nothing up but later receives of its channel. Communicators are opened before training, all ranks in the
+same order, because opening one blocks until both sides are there. All tensors of a message are one batch.
+
+If ranks share a GPU and NCCL cannot, messages pass through pinned host memory and gloo.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from argosy.runtime.failure import in_contact
 from argosy.runtime.ledger import MOST_GRADIENTS
+from argosy.runtime.ranks import Channel
 from argosy.runtime.world import patience_of_all
 
 Key = tuple[int, int, bool]
@@ -59,26 +65,53 @@ class Transport:
 
     device: torch.device
     """Where the tensors are that are sent and received."""
-    groups: tuple[dist.ProcessGroup | None, ...]
-    """By kind of message; all the default group where messages have tags."""
     staged: bool
     """Through host memory."""
-    departures: dict[Key, list[tuple[Tensor, Work]]] = field(default_factory=dict)
+    in_order: bool = False
+    """Whether messages are matched by their order, not by tags."""
+    channels: dict[Channel, dist.ProcessGroup | None] = field(default_factory=dict)
+    """Communicators; None for channels of other ranks, and empty if messages have tags."""
+    departures: dict[Key, list[tuple[list[Tensor], Work]]] = field(default_factory=dict)
     """Tensors that may not have left yet, oldest first. gloo only tells who waits, so they go when they must have."""
 
     @classmethod
     def open(cls, device: torch.device) -> Transport:
-        """To be called by every rank of the default group at the same point."""
-        if dist.get_backend() == "nccl":
-            return cls(device, tuple(dist.new_group(timeout=patience_of_all()) for _ in range(4)), staged=False)
-        return cls(device, (None,) * 4, staged=device.type != "cpu")
+        in_order = dist.get_backend() == "nccl"
+        return cls(device, staged=device.type != "cpu" and not in_order, in_order=in_order)
 
-    def send(self, tensor: Tensor, peer: int, tag: int, key: Key) -> None:
-        """Begin to send; the tensor is kept until it has left."""
-        tensor = self._outgoing(tensor)
-        work = dist.isend(tensor, peer, group=self._group(dist.get_rank(), peer, key[2]), tag=tag)
-        assert work is not None
-        self.departures.setdefault(key, []).append((tensor, work))
+    def connect(self, channels: Iterable[Channel]) -> None:
+        """Open what is not open yet; every rank calls this at the same point with the same channels."""
+        if not self.in_order:
+            return
+        new = sorted(set(channels) - self.channels.keys())
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        for channel in new:
+            group = dist.new_group(sorted(channel[:2]), timeout=patience_of_all(), pg_options=options)
+            self.channels[channel] = group if isinstance(group, dist.ProcessGroup) else None
+        rank, token = dist.get_rank(), torch.zeros(1, device=self.device)
+        for source, target, gradient in new:
+            if rank == source:
+                self.send([(token, 0)], target, (0, 0, gradient))
+            elif rank == target:
+                with in_contact(f"with rank {source} while a channel was opened"):
+                    for work in self.post([(token, 0)], source, gradient=gradient):
+                        work.wait()
+        self.finish()
+
+    def send(self, tensors: Sequence[tuple[Tensor, int]], peer: int, key: Key) -> None:
+        """Begin to send tensors, each with its tag; they are kept until they have left."""
+        own = [(self._outgoing(tensor), tag) for tensor, tag in tensors]
+        works = self._begin(dist.isend, own, peer, (dist.get_rank(), peer, key[2]))
+        kept = [tensor for tensor, _ in own]
+        self.departures.setdefault(key, []).extend((kept, work) for work in works)
+
+    def _begin(
+        self, call: Callable[..., Any], tensors: Sequence[tuple[Tensor, int]], peer: int, channel: Channel
+    ) -> list[Work]:
+        if self.in_order:
+            group = self.channels[channel]
+            return list(dist.batch_isend_irecv([dist.P2POp(call, tensor, peer, group) for tensor, _ in tensors]))
+        return [call(tensor, peer, tag=tag) for tensor, tag in tensors]
 
     def _outgoing(self, tensor: Tensor) -> Tensor:
         tensor = tensor.detach()
@@ -95,25 +128,27 @@ class Transport:
             return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
         return torch.empty(tuple(shape), dtype=dtype, device=self.device)
 
-    def post(self, buffer: Tensor, peer: int, tag: int, *, gradient: bool) -> Work:
-        """Begin to receive into ``buffer``."""
-        work = dist.irecv(buffer, peer, group=self._group(peer, dist.get_rank(), gradient), tag=tag)
-        assert work is not None
-        return work
+    def post(self, buffers: Sequence[tuple[Tensor, int]], peer: int, *, gradient: bool) -> list[Work]:
+        """Begin to receive into buffers, each with its tag."""
+        return self._begin(dist.irecv, buffers, peer, (peer, dist.get_rank(), gradient))
 
     def send_bytes(self, data: bytes, peer: int, tag: int, stage: int) -> None:
         """A message of unknown length: its length, then itself."""
         content = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         for tensor in (torch.tensor([len(data)]), content):
-            self.send(tensor.to(self.device), peer, tag, (stage, 0, False))
+            self.send([(tensor.to(self.device), tag)], peer, (stage, 0, False))
 
     def receive_bytes(self, peer: int, tag: int) -> bytes:
         """Wait for what ``send_bytes`` sent."""
-        length = self.buffer((1,), torch.int64)
-        self.post(length, peer, tag, gradient=False).wait()
-        content = self.buffer((int(length.item()),), torch.uint8)
-        self.post(content, peer, tag, gradient=False).wait()
-        return bytes(content.cpu().numpy())
+        length = self._received((1,), torch.int64, peer, tag)
+        content = self._received((int(length.item()),), torch.uint8, peer, tag)
+        return bytes(content.numpy())
+
+    def _received(self, shape: Sequence[int], dtype: torch.dtype, peer: int, tag: int) -> Tensor:
+        buffer = self.buffer(shape, dtype)
+        for work in self.post([(buffer, tag)], peer, gradient=False):
+            work.wait()
+        return buffer.cpu()
 
     def departed(self, key: Key) -> None:
         """Let go of what has left: the answer to a forward shows that it has arrived."""
@@ -130,6 +165,3 @@ class Transport:
         """Wait until everything has left."""
         for key in list(self.departures):
             self.departed(key)
-
-    def _group(self, source: int, target: int, gradient: bool) -> dist.ProcessGroup | None:
-        return self.groups[2 * gradient + (source < target)]

@@ -7,6 +7,7 @@ it, and writes ``timeline.json`` at the end. A rank that fails leaves a note the
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import sys
@@ -32,7 +33,7 @@ from argosy.runtime import checkpoint
 from argosy.runtime.adapting import Adapter
 from argosy.runtime.agreement import Facts, check_agreed, given_facts, loaded_facts, with_first_compared
 from argosy.runtime.emulated import join_device, say_ready
-from argosy.runtime.failure import ElsewhereError, leave_note, told
+from argosy.runtime.failure import ElsewhereError, ending_after, leave_note, told
 from argosy.runtime.folder import (
     CHECKPOINTS,
     DECISIONS,
@@ -133,6 +134,7 @@ def prepare(
         recording=recording,
         seed=spec.seed,
         scheduler=program.scheduler,
+        compile_stages=spec.compile_stages,
     )
     trainer.callbacks += program.callbacks
     if spec.init is not None:
@@ -181,8 +183,9 @@ def train(trainer: Trainer, data: Callable[[int], Any], spec: RunSpec) -> None:
     while trainer.steps < last:
         begin = time.perf_counter()
         trainer.votes = (float(saver.is_due()),)
-        with saver.heeded():
-            loss = trainer.step(data(trainer.steps))
+        batch = data(trainer.steps)
+        with saver.heeded(), _watched(trainer, spec):
+            loss = trainer.step(batch)
         seconds = time.perf_counter() - begin
         if trainer.rank == 0:
             line: dict[str, Any] = {"step": trainer.steps - 1, "loss": loss, "seconds": seconds}
@@ -201,6 +204,20 @@ def train(trainer: Trainer, data: Callable[[int], Any], spec: RunSpec) -> None:
     saver.finish(trainer)
     if adapter is not None:
         adapter.close()
+
+
+def _watched(trainer: Trainer, spec: RunSpec) -> contextlib.AbstractContextManager[None]:
+    """Around a step over NCCL: the process ends with a note if the step does not, a little after the run's patience."""
+    if dist.get_backend() != "nccl":
+        return contextlib.nullcontext()
+    limit = 1.25 * spec.patience
+    message = f"lost contact in step {trainer.steps}: the step was not over after {limit:g} s"
+
+    def end() -> None:
+        _note(spec.folder, trainer.rank, trainer.name, message, RunError.exit_code, first_hand=False)
+        os._exit(RunError.exit_code)
+
+    return ending_after(limit, end)
 
 
 def adapter_of(trainer: Trainer, spec: RunSpec, tell: Callable[[dict[str, Any]], None]) -> Adapter:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import os
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,11 +16,24 @@ import torch.distributed as dist
 from argosy.errors import InputError, Problem, RunError
 from argosy.plan.plan import Plan
 from argosy.plan.runnable import unsupported
+from argosy.runtime.failure import ElsewhereError
 from argosy.runtime.meeting import meet
 from argosy.runtime.ranks import devices_by_rank
 
 PATIENCE = datetime.timedelta(minutes=10)
 """How long a rank waits for another that has not gone away but says nothing."""
+_SETTINGS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+"""Before CUDA starts: a queue of the GPU for each stream. A receive of NCCL that waits holds up all streams of its
+queue, which may be what the sender waits for."""
+_WATCHDOG = 1.5
+"""torch ends a process of NCCL without a word after this many times the run's patience, after ``await_device``."""
+_POLL = 1e-4
+"""Seconds between two looks at the GPU."""
+_ABORTING = 10.0
+"""Seconds that aborting communicators may take."""
+_SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
+_FIRST_SHARING = (2, 30)
+"""The first version of NCCL that runs several ranks on one GPU."""
 
 
 def check_supported(plan: Plan) -> None:
@@ -31,6 +47,8 @@ def join(plan: Plan | None, roster: Sequence[str] | None = None, *, patience: da
     if roster is None:
         assert plan is not None, "a plan or a roster says who takes part"
         roster = devices_by_rank(plan)
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
     if not dist.is_initialized():
         missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
         if missing:
@@ -38,7 +56,8 @@ def join(plan: Plan | None, roster: Sequence[str] | None = None, *, patience: da
             raise InputError([Problem(found=f"no {missing[0]} in the environment", expected=expected)])
         check_world_size(roster, int(os.environ["WORLD_SIZE"]))
         try:
-            meet(_backend(roster), patience=patience)
+            backend = _backend(roster)
+            meet(backend, patience=_WATCHDOG * patience if backend == "nccl" else patience)
         except (OSError, RuntimeError, ValueError) as error:
             place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
             reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -71,11 +90,54 @@ def device_of(roster: Sequence[str], rank: int) -> torch.device:
 
 
 def _backend(roster: Sequence[str]) -> str:
-    """NCCL where every rank of every node has a GPU of its own, gloo elsewhere."""
+    """NCCL if every rank of every node has a GPU of its own or NCCL can share one; else gloo."""
     if not torch.cuda.is_available():
         return "gloo"
     largest = max(int(device.rpartition(".")[2]) for device in roster)
-    return "nccl" if largest < torch.cuda.device_count() else "gloo"
+    return "nccl" if largest < torch.cuda.device_count() or why_unshared() is None else "gloo"
+
+
+def why_unshared() -> str | None:
+    """None if NCCL runs several ranks on one GPU; else why it does not."""
+    version = nccl_version()
+    if tuple(version[:2]) < _FIRST_SHARING:
+        found, needed = (".".join(map(str, numbers)) for numbers in (version, _FIRST_SHARING))
+        return f"NCCL {found} runs one rank per GPU; {needed} runs several with {_SHARING}=1"
+    return None if os.environ.get(_SHARING) == "1" else f"{_SHARING} is not 1"
+
+
+def nccl_version() -> tuple[int, ...]:
+    """Of the library that is loaded, which may be newer than the one that torch was built with."""
+    number = ctypes.c_int()
+    try:
+        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):
+        return tuple(torch.cuda.nccl.version())
+    major, rest = divmod(number.value, 10_000)
+    return (major, *divmod(rest, 100))
+
+
+def await_device(device: torch.device, what: str) -> None:
+    """Wait for what is queued on a GPU, and no longer than the run's patience: the kernels of NCCL wait permanently for
+    a rank that is gone. Raises an ``ElsewhereError`` after aborting all communicators."""
+    if device.type != "cuda" or dist.get_backend() != "nccl":
+        return
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    limit = patience_of_all().total_seconds() / _WATCHDOG
+    end = time.monotonic() + limit
+    while not event.query():
+        if time.monotonic() > end:
+            abort()
+            raise ElsewhereError(f"lost contact {what}: another rank sent nothing for {limit:g} s")
+        time.sleep(_POLL)
+
+
+def abort() -> None:
+    """End the kernels of NCCL that wait for other ranks, as far as that succeeds within a few seconds."""
+    thread = threading.Thread(target=dist.distributed_c10d._abort_process_group, name="abort", daemon=True)
+    thread.start()
+    thread.join(_ABORTING)
 
 
 def patience_of_all() -> datetime.timedelta:

@@ -76,7 +76,7 @@ class Action:
 
 
 class ScheduleKind(StrEnum):
-    """Families of schedules; all but the last two are corners of one (``generate.family``)."""
+    """Families of schedules; the first four are corners of one (``generate.family``)."""
 
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
@@ -84,12 +84,40 @@ class ScheduleKind(StrEnum):
     KFKB = "kfkb"
     INTERLEAVED = "interleaved"
     ZERO_BUBBLE = "zero-bubble"
+    ZERO_BUBBLE_V = "zero-bubble-v"
+    DUALPIPE_V = "dualpipe-v"
+
+    @property
+    def is_v(self) -> bool:
+        """Whether the pipeline turns round: a worker hosts a stage on the way down and one on the way back."""
+        return self in (ScheduleKind.ZERO_BUBBLE_V, ScheduleKind.DUALPIPE_V)
+
+    @property
+    def is_chunked(self) -> bool:
+        """Whether a worker hosts several stages."""
+        return self is ScheduleKind.INTERLEAVED or self.is_v
+
+    @property
+    def is_split(self) -> bool:
+        """Whether backwards are split in two halves."""
+        return self is ScheduleKind.ZERO_BUBBLE or self.is_v
+
+
+def worker_of(kind: ScheduleKind, stage: int, num_workers: int) -> int:
+    """The worker that hosts a stage.
+
+    >>> [worker_of(ScheduleKind.INTERLEAVED, stage, 2) for stage in range(4)]
+    [0, 1, 0, 1]
+    >>> [worker_of(ScheduleKind.ZERO_BUBBLE_V, stage, 2) for stage in range(4)]
+    [0, 1, 1, 0]
+    """
+    return min(stage, 2 * num_workers - 1 - stage) if kind.is_v else stage % num_workers
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Per worker, the order of its actions. A worker is a group of devices that hosts stage ``row``, and under an
-    interleaved schedule also stages ``row + num_workers``, ``row + 2 num_workers``, ..."""
+    """Per worker, the order of its actions. A worker is a group of devices that hosts one stage, or under some
+    schedules several (``worker_of``)."""
 
     kind: ScheduleKind
     num_stages: int
@@ -101,7 +129,7 @@ class Schedule:
         return len(self.rows)
 
     def worker_of(self, stage: int) -> int:
-        return stage % self.num_workers
+        return worker_of(self.kind, stage, self.num_workers)
 
     def __repr__(self) -> str:
         batches = counted(self.num_micro_batches, "micro-batch", "micro-batches")

@@ -1,6 +1,6 @@
 """Schedules as pure functions of the number of stages S and micro-batches M.
 
-One family covers four of the six kinds. Stage s first runs d_s forwards (its *depth*: that many micro-batches are in
+One family covers four of the eight kinds. Stage s first runs d_s forwards (its *depth*: that many micro-batches are in
 flight), then alternates g backwards with g forwards until the forwards run out, then drains:
 
     (1)  gpipe        d_s = M                        g = M
@@ -12,6 +12,8 @@ so k = 1 is 1f1b and k = M is gpipe. Backwards are always in micro-batch order. 
 
     (5)  interleaved  each worker hosts several stages (chunks) and takes micro-batches in groups of the worker count
     (6)  zero-bubble  ZB-H1: the backward is split in two, and the weight gradients fill the drain
+
+and the two of ``vshape``.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from dataclasses import dataclass
 
 from argosy.errors import bad_input
 from argosy.schedule.action import Action, ActionKind, Schedule, ScheduleKind
+from argosy.schedule.vshape import dualpipe_v, zero_bubble_v
 
 FORWARD, BACKWARD = ActionKind.FORWARD, ActionKind.BACKWARD
 
@@ -36,6 +39,17 @@ class ScheduleSpec:
     """Warm-up forwards per stage, in place of the kind's own; for the kinds of the family."""
     chunks: int = 1
     """Stages per worker; used by interleaved only."""
+
+    @property
+    def stages_per_worker(self) -> int:
+        if self.kind.is_v:
+            return 2
+        return self.chunks if self.kind is ScheduleKind.INTERLEAVED else 1
+
+    @property
+    def placement(self) -> tuple[int, bool]:
+        """What decides which worker hosts which stage; a run switches only between schedules with the same."""
+        return self.stages_per_worker, self.kind.is_v
 
     def __repr__(self) -> str:
         extras = [f"k={self.k}"] if self.kind is ScheduleKind.KFKB else []
@@ -55,6 +69,10 @@ def build_schedule(spec: ScheduleSpec, num_stages: int, num_micro_batches: int) 
             return interleaved(num_stages, num_micro_batches, spec.chunks)
         case ScheduleKind.ZERO_BUBBLE:
             return zero_bubble(num_stages, num_micro_batches)
+        case ScheduleKind.ZERO_BUBBLE_V:
+            return zero_bubble_v(num_stages, num_micro_batches)
+        case ScheduleKind.DUALPIPE_V:
+            return dualpipe_v(num_stages, num_micro_batches)
     depth = depth_of(spec, num_stages, num_micro_batches)
     return family(spec.kind, depth, group_size(spec, num_micro_batches), num_micro_batches)
 

@@ -1,6 +1,6 @@
 """Times of bare pipelines whose devices and links do not change, many at once: the inner loop of the search.
 
-Stages are the unit here, one device each (several stages share one under an interleaved schedule), a link of its own
+Stages are the unit here, one device each (several stages share one under some schedules), a link of its own
 per direction between neighbours. What is done in which order depends on the schedule, the stages and the micro-batches
 alone and is kept:
 
@@ -20,13 +20,16 @@ from functools import lru_cache
 import numpy as np
 
 from argosy.cluster.trace import FloatArray
-from argosy.schedule import Action, ActionKind, ScheduleKind, ScheduleSpec, build_schedule
+from argosy.schedule import Action, ActionKind, ScheduleSpec, build_schedule
+from argosy.schedule.action import worker_of
 from argosy.schedule.generate import depth_of, group_size
 from argosy.sim.steady import steady_seconds
 
 Step = tuple[int, int, int, int, int]
 """Worker; stage; forward (0), backward (1) or half a backward (2); the step whose result it waits for (-1: none); where
 it sends (-1 nowhere, else the boundary)."""
+Program = tuple[list[int], list[Step]]
+"""The worker of every stage, and the steps of all workers."""
 _FORWARD, _BACKWARD, _HALF = range(3)
 
 _FEW = 6
@@ -59,8 +62,8 @@ def pipeline_seconds(
 
 
 @lru_cache(maxsize=256)
-def _program(schedule: ScheduleSpec, num_stages: int, num_micro_batches: int) -> tuple[int, list[Step]]:
-    """The number of workers, and all actions of a schedule, each after what it needs."""
+def _program(schedule: ScheduleSpec, num_stages: int, num_micro_batches: int) -> Program:
+    """The worker of every stage, and all actions of a schedule, each after what it needs."""
     last = num_stages - 1
     orders = orders_of(schedule, num_stages, num_micro_batches)
     position = [0] * len(orders)
@@ -91,7 +94,7 @@ def _program(schedule: ScheduleSpec, num_stages: int, num_micro_batches: int) ->
                 position[worker] += 1
                 if position[worker] == len(order):
                     remaining -= 1
-    return len(orders), steps
+    return [worker_of(schedule.kind, stage, len(orders)) for stage in range(num_stages)], steps
 
 
 _WORK = {
@@ -106,7 +109,7 @@ def orders_of(
     schedule: ScheduleSpec, num_stages: int, num_micro_batches: int
 ) -> list[list[tuple[int, ActionKind, int]]]:
     """Per worker: stage, kind and micro-batch of its actions."""
-    if schedule.kind in (ScheduleKind.ZERO_BUBBLE, ScheduleKind.INTERLEAVED):
+    if schedule.kind.is_split or schedule.kind.is_chunked:
         rows = build_schedule(schedule, num_stages, num_micro_batches).rows
         return [[_plain(action) for action in row] for row in rows]
     depths = depth_of(schedule, num_stages, num_micro_batches)
@@ -131,7 +134,7 @@ def _family_order(stage: int, depth: int, group: int, num_micro_batches: int) ->
 
 
 def _one(
-    program: tuple[int, list[Step]],
+    program: Program,
     forward: list[float],
     backward: list[float],
     transfer: list[float],
@@ -140,9 +143,9 @@ def _one(
     back_latency: list[float],
     tail: list[float],
 ) -> float:
-    num_workers, steps = program
+    workers, steps = program
     seconds = (forward, backward, [both / 2 for both in backward])
-    free = [0.0] * num_workers
+    free = [0.0] * len(set(workers))
     size = len(forward)
     ways = (([0.0] * size, back_transfer, back_latency), ([0.0] * size, transfer, latency))
     arrival = [0.0] * len(steps)
@@ -159,11 +162,11 @@ def _one(
             end += across[boundary]
             busy[boundary] = end
             arrival[number] = end + after[boundary]
-    return max(free[stage % num_workers] + more for stage, more in enumerate(tail))
+    return max(free[worker] + more for worker, more in zip(workers, tail, strict=True))
 
 
 def _many(
-    program: tuple[int, list[Step]],
+    program: Program,
     forward: FloatArray,
     backward: FloatArray,
     transfer: FloatArray,
@@ -172,8 +175,8 @@ def _many(
     back_latency: FloatArray,
     tail: FloatArray,
 ) -> FloatArray:
-    num_workers, steps = program
-    free = np.zeros((num_workers, forward.shape[1]))
+    workers, steps = program
+    free = np.zeros((len(set(workers)), forward.shape[1]))
     link = np.zeros((2, *forward.shape))
     arrival: list[FloatArray | None] = [None] * len(steps)
     # lists of rows, because to take a row of an array costs a third of what is done with it
@@ -194,5 +197,5 @@ def _many(
             np.maximum(busy, here, out=busy)
             busy += transfers[boundary]
             arrival[number] = busy + latencies[boundary]
-    result: FloatArray = (free[np.arange(len(tail)) % num_workers] + tail).max(axis=0)
+    result: FloatArray = (free[workers] + tail).max(axis=0)
     return result

@@ -30,7 +30,7 @@ from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import FloatArray
 from argosy.cost.compute import ComputeModel
 from argosy.plan.plan import Plan
-from argosy.schedule import ActionKind, ScheduleKind, ScheduleSpec
+from argosy.schedule import ActionKind, ScheduleSpec
 from argosy.sim.constant import orders_of
 from argosy.sim.fold import FoldedLinks, Folder
 from argosy.sim.graph import Flow
@@ -45,7 +45,7 @@ _COMPUTED, _ARRIVED, _FLOW_LEFT, _FLOW_ENDS = range(4)
 
 def folded_seconds(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None) -> float | None:
     """The time of one iteration; None for what is not played here."""
-    if plan.schedule.kind is ScheduleKind.INTERLEAVED:
+    if plan.schedule.kind.is_chunked:
         return None
     folded = FoldedPlan(plan, chain, cluster, model or ComputeModel())
     return folded.seconds(plan.schedule) if folded.is_playable else None
@@ -98,7 +98,7 @@ class FoldedPlan(Folder):
     @property
     def is_playable(self) -> bool:
         """Whether ``seconds`` plays all that the plan does, on devices and links that do not change."""
-        if self.model.blocking:
+        if self.model.blocking or self.plan.schedule.kind.is_v:
             return False
         if self.model.prefetch and any(self.zero[stage] >= 2 for stage in range(len(self.plan.stages))):
             return False

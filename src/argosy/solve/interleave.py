@@ -2,7 +2,8 @@
 
 The bounds and the judge of the search know stages that are one run of layers on devices of their own. So interleaving
 is not searched but tried: on a few good plans of different sorts, each worker's layers in equal chunks, piece c * S + w
-on worker w of S. The exact engine plays the whole plan and says what it holds in memory.
+on worker w of S; in a V-shaped schedule the second chunks go back from the last worker to the first. The exact engine
+plays the whole plan and says what it holds in memory.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from argosy.cost.compute import ComputeModel
 from argosy.cost.memory import USABLE
 from argosy.errors import InfeasibleError
 from argosy.plan.plan import LeftOut, Plan, Stage
-from argosy.schedule import ScheduleSpec
+from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.choose import with_collectives
 from argosy.sim.prediction import Played, play_once, prediction
 from argosy.units import counted
@@ -81,12 +82,15 @@ def _obstacle(plan: Plan, spec: ScheduleSpec) -> str | None:
     workers = len(plan.stages)
     if workers == 1:
         return "one stage"
-    if plan.num_micro_batches % workers:
+    if spec.kind is ScheduleKind.INTERLEAVED and plan.num_micro_batches % workers:
         count = counted(plan.num_micro_batches, "micro-batch", "micro-batches")
         return f"{count}, which {workers} stages do not divide"
-    if min(stage.end - stage.first for stage in plan.stages) < spec.chunks:
-        return f"a stage of fewer layers than {spec.chunks} chunks"
-    if len(plan.devices) * plan.num_micro_batches * spec.chunks > _MOST_TASKS:
+    if spec.kind is ScheduleKind.DUALPIPE_V and plan.num_micro_batches < 2 * workers:
+        return f"fewer micro-batches than the {2 * workers} stages of {spec.kind}"
+    chunks = spec.stages_per_worker
+    if min(stage.end - stage.first for stage in plan.stages) < chunks:
+        return f"a stage of fewer layers than {chunks} chunks"
+    if len(plan.devices) * plan.num_micro_batches * chunks > _MOST_TASKS:
         return "too many devices and micro-batches to play"
     return None
 
@@ -101,13 +105,13 @@ def _why_none(plans: Sequence[Plan], specs: Sequence[ScheduleSpec], chain: Chain
 
 
 def _variant(plan: Plan, spec: ScheduleSpec) -> Plan:
-    return replace(plan, schedule=spec, stages=tuple(_pieces(plan.stages, spec.chunks)), collectives=())
+    return replace(plan, schedule=spec, stages=tuple(_pieces(plan.stages, spec)), collectives=())
 
 
-def _pieces(stages: Sequence[Stage], chunks: int) -> Iterator[Stage]:
-    first = 0
+def _pieces(stages: Sequence[Stage], spec: ScheduleSpec) -> Iterator[Stage]:
+    first, chunks = 0, spec.stages_per_worker
     for chunk in range(chunks):
-        for stage in stages:
+        for stage in stages[::-1] if spec.kind.is_v and chunk else stages:
             length = stage.end - stage.first
             end = first + length // chunks + (chunk < length % chunks)
             yield replace(stage, first=first, end=end)

@@ -98,8 +98,8 @@ class Settings:
 
     @property
     def interleaved(self) -> tuple[ScheduleSpec, ...]:
-        """The interleaved schedules among ``schedules``."""
-        return tuple(spec for spec in self.schedules if spec.kind is ScheduleKind.INTERLEAVED)
+        """Those of ``schedules`` whose workers have several stages."""
+        return tuple(spec for spec in self.schedules if spec.kind.is_chunked)
 
 
 def search_scope(settings: Settings, pools: Sequence[Pool], units: Vector) -> Scope:

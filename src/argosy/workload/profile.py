@@ -55,6 +55,8 @@ class Profile:
     """Tokens per sample of the measured model; 1 where a sample is not a sequence."""
     measured: str = ""
     """When, on what and with which software."""
+    compiled: bool = False
+    """Whether torch.compile made one graph of each layer; a run by such a plan is to be compiled, too."""
 
     def forward_seconds(
         self, layer: str, micro_batch: float, tensor_width: int = 1, dtype: Dtype | None = None

@@ -1,6 +1,6 @@
 """Profiles as JSON files, version 1.
 
-    {version, device, model, sequence_length?, measured?,
+    {version, device, model, sequence_length?, measured?, compiled?,
      rows:   [{layer, micro_batch, tensor_width, dtype, forward_seconds, backward_seconds, peak_bytes?}],
      layers: [{name, kind, parameters, activation_bytes, output_bytes, forward_flop?, backward_flop?, ...}]?}
 
@@ -45,6 +45,7 @@ class ProfileSchema(Schema):
     model: Name
     sequence_length: Count = 1
     measured: str = ""
+    compiled: bool = False
     rows: list[_Row]
     layers: list[LayerSchema] = Field(default_factory=list)
 
@@ -85,6 +86,7 @@ def profile_of(document: Document) -> Profile:
         model=content.model,
         sequence_length=content.sequence_length,
         measured=content.measured,
+        compiled=content.compiled,
         rows=tuple(ProfileRow(**row.model_dump()) for row in content.rows),
         layers=tuple(layer.value() for layer in content.layers),
     )
@@ -101,6 +103,8 @@ def profile_to_dict(profile: Profile) -> dict[str, Any]:
     }
     if profile.measured:
         content["measured"] = profile.measured
+    if profile.compiled:
+        content["compiled"] = True
     if profile.layers:
         content["layers"] = [layer_to_dict(layer) for layer in profile.layers]
     return content

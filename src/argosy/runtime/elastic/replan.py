@@ -61,7 +61,7 @@ class Replanner:
 
 def regrouped(plan: Plan, devices: Collection[str]) -> Plan | None:
     """The plan on those of its devices that are there."""
-    if plan.schedule.kind is ScheduleKind.INTERLEAVED:
+    if plan.schedule.kind.is_chunked:
         plan = _one_stage_per_worker(plan)
     stages: list[Stage] = []
     orphaned = 0
@@ -83,9 +83,9 @@ def regrouped(plan: Plan, devices: Collection[str]) -> Plan | None:
 
 
 def _one_stage_per_worker(plan: Plan) -> Plan:
-    """The chunks of an interleaved pipeline as one stage each, layers cut evenly."""
-    chunks, layers = plan.schedule.chunks, plan.stages[-1].end
-    count = len(plan.stages) // chunks
+    """One stage for each worker of a pipeline whose workers have several, layers cut evenly."""
+    layers = plan.stages[-1].end
+    count = len(plan.stages) // plan.schedule.stages_per_worker
     ends = [layers * at // count for at in range(count + 1)]
     stages = tuple(replace(plan.stages[at], first=ends[at], end=ends[at + 1]) for at in range(count))
     return replace(plan, stages=stages, schedule=ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B))
