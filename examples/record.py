@@ -14,7 +14,9 @@ def printed(example: Path, *arguments: str) -> str:
     done = subprocess.run([sys.executable, str(example), *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{example.name} ended with {done.returncode}:\n{done.stderr[-3000:]}")
-    return re.sub(r"in [\d.]+ s(, momentum drift \S+)?:\s+\S*/", "in ... s: ", done.stdout)
+    text = re.sub(r"in [\d.]+ s(, momentum drift \S+)?:\s+\S*/", "in ... s: ", done.stdout)
+    text = re.sub(r"in [\d.]+ m?s of CPU time", "in ... of CPU time", text)
+    return "\n".join(line.rstrip() for line in text.split("\n"))
 
 
 if __name__ == "__main__":
