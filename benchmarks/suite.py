@@ -140,6 +140,13 @@ SUITE = (
         command="pytest -m exhaustive tests/runtime/test_chaos.py",
     ),
     Entry(
+        name="faults",
+        shows="62 schedules of faults that elastic runs survive, and their memory and open files",
+        note="2026-11-16-faults.md",
+        command="python -m benchmarks.faults",
+        needs="root for cut links",
+    ),
+    Entry(
         name="gpu-lab",
         shows="found plans and plain ones on a GPU that is shared unequally",
         note="2026-11-15-h200-plans.md",

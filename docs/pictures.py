@@ -10,6 +10,7 @@ from pathlib import Path
 
 from argosy.cluster.file import cluster_from_content
 from argosy.plan.file import load_plan
+from argosy.planner import find_plan
 from argosy.report.page import Report
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.simulate import simulate
@@ -46,7 +47,8 @@ def main() -> None:
         played = simulate(replace(plan, schedule=spec), chain, slow, iterations=1)
         charts.append((f"k = {k}", played))
     (FOLDER / "kfkb.svg").write_text(_chart(charts), encoding="utf-8")
-    (FOLDER / "report.png").write_bytes(_photographed(Report(plan=plan, chain=chain, cluster=cluster)))
+    found = find_plan(chain, cluster, global_batch=plan.global_batch)
+    (FOLDER / "report.png").write_bytes(_photographed(Report(plan=found, chain=chain, cluster=cluster)))
 
 
 def _photographed(report: Report) -> bytes:
