@@ -147,4 +147,4 @@ def test_an_interleaved_plan_is_not_said_to_lack_a_route() -> None:
     woven = replace(plan, schedule=ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=2), stages=halves)
     (test,) = explain_plan(woven, CHAIN, cluster, model=NO_FLOORS).left_out
     assert test.cause is Cause.UNUSABLE
-    assert test.sentence == "no stage can take it: the chunks of an interleaved plan go round its workers"
+    assert test.sentence == "no stage can take it: the workers of the plan's schedule have several stages"

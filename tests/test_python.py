@@ -58,7 +58,7 @@ def test_the_package_of_exports_is_the_function(tmp_path: Path) -> None:
     assert argosy.export.form.Export is type(made) and '"steps": 7' in made.files[0][1]
     with pytest.raises(InputError, match="to: "):
         argosy.export(BUNDLED, "megatorn")  # type: ignore[operator]
-    with pytest.raises(InputError, match=r"options: .*expected zone, program or steps"):
+    with pytest.raises(InputError, match=r"options: .*expected zone, program, steps or image"):
         argosy.export(BUNDLED, "torchrun", stepps=7)  # type: ignore[operator]
 
 

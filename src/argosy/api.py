@@ -247,7 +247,7 @@ def export(
     """Write a plan for another system; ``files`` are names and contents, ``lost`` what they cannot express.
 
     ``folder`` is where the files are written, if anywhere. ``options`` are those of ``argosy export``: ``zone`` for
-    sailor, ``program`` and ``steps`` for torchrun.
+    sailor, ``program`` and ``steps`` for torchrun, jobset and skypilot, ``image`` for the last two.
     """
     from argosy.cli.export import Target, _export
     from argosy.cli.names import known_name
@@ -259,10 +259,10 @@ def export(
     where = cluster_from_content(found.cluster.content) if cluster is None else _cluster(cluster)
     check.check_devices(found, where)
     file = str(plan) if isinstance(plan, str | Path) else "plan.json"
-    settings = {"zone": None, "plan_file": file, "program": "train.py:build", "steps": 100}
-    unknown = set(options) - {"zone", "program", "steps"}
+    settings = {"zone": None, "plan_file": file, "program": "train.py:build", "steps": 100, "image": None}
+    unknown = set(options) - {"zone", "program", "steps", "image"}
     if unknown:
-        raise bad_input("zone, program or steps", sorted(unknown)[0], where="options")
+        raise bad_input("zone, program, steps or image", sorted(unknown)[0], where="options")
     made = _export(found, where, target, lossy=lossy, **{**settings, **options})
     for name, text in made.files if folder is not None else ():
         path = Path(folder or "") / name

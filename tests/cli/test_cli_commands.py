@@ -79,7 +79,7 @@ def test_version(run: Run) -> None:
 
 
 def test_devices(run: Run) -> None:
-    assert "V100-32GB         32 GiB   900 GB/s   15.7      -    125      -      -" in run("devices").out
+    assert "V100-32GB           32 GiB   900 GB/s   15.7      -    125      -      -" in run("devices").out
     kinds = json.loads(run("devices", "--json").out)["devices"]
     assert all(kind["source"] for kind in kinds)
 

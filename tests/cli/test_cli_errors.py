@@ -33,7 +33,7 @@ CASES = {
     ("simulate", PLAN, "--k", "2", "--schedule", "1f1b"): "--k: found 2, expected no --k with a schedule other "
     "than kfkb",
     ("simulate", PLAN, "--schedule", "gpipes"): '--schedule: found "gpipes", expected one of the schedules gpipe, '
-    '1f1b, eager-1f1b, kfkb, interleaved, zero-bubble; did you mean "gpipe"?',
+    '1f1b, eager-1f1b, kfkb, interleaved, zero-bubble, zero-bubble-v, dualpipe-v; did you mean "gpipe"?',
     ("simulate", PLAN, "-n", "0"): "--iterations: found 0, expected a whole number of at least 1",
     ("simulate", PLAN, "--iteration", "-1"): "--iteration: found -1, expected a whole number of at least 0",
     ("simulate", PLAN, "--iteration", "3"): "iteration: found 3, expected one of the 1 recorded iterations, from 0",

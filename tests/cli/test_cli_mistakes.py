@@ -111,7 +111,7 @@ def test_a_plan_finds_its_model_beside_it(run: Run, tmp_path: Path, monkeypatch:
     assert run("plan", "-m", "mine", "-c", "two-cards", "-b", "8", "--runnable", "-q", "-o", "plan.json").code == 0
     monkeypatch.chdir(tmp_path)
     assert run("simulate", "job/plan.json", "-q").out.startswith("mine on two-cards")
-    (tmp_path / "train.py").write_text("")
+    (tmp_path / "train.py").write_text("def build(): ...")
     dry = ("train.py:build", "--adapt", "k", "--dry-run")
     assert '"model": "job/mine"' in run("run", "job/plan.json", *dry).out
     assert " --model " not in run("run", "gpt2-xl-on-two-cards", *dry).out

@@ -24,7 +24,7 @@ CASES = {
     (*SEARCH, "--for-trace", "box0.pcie=on-off", "--objective", "cost"): f'--objective: found "cost", {FOR_TRACE}',
     (*SEARCH, "--scenario", "none", "--objective", "cost"): "--scenario: expected either scenarios or prices, not both",
     (*SEARCH, "--robust", "p95"): '--robust: found "p95", expected a --scenario over which it counts',
-    (*SEARCH, "--robust", "p99"): '--robust: found "p99", expected one of the objectives mean, p95, worst; '
+    (*SEARCH, "--robust", "p99"): '--robust: found "p99", expected one of the objectives mean, p95, worst, model; '
     'did you mean "p95"?',
     (*SEARCH, "--scenario", "foo"): '--scenario: found "foo", expected LINK=FILE.csv, DEVICE=FILE.csv, '
     "a .toml with [[changes]], or none",
@@ -59,7 +59,7 @@ CASES = {
     "expected a Python file that can be imported",
     ("lab", "run", "trial", "--timeout", "nan"): "--timeout: found nan, expected a number",
     (*SEARCH, "--schedule", f"kfkb:{LONG}"): f'--schedule: found "kfkb:{LONG[:50]}..., expected one of the schedules '
-    "1f1b, eager-1f1b, kfkb, gpipe, zero-bubble, interleaved or kfkb:K with K of at least 1",
+    "1f1b, eager-1f1b, kfkb, gpipe, zero-bubble, interleaved, zero-bubble-v, dualpipe-v or kfkb:K with K of at least 1",
     (*SEARCH, "--scenario", f"box0.pcie=on-off:seed={LONG}"): f'--scenario seed: found "{LONG[:55]}..., expected a '
     "whole number",
     ("profile", "train.py:build", "--samples", "1,²"): '--samples: found "1,²", expected whole numbers such as 1,2,4,8',

@@ -27,7 +27,8 @@ from argosy.workload.chain import Chain
 SMALL = ("plan", "-m", "gpt2", "-c", "two-cards", "-b", "4", "--dtype", "fp16")
 KINDS = ("1f1b", "eager-1f1b", "kfkb", "kfkb:K", "gpipe", "zero-bubble", "interleaved")
 SCHEDULE_NAMES = (
-    "one of the schedules 1f1b, eager-1f1b, kfkb, gpipe, zero-bubble, interleaved or kfkb:K with K of at least 1"
+    "one of the schedules 1f1b, eager-1f1b, kfkb, gpipe, zero-bubble, interleaved, zero-bubble-v, dualpipe-v or kfkb:K "
+    "with K of at least 1"
 )
 
 CASES = {

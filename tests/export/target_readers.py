@@ -106,8 +106,14 @@ def run_script(script: str) -> list[list[str]]:
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         assert done.returncode == 0 or (done.returncode == 2 and f"{host} is no host of the plan" in done.stderr)
         calls += [line.split("\x1f") for line in done.stdout.splitlines()]
-    calls.sort(key=lambda words: int(options_of(words).get("node-rank") or options_of(words)["node_rank"]))
+    calls.sort(key=_node_rank)
     return [words[1:] for words in calls]
+
+
+def _node_rank(words: Sequence[str]) -> int:
+    options = options_of(words)
+    rank = options.get("node-rank") or options.get("node_rank") or str(options.get("rdzv-conf")).removeprefix("rank=")
+    return int(rank)
 
 
 def visible_devices(script: str) -> list[tuple[str, ...]]:

@@ -152,7 +152,7 @@ schedule.depth = [2, 0]
 ## unknown schedule
 schedule.kind = "1fb1"
 > plan.json:38: schedule.kind: found "1fb1", expected one of "gpipe", "1f1b", "eager-1f1b", "kfkb", "interleaved",
-| "zero-bubble"; did you mean "1f1b"?
+| "zero-bubble", "zero-bubble-v", "dualpipe-v"; did you mean "1f1b"?
 
 ## schedule as text
 schedule = "1f1b"

@@ -21,7 +21,7 @@ from argosy.cost.compute import ComputeModel
 from argosy.document import parse_toml
 from argosy.dtype import Dtype
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
-from argosy.runtime import graphstage, tensorstage
+from argosy.runtime import graphstage
 from argosy.runtime.adapting import Adapter
 from argosy.runtime.trainer import Trainer, parallelize
 from argosy.timeline.file import dumps_timeline
@@ -120,24 +120,29 @@ def two_groups(zero: int) -> Plan:
 
 def napping(pace: float) -> Callable[..., Any]:
     """Operations whose products take SECONDS for all of a layer's, and as much less as there is less to do."""
-    plain = graphstage.apply
+    plain = graphstage.resolved
 
-    def apply(op: str, args: list[Any], keywords: dict[str, Any], weight: Tensor | None) -> Any:
-        result = plain(op, args, keywords, weight)
+    def resolved(op: str, args: list[Any], keywords: dict[str, Any], weight: Tensor | None) -> graphstage.Call:
+        call = plain(op, args, keywords, weight)
         if op not in PRODUCTS:
-            return result
+            return call
         given = args[1 if op == "aten.addmm.default" else 0]
-        part = given.shape[1] * result.shape[1] / (2 * WIDTH * HIDDEN)
-        return Nap.apply(result, lambda rows: time.sleep(SECONDS * rows * part * pace))
 
-    return apply
+        def slow(*arguments: Any, **options: Any) -> Any:
+            result = call.function(*arguments, **options)
+            part = given.shape[1] * result.shape[1] / (2 * WIDTH * HIDDEN)
+            return Nap.apply(result, lambda rows: time.sleep(SECONDS * rows * part * pace))
+
+        return call._replace(function=slow)
+
+    return resolved
 
 
 @contextlib.contextmanager
 def training(plan: Plan, slow: Mapping[int, float]) -> Iterator[Trainer]:
     """``slow``: how many times as long ranks take."""
     pace = slow.get(torch.distributed.get_rank(), 1.0)
-    with mock.patch.object(tensorstage, "apply", napping(pace)), mock.patch.object(graphstage, "apply", napping(pace)):
+    with mock.patch.object(graphstage, "resolved", napping(pace)):
         yield parallelize(build(), loss_of, adamw, batch_of(0), plan)
 
 

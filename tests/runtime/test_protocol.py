@@ -16,7 +16,7 @@ import pytest
 from protocol_world import Fault, play, told
 
 KINDS = [("kill", 0.0), ("kill", 0.7), ("kill", 4.0), ("leave", 0.0), ("cut", 1.0), ("cut", 6.0), ("kill-worker", 0.0)]
-MESSAGES = 108
+MESSAGES = 180
 """Of a run to which nothing happens."""
 PAIRS = 2000
 
@@ -37,7 +37,7 @@ def test_without_faults_there_is_one_generation(tmp_path: Path) -> None:
 
 
 def test_one_fault_at_a_sample_of_messages(tmp_path: Path) -> None:
-    check(((fault,) for at in range(0, MESSAGES, 12) for fault in faults_at(at)), tmp_path)
+    check(((fault,) for at in range(0, MESSAGES, 20) for fault in faults_at(at)), tmp_path)
 
 
 def cuts_while_the_leader_goes(message: int, host: int, tenths: range) -> Iterable[tuple[Fault, ...]]:

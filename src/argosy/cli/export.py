@@ -33,7 +33,9 @@ class Target(StrEnum):
 
 def export(
     plan: PlanSource,
-    to: Annotated[Target, typer.Option("--to", help="The system that the plan is for.", show_default=False)],
+    to: Annotated[
+        Target, typer.Option("--to", metavar="SYSTEM", help="The system that the plan is for.", show_default=False)
+    ],
     cluster: ClusterSource = None,
     lossy: Annotated[
         bool, typer.Option("--lossy", help="Write what can be said, and list on stderr what is lost.")

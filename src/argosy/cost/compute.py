@@ -300,7 +300,7 @@ def waiting(spread: float, num_devices: int) -> float:
     """(9): how many times as long a stage of so many devices takes as its devices alone.
 
     >>> [round(waiting(0.031, count), 4) for count in (1, 8, 16, 128, 512)]
-    [1.0, 1.0, 1.0104, 1.0363, 1.0501]
+    [1.0, 1.0, 1.0104, 1.0357, 1.0495]
     """
     if num_devices <= _FITTED_DEVICES:
         return 1.0

@@ -8,7 +8,6 @@ A callback is any function of a ``StepMetrics``. It is called on every rank; wri
 from __future__ import annotations
 
 import csv
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -107,7 +106,7 @@ class WandbWriter:
             return
         if self.run is None:
             try:
-                wandb = importlib.import_module("wandb")
+                import wandb
             except ImportError:
                 raise RunError("WandbWriter needs wandb; pip install wandb") from None
             self.run = wandb.init(**self.options)

@@ -18,10 +18,13 @@ from small_models import gpt
 SAMPLES = 8
 FOLDER = Path(os.environ["ISLANDS"])
 KILLED = FOLDER / "killed"
-RETURNED = FOLDER / "island-1" / "exchanges.jsonl"
+OTHER, RETURNED = (FOLDER / island / "exchanges.jsonl" for island in ("island-0", "island-1"))
 
 
 def build() -> Any:
+    if os.environ.get("WORLD_SIZE") == "1" and KILLED.exists():
+        while '"islands": [0]' not in OTHER.read_text():  # it returns after the other has gone on without it
+            time.sleep(0.05)
     return gpt(SAMPLES)
 
 
