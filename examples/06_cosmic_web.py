@@ -1,6 +1,6 @@
 """The cosmic web in about a minute: 64^3 particles in 64 Mpc/h, from z = 30 to today, as a picture.
 
-    python examples/06_cosmic_web.py [FOLDER]
+    python examples/06_cosmic_web.py [FOLDER]   (out/cosmic-web unless you name one)
 
 Makes initial conditions, evolves them with ``argosy nbody run``, counts halos and draws a slice. Needs
 ``argosy[nbody]`` and two cores.
@@ -33,4 +33,4 @@ def draw(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(draw(Path(sys.argv[1] if len(sys.argv) > 1 else "cosmic-web")))
+    sys.exit(draw(Path(sys.argv[1] if len(sys.argv) > 1 else "out/cosmic-web")))
