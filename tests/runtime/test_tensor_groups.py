@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from rank_pool import RankPool
 from training_cases import Case, built, differences, plan_of, train_in_parallel
 
 from argosy.plan.plan import Recompute
-from argosy.runtime.layers import find_layers
+from argosy.runtime.maker import StageMaker
 from argosy.runtime.operations import GraphSource
 from argosy.runtime.ranks import devices_by_rank
+from argosy.runtime.recipe import Recipe
 from argosy.schedule import ScheduleKind
 from argosy.space.sharding import REPLICATED, sharded
 
@@ -47,16 +50,23 @@ def test_matrices_are_cut_into_columns_then_rows_and_samples_never() -> None:
     case = Case(shares=((2,), (2,)), ratios=(UNEVEN, ALONE))
     model, loss_fn, batch = built(case)
     plan = plan_of(case)
-    roster = devices_by_rank(plan)
-    source = GraphSource(
-        model, loss_fn, batch, plan, torch.device("cpu"), roster, seed=0, cut=None, layers=find_layers(model)
+    recipe = Recipe(
+        model=model,
+        loss_fn=loss_fn,
+        optimizer_factory=torch.optim.SGD,
+        device=torch.device("cpu"),
+        roster=devices_by_rank(plan),
     )
-    cut = {weight.name: weight.cut for weight in source.weights}
+    maker = StageMaker(recipe, plan, batch, None, None)
+    with mock.patch.object(GraphSource, "check_agreed"):
+        source = maker.source(plan, None)
+    assert isinstance(source, GraphSource)
+    cut = {weight.name: source.stored(weight) for weight in source.weights}
     assert cut["blocks.1.feed_forward.0.weight"] == sharded(0, 32)
     assert cut["blocks.1.feed_forward.2.weight"] == sharded(1, 32)
     assert cut["blocks.1.attention.keys_and_values.weight"].outer == 2, "keys and values by heads"
     assert cut["blocks.1.norms.0.weight"] == cut["head.output.weight"] == REPLICATED
-    program = source.shared[0].program(2)
+    program = source.shared[0, 0].program(2)
     whole = [value for value in program.graph.parameters if program.deliveries[value].stored == REPLICATED]
     assert all(
         len(program.graph.values[value].shape) == 1 or "places" in program.graph.values[value].name

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from argosy.errors import InputError, Problem
 from argosy.plan.plan import Plan, Recompute, Stage
 from argosy.units import RATE
 
@@ -54,16 +53,14 @@ def unsupported(plan: Plan) -> tuple[str, ...]:
     return tuple(_sentences(plan))
 
 
-def check_movable(plan: Plan) -> None:
-    """Raise an ``InputError`` for what in a plan cannot be handed on to other devices while it runs."""
-    expected, hint = "stages that a run can move to other devices", "argosy plan --max-width 1 keeps to them"
-    problems = [
-        Problem(path=f"stages[{index}]", found=f"tensor width {width}", expected=expected, suggestion=hint)
-        for index, width in enumerate(stage.replicas[0].width for stage in plan.stages)
-        if width > 1
-    ]
-    if problems:
-        raise InputError(problems)
+def max_width_after(plan: Plan, *, is_compiled: bool = False) -> int | None:
+    """Devices of a tensor-parallel group at most in the plans that a run goes on by; None for any number.
+
+    Groups share operations of a captured forward. A run that began with layers alone may have a model that cannot be
+    captured, and compiled stages have no groups: such runs go on without any.
+    """
+    is_captured = bool(plan.model.content) or any(r.width > 1 for stage in plan.stages for r in stage.replicas)
+    return None if is_captured and not is_compiled else 1
 
 
 def _sentences(plan: Plan) -> Iterator[str]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from argosy.runtime.boxes import Box
+from argosy.runtime.boxes import Box, HeldPart, rows
 
 if TYPE_CHECKING:
     from argosy.runtime.trainer import Trainer
@@ -45,20 +45,15 @@ class Rows(torch.Tensor):
     boxes: tuple[Box, ...]
     whole: torch.Size
 
-    @property
-    def first(self) -> int:
-        """The first row."""
-        return self.boxes[0].whole[0] if self.boxes and self.whole else 0
-
     def on_host(self) -> Rows:
         """A copy that training does not change any more."""
         return Rows.of(self.as_subclass(torch.Tensor).to("cpu", copy=True), self.boxes, tuple(self.whole))
 
     @staticmethod
     def of(tensor: Tensor, boxes: tuple[Box, ...], whole: tuple[int, ...]) -> Rows:
-        rows: Rows = torch.Tensor._make_subclass(Rows, tensor.detach())
-        rows.boxes, rows.whole = boxes, torch.Size(whole)
-        return rows
+        found: Rows = torch.Tensor._make_subclass(Rows, tensor.detach())
+        found.boxes, found.whole = boxes, torch.Size(whole)
+        return found
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -84,6 +79,12 @@ class Rows(torch.Tensor):
     def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
         box = next(box for box in self.boxes if index.offset is None or torch.Size(box.whole) == index.offset)
         return box.of(self.as_subclass(torch.Tensor))
+
+
+def part_of(held: Tensor) -> HeldPart:
+    """What is held of an entry of ``trainer_state``."""
+    plain = held.as_subclass(torch.Tensor)
+    return HeldPart(plain, held.boxes if isinstance(held, Rows) else rows(0, plain.shape))
 
 
 def _chunk(box: Box) -> ChunkStorageMetadata:
