@@ -46,11 +46,6 @@ def test_groups_run_and_runs_that_have_them_may_get_others(plain: Plan) -> None:
     [
         ({"context": 2}, "Stage 1 asks for context parallelism 2, and the runtime executes only 1."),
         ({"expert": 4}, "Stage 1 asks for expert parallelism 4, and the runtime executes only 1."),
-        (
-            {"replicas": (Replica(devices=("a0.0", "a0.1"), samples=4), Replica(devices=("a0.2",), samples=4))},
-            "Stage 1 asks for tensor-parallel groups of unequal width or ratios, and the runtime executes only all of "
-            "one width and ratios.",
-        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

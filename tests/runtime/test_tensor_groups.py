@@ -19,11 +19,19 @@ from argosy.space.sharding import REPLICATED, sharded
 
 ALONE, EVEN, UNEVEN, THREE = (1.0,), (0.5, 0.5), (0.7, 0.3), (0.5, 0.3, 0.2)
 CASES = [
-    Case(shares=((1, 1), (2,)), ratios=(UNEVEN, ALONE), num_micro_batches=3, zero=2, clip=True),
-    Case(shares=((2,), (2,)), ratios=(EVEN, THREE), num_micro_batches=2, tied=True, recompute=Recompute.FULL),
+    Case(shares=((1, 1), (2,)), ratios=((UNEVEN, EVEN), ALONE), num_micro_batches=3, zero=2, clip=True),
+    Case(shares=((1, 2), (3,)), ratios=((ALONE, EVEN), EVEN), num_micro_batches=2, tied=True, recompute=Recompute.FULL),
     Case(model="t5", shares=((2,), (2,)), ratios=(THREE, EVEN), kind=ScheduleKind.ZERO_BUBBLE, num_micro_batches=3),
 ]
 MORE = [
+    Case(shares=((1, 1), (2,)), ratios=(UNEVEN, ALONE), num_micro_batches=3, zero=2, clip=True),
+    Case(shares=((2,), (2,)), ratios=(EVEN, THREE), num_micro_batches=2, tied=True, recompute=Recompute.FULL),
+    Case(shares=((2, 1),), ratios=((THREE, EVEN),), num_micro_batches=2, zero=3, tied=True),
+    Case(shares=((2, 1, 1),), ratios=((UNEVEN, ALONE, ALONE),), num_micro_batches=2, zero=1, clip=True),
+    Case(shares=((2, 1), (3,)), ratios=((UNEVEN, ALONE), EVEN), zero=3, kind=ScheduleKind.ZERO_BUBBLE),
+    Case(model="t5", shares=((2, 1), (3,)), ratios=((THREE, ALONE), ALONE), tied=True, num_micro_batches=2, clip=True),
+    Case(model="vit", shares=((3, 1),), ratios=((ALONE, THREE),), zero=2, num_micro_batches=2),
+    Case(model="cnn", shares=((2, 2),), ratios=((EVEN, UNEVEN),), num_micro_batches=2),
     Case(shares=((2,),) * 4, ratios=(EVEN, UNEVEN) * 2, kind=ScheduleKind.INTERLEAVED, num_micro_batches=4),
     Case(shares=((1, 1), (2,)), ratios=(UNEVEN, ALONE), kind=ScheduleKind.ZERO_BUBBLE, tied=True, num_micro_batches=3),
     Case(shares=((1, 1), (2,)), ratios=(EVEN, ALONE), zero=3, recompute=Recompute.SELECTIVE, num_micro_batches=3),

@@ -3,8 +3,8 @@
 A device holds an interval of each layer's weights and one of its optimizer state: its part of a tensor-parallel group,
 of that its part among the stage's holders where ZeRO shares it out (state from level 1 on, weights at level 3). Weights
 that several layers use, such as a table of tokens, are held once by every device that has one of these layers, and as
-the runtime keeps them: whole, whatever ZeRO says, where they are in several stages, or under ZeRO 2 and 3 in several
-layers of one.
+the runtime keeps them: whole on every device where they are in several stages, and whole, whatever ZeRO says, under
+ZeRO 2 and 3 in several layers of one.
 
     (1)  a device receives what it holds under the new plan and did not under the old one
     (2)  from a device that held it: of several, of its own node, then from whoever sends the fewest bytes yet; where
@@ -40,6 +40,9 @@ class _Kept(NamedTuple):
 
     weights: Interval
     state: Interval
+
+
+_ALL = _Kept((0.0, 1.0), (0.0, 1.0))
 
 
 class _Weights(NamedTuple):
@@ -170,17 +173,13 @@ def _held(plan: Plan, weights: Sequence[_Weights]) -> _Held:
     held: _Held = {}
     for some in weights:
         stages = sorted({home[layer] for layer in some.layers})
-        is_shared = bool(some.frozen_bytes) or plan.zero_of(stages, len(some.layers)) == 0
-        held[some] = found = dict(kept[stages[0]][is_shared])
-        for stage in stages[1:]:
-            for device, own in kept[stage][is_shared].items():
-                found[device] = _joined(found.get(device, own), own)
+        if len(stages) > 1:
+            devices = (device for stage in stages for device in plan.stages[stage].devices)
+            held[some] = dict.fromkeys(devices, _ALL)
+        else:
+            is_shared = bool(some.frozen_bytes) or plan.zero_of(stages, len(some.layers)) == 0
+            held[some] = kept[stages[0]][is_shared]
     return held
-
-
-def _joined(one: _Kept, other: _Kept) -> _Kept:
-    """Of a device that has the same weights in two stages."""
-    return _Kept(*((min(a[0], b[0]), max(a[1], b[1])) for a, b in zip(one, other, strict=True)))
 
 
 def _kept(stage: Stage, *, whole: bool) -> Iterator[tuple[str, _Kept]]:

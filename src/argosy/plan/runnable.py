@@ -31,13 +31,6 @@ class Feature:
         return self.asked(stage) in self.runs
 
 
-def _groups(stage: Stage) -> str:
-    """Whether the replicas of a stage are shared alike by their devices."""
-    return ALIKE if len({replica.shares for replica in stage.replicas}) == 1 else "of unequal width or ratios"
-
-
-ALIKE = "all of one width and ratios"
-GROUPS = Feature(name="tensor-parallel groups", asked=_groups, runs=(ALIKE,))
 CONTEXT = Feature(name="context parallelism", asked=lambda stage: stage.context, runs=(1,))
 EXPERT = Feature(name="expert parallelism", asked=lambda stage: stage.expert, runs=(1,))
 ZERO = Feature(name="ZeRO", asked=lambda stage: stage.zero, runs=(0, 1, 2, 3))
@@ -45,7 +38,7 @@ RECOMPUTE = Feature(
     name="recomputation", asked=lambda stage: str(stage.recompute), runs=tuple(str(value) for value in Recompute)
 )
 
-FEATURES = (GROUPS, CONTEXT, EXPERT, ZERO, RECOMPUTE)
+FEATURES = (CONTEXT, EXPERT, ZERO, RECOMPUTE)
 
 
 def unsupported(plan: Plan) -> tuple[str, ...]:

@@ -18,6 +18,8 @@ from argosy.cost.regions import Region, overlap
 from argosy.space.sharding import State, unit_counts
 
 Shape = tuple[int, ...]
+Boxes = tuple[tuple["Box", ...], ...]
+"""Where each of some tensors lies."""
 
 
 class Box(NamedTuple):
@@ -47,6 +49,12 @@ def rows(first: int, shape: Sequence[int]) -> tuple[Box, ...]:
     """A tensor of this shape that begins with a given row of the whole."""
     sizes = tuple(shape)
     return (Box((first, *(0,) * (len(sizes) - 1)) if sizes else (), (0,) * len(sizes), sizes),)
+
+
+def box_at(region: Region) -> Box:
+    """A region that is held as a tensor of its own."""
+    first = tuple(int(begin) for begin, _ in region)
+    return Box(first, (0,) * len(region), tuple(int(end - begin) for begin, end in region))
 
 
 def boxes_of(shape: Shape, state: State, ratios: Sequence[float], member: int) -> tuple[Box, ...]:
@@ -97,6 +105,10 @@ class HeldPart(NamedTuple):
         """Room for some boxes; ``options`` are torch's."""
         return HeldPart(torch.empty(held_shape(boxes), **options), boxes)
 
+    def has(self, region: Region) -> bool:
+        """Whether a region of the whole lies in one of the boxes."""
+        return any(overlap(box.region, region) == region for box in self.boxes)
+
     def at(self, region: Region) -> Tensor:
         """A region of the whole, which lies in one of the boxes, as a view."""
         box = next(box for box in self.boxes if overlap(box.region, region) == region)
@@ -113,6 +125,16 @@ class HeldPart(NamedTuple):
                 common = overlap(box.region, given.region)
                 if common is not None:
                     self.at(common).copy_(other.at(common))
+
+
+class HeldParts(NamedTuple):
+    """All that a rank holds of a tensor, in one tensor or several."""
+
+    parts: tuple[HeldPart, ...]
+
+    def at(self, region: Region) -> Tensor:
+        """A region of the whole, which lies in one of the boxes, as a view."""
+        return next(part for part in self.parts if part.has(region)).at(region)
 
 
 def _window(tensor: Tensor, begin: Shape, sizes: Shape) -> Tensor:

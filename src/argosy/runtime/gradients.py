@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from argosy.runtime.overlap import GradientEvents, GradientSum, Summand
 from argosy.runtime.parameters import Weight
-from argosy.runtime.sharding import ShardSet
+from argosy.runtime.sharding import ShardSet, scatter_all
 from argosy.runtime.summing import Way, is_on_device
 
 
@@ -53,9 +53,7 @@ class Gradients:
 
     def reduce(self) -> None:
         """(1)."""
-        for shards in self.shards:
-            if shards.level == 1:  # the others leave after every backward
-                shards.scatter_gradients()
+        scatter_all([shards for shards in self.shards if shards.level == 1])  # others leave after every backward
         for gradient_sum in self.sums:
             gradient_sum.finish()
         self.filled.clear()

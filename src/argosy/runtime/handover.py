@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from argosy.runtime.boxes import Box, HeldPart
+from argosy.runtime.boxes import Boxes, HeldPart, HeldParts
 from argosy.runtime.failure import in_contact
 from argosy.runtime.moves import Move, Piece
 
@@ -47,9 +47,9 @@ class Handover:
         self,
         pieces: Sequence[Piece],
         moves: Sequence[Move],
-        old: dict[Key, HeldPart],
-        boxes: Mapping[Key, tuple[Box, ...]],
-    ) -> dict[Key, HeldPart]:
+        old: dict[Key, HeldParts],
+        boxes: Mapping[Key, Boxes],
+    ) -> dict[Key, HeldParts]:
         """This rank's part of some pieces under the new plan, with these ``boxes``; ``old`` loses its part of them."""
         keys = [(piece.name, piece.what) for piece in pieces]
         new = {key: self._begin(key, boxes[key], old.get(key)) for key in keys if key in boxes}
@@ -58,17 +58,19 @@ class Handover:
             old.pop(key, None)
         return new
 
-    def _begin(self, key: Key, boxes: tuple[Box, ...], had: HeldPart | None) -> HeldPart:
-        """What is there already: the very tensor, or a new one with what both have."""
-        if had is not None and had.boxes == boxes:
+    def _begin(self, key: Key, boxes: Boxes, had: HeldParts | None) -> HeldParts:
+        """What is there already: the very tensors, or new ones with what both have."""
+        if had is not None and tuple(part.boxes for part in had.parts) == boxes:
             return had
-        part = HeldPart.empty(boxes, dtype=self.tensors[key].dtype, device=self.device)
-        if had is not None:
-            part.take(had)
-        return part
+        dtype = self.tensors[key].dtype
+        new = HeldParts(tuple(HeldPart.empty(own, dtype=dtype, device=self.device) for own in boxes))
+        for part in new.parts:
+            for given in () if had is None else had.parts:
+                part.take(given)
+        return new
 
     def _send_and_receive(
-        self, moves: Sequence[Move], old: Mapping[Key, HeldPart], new: Mapping[Key, HeldPart]
+        self, moves: Sequence[Move], old: Mapping[Key, HeldParts], new: Mapping[Key, HeldParts]
     ) -> None:
         """One message for each pair of ranks and dtype."""
         bundles: dict[tuple[int, int, str], list[Move]] = {}

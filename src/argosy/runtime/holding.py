@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,14 +15,14 @@ from torch import Tensor, nn
 from argosy.cost.regions import Region, shared_regions
 from argosy.errors import InputError, Problem
 from argosy.plan.plan import Plan
-from argosy.runtime.boxes import Box, HeldPart, held_shape, rows, rows_of
+from argosy.runtime.boxes import Box, HeldPart, box_at, held_shape, rows, rows_of
 from argosy.runtime.collectives import offsets, split_by
 from argosy.runtime.gradients import Gradients
 from argosy.runtime.measure import Exchanging, untold
 from argosy.runtime.overlap import Summand, in_buckets
 from argosy.runtime.parameters import Places, Weight
 from argosy.runtime.ranks import members_of, seats_of
-from argosy.runtime.sharding import ShardSet, WeightGate
+from argosy.runtime.sharding import Shard, ShardSet, WeightGate
 from argosy.runtime.stage import StageProgram
 from argosy.runtime.summing import Groups, groups_needed, way_of
 from argosy.runtime.world import gather_texts
@@ -29,6 +30,22 @@ from argosy.workload.capture.initial import Recording
 
 Proportions = Callable[[int], Sequence[float]]
 """How ZeRO divides the rows of a stage's weights among its replicas."""
+
+
+class Divided(NamedTuple):
+    """Something that ranks hold and keep rows of, under ZeRO."""
+
+    ranks: tuple[int, ...]
+    sizes: tuple[int, ...]
+    """Rows of each."""
+    region: Region | None
+    """Of the whole weight; None: all that each of the ranks holds."""
+
+    def rows(self, rank: int) -> tuple[int, int]:
+        """Begin and end of a rank's rows."""
+        at = self.ranks.index(rank)
+        begin = offsets(self.sizes)[at]
+        return begin, begin + self.sizes[at]
 
 
 @dataclass(frozen=True)
@@ -40,12 +57,17 @@ class Keeping:
     """By rank, what it computes with."""
     level: int = 0
     """Of ZeRO; 0 where every rank keeps all that it computes with."""
-    sizes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """By rank, the rows that it and each of the others with the same part keep of it, where the level is not 0."""
+    divided: tuple[Divided, ...] = ()
+    """What ranks keep rows of, where the level is not 0."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
         return tuple(sorted(self.held))
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether some rank keeps only a part of the weight or of its state."""
+        return self.level > 0 or len(set(self.held.values())) > 1
 
     @cached_property
     def sums(self) -> dict[tuple[int, ...], list[Region]]:
@@ -60,17 +82,18 @@ class Keeping:
         """Ranks that hold the same part as this one."""
         return tuple(other for other in self.ranks if self.held[other] == self.held[rank])
 
-    def rows(self, rank: int) -> tuple[int, int]:
-        """Rows of its part that a rank keeps, where the level is not 0."""
-        at, sizes = self.sharers(rank).index(rank), self.sizes[rank]
-        begin = offsets(sizes)[at]
-        return begin, begin + sizes[at]
+    def own(self, divided: Divided, rank: int) -> tuple[Box, ...]:
+        """The rows that a rank keeps of something that is divided."""
+        begin, end = divided.rows(rank)
+        if divided.region is None:
+            return rows_of(self.held[rank], begin, end)
+        return rows_of((box_at(divided.region),), begin, end)
 
-    def kept(self, rank: int, *, value: bool) -> tuple[Box, ...]:
-        """What a rank keeps of the weight's values, or else of its optimizer's state."""
+    def kept(self, rank: int, *, value: bool) -> tuple[tuple[Box, ...], ...]:
+        """What a rank keeps of the weight's values, or else of its optimizer's state: the boxes of each tensor."""
         if self.level == 0 or (value and self.level < 3):
-            return self.held[rank]
-        return rows_of(self.held[rank], *self.rows(rank))
+            return (self.held[rank],)
+        return tuple(self.own(divided, rank) for divided in self.divided if rank in divided.ranks)
 
 
 def keep_own(
@@ -177,25 +200,31 @@ def keeping(
     held: Mapping[int, tuple[Box, ...]],
     num_users: Callable[[Weight], int],
     plan: Plan,
-    proportions: Proportions | None,
+    parts: Mapping[int, float],
 ) -> Keeping:
     """By ZeRO in rows, unless it is frozen, tied across stages, or from level 2 on shared by layers of one stage, or
-    whole on every member of a tensor-parallel group. ``num_users``: of its stage's layers; ``held``: by rank."""
+    whole on every member of a tensor-parallel group. ``num_users``: of its stage's layers; ``held``: by rank;
+    ``parts``: in which proportions ranks divide rows."""
     stage = plan.stages[weight.stages[0]]
     whole = Keeping(held)
-    sharers = {rank: whole.sharers(rank) for rank in held}
     num_layers = num_users(weight) if stage.zero > 1 else 0
     is_divided = weight.parameter.dim() > 0 and weight.parameter.requires_grad
     zero = plan.zero_of(weight.stages, num_layers) if is_divided else 0
     has_groups = any(replica.width > 1 for replica in stage.replicas)
-    is_whole = len(set(sharers.values())) == 1
-    if not zero or set(sharers.values()) != whole.sums.keys() or len(sharers) == 1 or (has_groups and is_whole):
+    is_cut = len(set(held.values())) > 1
+    if not zero or len(stage.replicas) == 1 or (has_groups and not is_cut):
         return whole
-    sizes = {}
-    for rank, others in sharers.items():
-        parts = [1.0] * len(others) if proportions is None else proportions(weight.stages[0])
-        sizes[rank] = tuple(split_by(held_shape(held[rank])[0], parts))
-    return Keeping(held, zero, sizes)
+    found: list[tuple[tuple[int, ...], Region | None, int]] = []
+    for ranks, regions in sorted(whole.sums.items()):
+        if ranks == whole.sharers(ranks[0]):
+            found.append((ranks, None, held_shape(held[ranks[0]])[0]))
+        else:
+            found += [(ranks, region, int(region[0][1] - region[0][0])) for region in regions]
+    divided = [
+        Divided(ranks, tuple(split_by(count, [parts[rank] for rank in ranks])), region)
+        for ranks, region, count in found
+    ]
+    return Keeping(held, zero, tuple(divided))
 
 
 def groups_of(
@@ -228,64 +257,59 @@ class Division:
         groups: Groups,
         rank: int,
         roster: Sequence[str],
-        rows: Mapping[str, Tensor] | None = None,
+        rows: Mapping[str, Sequence[Tensor]] | None = None,
         exchanging: Exchanging = untold,
     ) -> None:
         """``rows``: those of this rank, for weights of level 3 that are not in memory whole."""
         self.gates: dict[int, WeightGate] = {}
         summed: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Summand]] = {}
         """By the ranks that hold some weights, and the stages that use them."""
-        parted: dict[int, list[Weight]] = {}
+        parted: dict[int, dict[tuple[int, ...], list[Shard]]] = {}
+        """By stage, and the ranks that divide the rows of some weights."""
         whole: list[Weight] = []
         for weight in weights:
             keep = keepings[weight.name]
-            if keep.level:
-                parted.setdefault(weight.stages[0], []).append(weight)
+            if not keep.level:
+                whole.append(weight)
+                for ranks, regions in keep.sums.items():
+                    if rank in ranks:
+                        part = None if ranks == keep.sharers(rank) else regions
+                        summed.setdefault((ranks, weight.stages), []).append(Summand(weight, part))
                 continue
-            whole.append(weight)
-            for ranks, regions in keep.sums.items():
-                if rank in ranks:
-                    part = None if ranks == keep.sharers(rank) else regions
-                    summed.setdefault((ranks, weight.stages), []).append(Summand(weight, part))
+            mine = [divided for divided in keep.divided if rank in divided.ranks]
+            given = (rows or {}).get(weight.name, (None,) * len(mine))
+            for divided, own_rows in zip(mine, given, strict=True):
+                shard = Shard(
+                    Summand(weight, None if divided.region is None else [divided.region]),
+                    divided.ranks.index(rank),
+                    divided.sizes,
+                    keep.own(divided, rank),
+                    level=keep.level,
+                    rows=own_rows,
+                )
+                parted.setdefault(weight.stages[0], {}).setdefault(divided.ranks, []).append(shard)
         shards: list[ShardSet] = []
-        for stage, candidates in sorted(parted.items()):
-            keep = keepings[candidates[0].name]
-            ranks = keep.sharers(rank)
-            way = way_of(ranks, (stage,), plan, groups, rank, roster)
-            assert way is not None
-            shard_set = partial(
-                ShardSet,
-                level=keep.level,
-                way=way,
-                member=ranks.index(rank),
-                sizes={weight.name: keepings[weight.name].sizes[rank] for weight in candidates},
-                rows=rows or {},
-                exchanging=exchanging,
-            )
-            shards += self._shard(stage, candidates, programs[stage], shard_set)
+        for stage, by_ranks in sorted(parted.items()):
+            program = programs[stage]
+            layers: list[list[ShardSet]] = [[] for _ in range(program.num_layers)]
+            for ranks, candidates in sorted(by_ranks.items()):
+                way = way_of(ranks, (stage,), plan, groups, rank, roster)
+                assert way is not None
+                level = keepings[candidates[0].weight.name].level
+                shard_set = partial(ShardSet, level=level, way=way, exchanging=exchanging)
+                if level == 1:
+                    shards += [shard_set(bucket) for bucket in in_buckets(candidates, Shard.size)]
+                    continue
+                for at, sets in enumerate(layers):
+                    own = [shard for shard in candidates if at in program.users(shard.weight)]
+                    sets += [shard_set(own)] if own else []
+            if any(layers):
+                self.gates[stage] = program.gate = WeightGate(layers)
+                shards += [shard_set for sets in layers for shard_set in sets]
+        for shard_set in shards:
+            shard_set.release()
         shared = [
             (way_of(ranks, stages, plan, groups, rank, roster), ranks[0], held)
             for (ranks, stages), held in sorted(summed.items())
         ]
         self.gradients = Gradients(whole, shared, shards, rank)
-
-    def _shard(
-        self,
-        stage: int,
-        weights: list[Weight],
-        program: StageProgram,
-        shard_set: partial[ShardSet],
-    ) -> list[ShardSet]:
-        """As many as there are buckets of gradients, or from level 2 on one per layer."""
-        if shard_set.keywords["level"] == 1:
-            return [shard_set(bucket) for bucket in in_buckets(weights, _size)]
-        sets: list[ShardSet | None] = []
-        for at in range(program.num_layers):
-            own = [weight for weight in weights if at in program.users(weight)]
-            sets.append(shard_set(own) if own else None)
-        self.gates[stage] = program.gate = WeightGate(sets)
-        return [shards for shards in sets if shards is not None]
-
-
-def _size(weight: Weight) -> tuple[int, torch.dtype]:
-    return weight.parameter.numel(), weight.parameter.dtype

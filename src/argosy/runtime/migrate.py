@@ -25,9 +25,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from argosy.cost.regions import Region
 from argosy.errors import InputError, Problem
 from argosy.plan.plan import Plan
-from argosy.runtime.boxes import Box, HeldPart, rows
+from argosy.runtime.boxes import Boxes, HeldPart, HeldParts, rows
 from argosy.runtime.compiling import check_compilable
 from argosy.runtime.failure import in_contact
 from argosy.runtime.handover import About, Handover, Key
@@ -78,11 +79,14 @@ def migrate(trainer: Trainer, plan: Plan) -> Moved:
     making = _checked(trainer, plan)
     recipe, source, rank = making.recipe, making.maker.moved(plan), trainer.rank
     weights = [weight for weight in source.weights if weight.name in making.keepings]
-    keepings = keepings_of(source, plan)
+    keepings = keepings_of(source, plan, recipe.roster)
     before, after = _buffer_ranks(recipe, making.source, trainer.plan), _buffer_ranks(recipe, source, plan)
     groups = open_groups(groups_of(weights, keepings, plan, recipe.roster), making.groups)
     old = _held(trainer, making, weights, before)
     about = _shared_description(trainer, weights, old)
+    _check_state(about.tensors, making.keepings, keepings)
+    if trainer.optimizer is not None:
+        trainer.optimizer.state.clear()
     was = _where(weights, making.keepings, before, about.tensors)
     will_be = _where(weights, keepings, after, about.tensors)
     pieces = [_piece(key, told, was[key], will_be[key]) for key, told in _ordered(about.tensors, weights)]
@@ -90,7 +94,7 @@ def migrate(trainer: Trainer, plan: Plan) -> Moved:
     moves = moves_between(pieces, recipe.roster)
     carrier = torch.device("cpu") if trainer.transport.staged else trainer.device
     handover = Handover(rank, trainer.device, carrier, about.tensors)
-    new: dict[Key, HeldPart] = {}
+    new: dict[Key, HeldParts] = {}
     kept: list[Weight] = []
     by_name = {weight.name: weight for weight in weights}
     for some, under_way in waves(pieces, moves):
@@ -141,23 +145,26 @@ def _checked(trainer: Trainer, plan: Plan) -> Making:
 
 def _held(
     trainer: Trainer, making: Making, weights: Sequence[Weight], buffers: Mapping[str, _Buffer]
-) -> dict[Key, HeldPart]:
-    """What this rank holds now; the old optimizer's state is handed over."""
+) -> dict[Key, HeldParts]:
+    """What this rank holds now, the optimizer's state too."""
     installed = {weight.name: weight.installed for weight in weights}
-    found: dict[Key, HeldPart] = {}
+    found: dict[Key, list[HeldPart]] = {}
     for held in trainer.held():
         keep = making.keepings[held.name]
-        value = held.parameter if keep.level == 3 else installed.get(held.name, held.parameter)
-        found[held.name, VALUE] = HeldPart(value.data, keep.kept(trainer.rank, value=True))
-        state = trainer.optimizer.state.pop(held.parameter, {}) if trainer.optimizer is not None else {}
+        if keep.level == 3 or held.name not in installed:
+            found.setdefault((held.name, VALUE), []).append(HeldPart(held.parameter.data, held.boxes))
+        else:
+            (boxes,) = keep.kept(trainer.rank, value=True)
+            found[held.name, VALUE] = [HeldPart(installed[held.name].data, boxes)]
+        state = {} if trainer.optimizer is None else trainer.optimizer.state.get(held.parameter, {})
         for what, state_value in state.items():
             same = isinstance(state_value, Tensor) and state_value.shape == held.parameter.shape
             boxes = held.boxes if same else rows(0, getattr(state_value, "shape", ()))
-            found[held.name, what] = HeldPart(state_value, boxes)
+            found.setdefault((held.name, what), []).append(HeldPart(state_value, boxes))
     for path, buffer in buffers.items():
         if trainer.rank in buffer.ranks and buffer.tensor is not None:
-            found[path, BUFFER] = HeldPart(buffer.tensor, rows(0, buffer.tensor.shape))
-    return found
+            found[path, BUFFER] = [HeldPart(buffer.tensor, rows(0, buffer.tensor.shape))]
+    return {key: HeldParts(tuple(parts)) for key, parts in found.items()}
 
 
 class _Buffer(NamedTuple):
@@ -195,19 +202,22 @@ class _Described(NamedTuple):
     """Of the optimizer, by group of parameters."""
 
 
-def _shared_description(trainer: Trainer, weights: Sequence[Weight], old: Mapping[Key, HeldPart]) -> _Described:
+def _shared_description(trainer: Trainer, weights: Sequence[Weight], old: Mapping[Key, HeldParts]) -> _Described:
     """Everyone tells of what he holds."""
-    shapes = {held.name: (held.shape, tuple(held.parameter.shape)) for held in trainer.held()}
+    shapes: dict[str, tuple[tuple[int, ...], set[tuple[int, ...]]]] = {}
+    for held in trainer.held():
+        shapes.setdefault(held.name, (held.shape, set()))[1].add(tuple(held.parameter.shape))
     own: dict[str, list[Any]] = {"tensors": [], "values": [], "options": []}
-    for key, (tensor, _) in old.items():
+    for key, held_parts in old.items():
         if key[1] == VALUE:
             continue
+        tensor = held_parts.parts[0].tensor
         if not isinstance(tensor, Tensor) or tensor.dim() == 0:
             dtype = _name_of(tensor.dtype) if isinstance(tensor, Tensor) else None
             own["values"].append([key, dtype, tensor.item() if isinstance(tensor, Tensor) else tensor])
             continue
-        whole, part = shapes.get(key[0], ((), ()))
-        same = tuple(tensor.shape) == part
+        whole, parts = shapes.get(key[0], ((), set()))
+        same = tuple(tensor.shape) in parts
         own["tensors"].append([key, whole if same else tuple(tensor.shape), _name_of(tensor.dtype), same])
     if trainer.optimizer is not None:
         own["options"] = [_options(group) for group in trainer.optimizer.param_groups]
@@ -223,6 +233,17 @@ def _shared_description(trainer: Trainer, weights: Sequence[Weight], old: Mappin
     for weight in weights:
         tensors[weight.name, VALUE] = About(tuple(weight.parameter.shape), weight.parameter.dtype, like_weight=True)
     return _Described(tensors, values, next((told["options"] for told in gathered if told["options"]), []))
+
+
+def _check_state(tensors: Mapping[Key, About], before: Mapping[str, Keeping], after: Mapping[str, Keeping]) -> None:
+    """Raise an ``InputError`` if an optimizer has state that cannot be divided as a weight is: for parts of the weight
+    it would be another's. The same on every rank, before anything has changed."""
+    for (name, what), told in sorted(tensors.items()):
+        divided = [plan[name] for plan in (before, after) if name in plan and plan[name].is_divided]
+        if what != BUFFER and divided and not told.like_weight:
+            found = f"state {what} of shape {told.shape}"
+            expected = "state of the weight's own shape, because a plan divides the weight between ranks"
+            raise InputError([Problem(path=name, found=found, expected=expected)])
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -254,12 +275,12 @@ def _where(
     keepings: Mapping[str, Keeping],
     buffers: Mapping[str, _Buffer],
     tensors: Mapping[Key, About],
-) -> dict[Key, dict[int, tuple[Box, ...]]]:
+) -> dict[Key, dict[int, Boxes]]:
     """By tensor and rank, what is held under a plan."""
-    found: dict[Key, dict[int, tuple[Box, ...]]] = {}
+    found: dict[Key, dict[int, Boxes]] = {}
     names = {weight.name for weight in weights}
     for (name, what), told in tensors.items():
-        all_of_it = rows(0, told.shape)
+        all_of_it = (rows(0, told.shape),)
         if what == BUFFER:
             ranks = buffers[name].ranks if name in buffers else frozenset[int]()
             found[name, what] = dict.fromkeys(sorted(ranks), all_of_it)
@@ -271,23 +292,27 @@ def _where(
     return found
 
 
-def _piece(key: Key, told: About, before: Mapping[int, tuple[Box, ...]], after: Mapping[int, tuple[Box, ...]]) -> Piece:
-    old, new = ({rank: [box.region for box in boxes] for rank, boxes in held.items()} for held in (before, after))
+def _piece(key: Key, told: About, before: Mapping[int, Boxes], after: Mapping[int, Boxes]) -> Piece:
+    old, new = ({rank: _regions(boxes) for rank, boxes in held.items()} for held in (before, after))
     return Piece(name=key[0], what=key[1], item_bytes=told.dtype.itemsize, before=old, after=new)
 
 
-def _install(weight: Weight, keep: Keeping, value: HeldPart | None, rank: int) -> list[Weight]:
+def _regions(boxes: Boxes) -> list[Region]:
+    return [box.region for of_tensor in boxes for box in of_tensor]
+
+
+def _install(weight: Weight, keep: Keeping, value: HeldParts | None, rank: int) -> list[Weight]:
     """Put a weight where its modules find it, if this rank holds it now; let go of what it held before."""
     before = weight.installed
     if value is None:
         weight.install(weight.parameter)
         kept = []
     else:
+        part = value.parts[0]
         if keep.level == 3:
-            boxes = keep.held[rank]
-            value = HeldPart.empty(boxes, dtype=value.tensor.dtype, device=value.tensor.device)
-            value.tensor.untyped_storage().resize_(0)
-        kept = [kept_weight(weight, value)]
+            part = HeldPart.empty(keep.held[rank], dtype=part.tensor.dtype, device=part.tensor.device)
+            part.tensor.untyped_storage().resize_(0)
+        kept = [kept_weight(weight, part)]
     if not before.is_meta and (value is None or keep.level == 3):
         before.data = before.data.new_empty(0)  # the old gradient groups still know it
     return kept
@@ -297,7 +322,7 @@ def _install_buffers(
     trainer: Trainer,
     before: Mapping[str, _Buffer],
     after: Mapping[str, _Buffer],
-    new: Mapping[Key, HeldPart],
+    new: Mapping[Key, HeldParts],
     about: _Described,
 ) -> None:
     """Those that this rank holds now; the others are let go of."""
@@ -305,25 +330,31 @@ def _install_buffers(
         key, module, name = (path, BUFFER), buffer.module, buffer.name
         if path in after and trainer.rank in after[path].ranks:
             if key in new or key in about.values:
-                module._buffers[name] = new[key].tensor if key in new else about.values[key].to(trainer.device)
+                module._buffers[name] = new[key].parts[0].tensor if key in new else about.values[key].to(trainer.device)
         elif buffer.tensor is not None:
             module._buffers[name] = buffer.tensor.to("meta")
 
 
-def _give_state(trainer: Trainer, new: Mapping[Key, HeldPart], about: _Described) -> None:
+def _give_state(trainer: Trainer, new: Mapping[Key, HeldParts], about: _Described) -> None:
     """The new optimizer goes on where the old ones stopped."""
     if trainer.optimizer is None:
         return
     for group, options in zip(trainer.optimizer.param_groups, about.options, strict=False):
         group |= {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-    states: dict[str, dict[str, Any]] = {}
+    states: dict[str, dict[str, list[Any]]] = {}
     for name, what in about.tensors:
         if (name, what) in new and what != VALUE:
-            states.setdefault(name, {})[what] = new[name, what].tensor
+            states.setdefault(name, {})[what] = [part.tensor for part in new[name, what].parts]
     on_device = any(options.get("fused") or options.get("capturable") for options in about.options)
     for (name, what), value in about.values.items():
         moved = value.to(trainer.device) if on_device and isinstance(value, Tensor) else value
-        states.setdefault(name, {})[what] = moved
+        states.setdefault(name, {})[what] = [moved]
+    seen: dict[str, int] = {}
     for held in trainer.held():
+        at = seen[held.name] = seen.get(held.name, -1) + 1
         if held.name in states:
-            trainer.optimizer.state[held.parameter] = states[held.name]
+            state = {what: values[min(at, len(values) - 1)] for what, values in states[held.name].items()}
+            trainer.optimizer.state[held.parameter] = {
+                what: value.clone() if at and isinstance(value, Tensor) and not value.dim() else value
+                for what, value in state.items()
+            }

@@ -63,14 +63,17 @@ class Summand(NamedTuple):
         elements = self.parameter.numel() if self.regions is None else int(volume(self.regions))
         return elements, self.parameter.dtype
 
+    def of(self, tensor: Tensor) -> list[Tensor]:
+        """The regions as views of a tensor of what this rank holds."""
+        if self.regions is None:
+            return [tensor]
+        boxes = rows(0, self.weight.shape) if self.weight.boxes is None else self.weight.boxes
+        return [HeldPart(tensor, boxes).at(region) for region in self.regions]
+
     def gradients(self) -> list[Tensor]:
         """Views of the gradient that is there."""
-        gradient = self.parameter.grad
-        assert gradient is not None
-        if self.regions is None:
-            return [gradient]
-        boxes = rows(0, self.weight.shape) if self.weight.boxes is None else self.weight.boxes
-        return [HeldPart(gradient, boxes).at(region) for region in self.regions]
+        assert self.parameter.grad is not None
+        return self.of(self.parameter.grad)
 
 
 class _Bucket(NamedTuple):

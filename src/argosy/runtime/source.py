@@ -17,6 +17,7 @@ from argosy.runtime.holding import Keeping, Proportions, keeping
 from argosy.runtime.measure import Exchanging, untold
 from argosy.runtime.mixing import check_mixing, undivided
 from argosy.runtime.parameters import Catalogue, Places, Weight, buffer_places, ranks_holding, weights_of
+from argosy.runtime.ranks import seats_of
 from argosy.runtime.recipe import Recipe, autocast_for
 from argosy.runtime.stage import LayerStage, StageProgram
 from argosy.runtime.summing import Groups
@@ -100,9 +101,15 @@ class LayerSource:
         return self.layers[self.plan.stages[stage].first : self.plan.stages[stage].end]
 
 
-def keepings_of(source: StageSource, plan: Plan, proportions: Proportions | None = None) -> dict[str, Keeping]:
+def keepings_of(
+    source: StageSource, plan: Plan, roster: Sequence[str], proportions: Proportions | None = None
+) -> dict[str, Keeping]:
     """How ranks keep every weight, by its name."""
+    parts: list[dict[int, float]] = []
+    for stage, seats in enumerate(seats_of(plan, roster)):
+        given = None if proportions is None else proportions(stage)
+        parts.append({seat.rank: 1.0 if given is None else given[seat.replica] for seat in seats})
     return {
-        weight.name: keeping(weight, source.held(weight), source.num_users, plan, proportions)
+        weight.name: keeping(weight, source.held(weight), source.num_users, plan, parts[weight.stages[0]])
         for weight in source.weights
     }

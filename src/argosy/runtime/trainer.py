@@ -20,7 +20,7 @@ from torch import nn
 from argosy.errors import InputError, Problem
 from argosy.plan.plan import Plan
 from argosy.runtime.batch import check_batch, filled_up
-from argosy.runtime.boxes import rows, rows_of
+from argosy.runtime.boxes import rows
 from argosy.runtime.checkpoint import load, save
 from argosy.runtime.compiling import check_compilable
 from argosy.runtime.evaluation import evaluate
@@ -48,7 +48,7 @@ from argosy.runtime.scaling import LossScale, check_finite
 from argosy.runtime.sharding import WeightGate
 from argosy.runtime.source import LayerSource, keepings_of
 from argosy.runtime.stage import LossFunction, StageProgram
-from argosy.runtime.state import Held, trainer_state
+from argosy.runtime.state import Held, merged, trainer_state
 from argosy.runtime.transport import Transport
 from argosy.runtime.weighing import Accumulated, Tally, weight_of
 from argosy.runtime.world import await_device, check_supported, device_of, join, open_groups
@@ -103,7 +103,7 @@ def parallelize(
     source = maker.source(plan, cut)
     mine = recipe.stages_of(plan, rank)
     weights = source.weights
-    keepings = keepings_of(source, plan, shard_proportions)
+    keepings = keepings_of(source, plan, roster, shard_proportions)
     groups = open_groups(groups_of(weights, keepings, plan, roster), {})
     kept = keep_own(weights, keepings, rank, device, recording, initial_values(keepings, groups))
     if recording is None:
@@ -296,16 +296,13 @@ class Trainer:
         self.gradients.after_update()
 
     def held(self) -> Iterator[Held]:
-        """What this rank updates, weight by weight."""
+        """What this rank updates, weight by weight; several parts of one whose rows replicas divide in regions."""
         for weight in self.gradients.weights:
             boxes = rows(0, weight.shape) if weight.boxes is None else weight.boxes
-            yield Held(weight.name, weight.parameter, 0, weight.shape, boxes)
+            yield Held(weight.name, weight.parameter, weight.shape, boxes)
         for shards in self.gradients.shards:
             for shard in shards.shards:
-                held = shard.weight.boxes
-                own = tuple(shard.own.shape)
-                boxes = rows(shard.begin, own) if held is None else rows_of(held, shard.begin, shard.end)
-                yield Held(shard.weight.name, shard.own, shard.begin, shard.weight.shape, boxes)
+                yield Held(shard.weight.name, shard.own, shard.weight.shape, shard.boxes)
 
     def timeline(self) -> Timeline | None:
         """What happened in the steps since the start or the last move, on rank 0; None on the others. Every rank calls
@@ -315,7 +312,7 @@ class Trainer:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """This rank's part, as torch.distributed.checkpoint saves it: ``model.NAME`` and ``optimizer.NAME.WHAT``."""
-        return dict(trainer_state(self))
+        return merged(trainer_state(self))
 
     def save(self, folder: Path | str) -> Path:
         """Write a checkpoint that loads under any plan, or on one device; every rank calls this."""

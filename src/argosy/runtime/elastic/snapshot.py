@@ -23,7 +23,7 @@ from argosy.runtime.boxes import Box, HeldPart
 from argosy.runtime.elastic.copies import Header, Moment, Piece, Source
 from argosy.runtime.elastic.wire import asking, hear
 from argosy.runtime.failure import in_contact
-from argosy.runtime.state import Stored, part_of, take_state, trainer_state
+from argosy.runtime.state import Stored, parts_of, take_state, trainer_state
 from argosy.runtime.trainer import Trainer
 from argosy.runtime.world import gather_texts
 
@@ -179,11 +179,11 @@ def _loaded(part: list[Any]) -> Part:
 
 def _parts(entry: str, held: Tensor) -> Iterator[tuple[Part, Tensor]]:
     """What a rank holds of an entry, region by region, as views."""
-    part = part_of(held)
-    for box in part.boxes:
-        if all(box.sizes):
-            whole = tuple(getattr(held, "whole", held.shape))
-            yield Part(entry, box.whole, box.sizes, whole), box.of(part.tensor)
+    whole = tuple(getattr(held, "whole", held.shape))
+    for tensor, boxes in parts_of(held):
+        for box in boxes:
+            if all(box.sizes):
+                yield Part(entry, box.whole, box.sizes, whole), box.of(tensor)
 
 
 def restore(trainer: Trainer, sources: Sequence[Source], *, near: Place, token: str, patience: float) -> None:
@@ -207,6 +207,10 @@ class _Request(NamedTuple):
     target: Tensor
 
 
+def _first(holders: list[int], _: int) -> int | None:
+    return min(holders, default=None)
+
+
 class Reading:
     """Regions from wherever they are: each wanted element once, from the first source that has it, one request per
     source."""
@@ -219,15 +223,14 @@ class Reading:
         requests: dict[int, list[_Request]] = {}
         sources: dict[int, Source] = {}
         for entry, tensor in wanted.items():
-            part = part_of(tensor)
             there = {at: [piece.region] for at, (_, piece) in enumerate(self.places[entry])}
-            regions = [box.region for box in part.boxes]
-            for at, region in deliveries(-1, regions, there, lambda holders, _: min(holders, default=None)):
-                assert at is not None, f"no copy has {region} of {entry}, though the copies are whole"
-                source, piece = self.places[entry][at]
-                sources[id(source)] = source
-                asked = piece.rows(*map(int, region[0])) if region else piece
-                requests.setdefault(id(source), []).append(_Request(asked, region, part.at(region)))
+            for part in parts_of(tensor):
+                for at, region in deliveries(-1, [box.region for box in part.boxes], there, _first):
+                    assert at is not None, f"no copy has {region} of {entry}, though the copies are whole"
+                    source, piece = self.places[entry][at]
+                    sources[id(source)] = source
+                    asked = piece.rows(*map(int, region[0])) if region else piece
+                    requests.setdefault(id(source), []).append(_Request(asked, region, part.at(region)))
         for key, asked_for in requests.items():
             self._fetch(sources[key], asked_for)
 
