@@ -262,54 +262,70 @@ class Division:
     ) -> None:
         """``rows``: those of this rank, for weights of level 3 that are not in memory whole."""
         self.gates: dict[int, WeightGate] = {}
-        summed: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Summand]] = {}
-        """By the ranks that hold some weights, and the stages that use them."""
-        parted: dict[int, dict[tuple[int, ...], list[Shard]]] = {}
-        """By stage, and the ranks that divide the rows of some weights."""
-        whole: list[Weight] = []
-        for weight in weights:
-            keep = keepings[weight.name]
-            if not keep.level:
-                whole.append(weight)
-                for ranks, regions in keep.sums.items():
-                    if rank in ranks:
-                        part = None if ranks == keep.sharers(rank) else regions
-                        summed.setdefault((ranks, weight.stages), []).append(Summand(weight, part))
-                continue
-            mine = [divided for divided in keep.divided if rank in divided.ranks]
-            given = (rows or {}).get(weight.name, (None,) * len(mine))
-            for divided, own_rows in zip(mine, given, strict=True):
-                shard = Shard(
-                    Summand(weight, None if divided.region is None else [divided.region]),
-                    divided.ranks.index(rank),
-                    divided.sizes,
-                    keep.own(divided, rank),
-                    level=keep.level,
-                    rows=own_rows,
-                )
-                parted.setdefault(weight.stages[0], {}).setdefault(divided.ranks, []).append(shard)
+        self.keepings, self.rank = keepings, rank
+        self.plan, self.groups, self.roster, self.exchanging = plan, groups, roster, exchanging
+        whole = [weight for weight in weights if not keepings[weight.name].level]
+        parted = self._parted([weight for weight in weights if keepings[weight.name].level], rows or {})
         shards: list[ShardSet] = []
         for stage, by_ranks in sorted(parted.items()):
-            program = programs[stage]
-            layers: list[list[ShardSet]] = [[] for _ in range(program.num_layers)]
-            for ranks, candidates in sorted(by_ranks.items()):
-                way = way_of(ranks, (stage,), plan, groups, rank, roster)
-                assert way is not None
-                level = keepings[candidates[0].weight.name].level
-                shard_set = partial(ShardSet, level=level, way=way, exchanging=exchanging)
-                if level == 1:
-                    shards += [shard_set(bucket) for bucket in in_buckets(candidates, Shard.size)]
-                    continue
-                for at, sets in enumerate(layers):
-                    own = [shard for shard in candidates if at in program.users(shard.weight)]
-                    sets += [shard_set(own)] if own else []
-            if any(layers):
-                self.gates[stage] = program.gate = WeightGate(layers)
-                shards += [shard_set for sets in layers for shard_set in sets]
-        for shard_set in shards:
+            shards += self._shard(stage, by_ranks, programs[stage])
+        for shard_set in shards:  # all are made: a weight may be in several
             shard_set.release()
         shared = [
             (way_of(ranks, stages, plan, groups, rank, roster), ranks[0], held)
-            for (ranks, stages), held in sorted(summed.items())
+            for (ranks, stages), held in sorted(self._summed(whole).items())
         ]
         self.gradients = Gradients(whole, shared, shards, rank)
+
+    def _summed(self, weights: Sequence[Weight]) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[Summand]]:
+        """By the ranks that hold some weights, and the stages that use them."""
+        found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Summand]] = {}
+        for weight in weights:
+            keep = self.keepings[weight.name]
+            for ranks, regions in keep.sums.items():
+                if self.rank in ranks:
+                    part = None if ranks == keep.sharers(self.rank) else regions
+                    found.setdefault((ranks, weight.stages), []).append(Summand(weight, part))
+        return found
+
+    def _parted(
+        self, weights: Sequence[Weight], rows: Mapping[str, Sequence[Tensor]]
+    ) -> dict[int, dict[tuple[int, ...], list[Shard]]]:
+        """By stage, and the ranks that divide the rows of some weights."""
+        found: dict[int, dict[tuple[int, ...], list[Shard]]] = {}
+        for weight in weights:
+            keep = self.keepings[weight.name]
+            mine = [divided for divided in keep.divided if self.rank in divided.ranks]
+            given = rows.get(weight.name, (None,) * len(mine))
+            for divided, own_rows in zip(mine, given, strict=True):
+                shard = Shard(
+                    Summand(weight, None if divided.region is None else [divided.region]),
+                    divided.ranks.index(self.rank),
+                    divided.sizes,
+                    keep.own(divided, self.rank),
+                    level=keep.level,
+                    rows=own_rows,
+                )
+                found.setdefault(weight.stages[0], {}).setdefault(divided.ranks, []).append(shard)
+        return found
+
+    def _shard(
+        self, stage: int, by_ranks: Mapping[tuple[int, ...], Sequence[Shard]], program: StageProgram
+    ) -> list[ShardSet]:
+        """As many as there are buckets of gradients, or from level 2 on one per layer, for the same ranks."""
+        found: list[ShardSet] = []
+        layers: list[list[ShardSet]] = [[] for _ in range(program.num_layers)]
+        for ranks, candidates in sorted(by_ranks.items()):
+            level = self.keepings[candidates[0].weight.name].level
+            way = way_of(ranks, (stage,), self.plan, self.groups, self.rank, self.roster)
+            assert way is not None, "a group is open for all ranks that divide rows"
+            shard_set = partial(ShardSet, level=level, way=way, exchanging=self.exchanging)
+            if level == 1:
+                found += [shard_set(bucket) for bucket in in_buckets(candidates, Shard.size)]
+                continue
+            for at, sets in enumerate(layers):
+                own = [shard for shard in candidates if at in program.users(shard.weight)]
+                sets += [shard_set(own)] if own else []
+        if any(layers):
+            self.gates[stage] = program.gate = WeightGate(layers)
+        return found + [shard_set for sets in layers for shard_set in sets]

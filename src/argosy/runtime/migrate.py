@@ -102,7 +102,11 @@ def migrate(trainer: Trainer, plan: Plan) -> Moved:
         for name in dict.fromkeys(piece.name for piece in some if piece.name in by_name):
             kept += _install(by_name[name], keepings[name], new.get((name, VALUE)), rank)
     _install_buffers(trainer, before, after, new, about)
-    own_rows = {name: part.tensor for (name, what), part in new.items() if what == VALUE and keepings[name].level == 3}
+    own_rows = {
+        name: [part.tensor for part in held.parts]
+        for (name, what), held in new.items()
+        if what == VALUE and keepings[name].level == 3
+    }
     exchanging, mine = trainer.recorder.exchanging, recipe.stages_of(plan, rank)
     programs = source.programs(rank, mine, groups, exchanging)
     division = Division(kept, keepings, programs, plan, groups, rank, recipe.roster, own_rows, exchanging)

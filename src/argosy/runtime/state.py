@@ -149,20 +149,24 @@ def take_state(trainer: Trainer, stored: Mapping[str, Stored], fill: Callable[[M
     """Give a trainer its part of what is ``stored``, by entry; ``fill`` reads into the tensors that it is given."""
     wanted: list[tuple[str, Tensor]] = [(f"model.{name}", buffer) for name, buffer in trainer.buffers.items()]
     states: list[tuple[Held, str, Tensor]] = []
+    whole: dict[str, Tensor] = {}
+    """Of state that is not divided as its weight is: one tensor for all parts of the weight."""
     for held in trainer.held():
         wanted.append((f"model.{held.name}", Rows.of(held.parameter.data, held.boxes, held.shape)))
         for what, entry in _state_entries(stored, held.name).items():
-            same = entry.shape == held.shape
-            shape, device = (held.parameter.shape, trainer.device) if same else (entry.shape, torch.device("cpu"))
-            value = torch.empty(shape, dtype=entry.dtype, device=device)
+            name = f"optimizer.{held.name}.{what}"
+            if entry.shape == held.shape:
+                value = torch.empty(held.parameter.shape, dtype=entry.dtype, device=trainer.device)
+                wanted.append((name, Rows.of(value, held.boxes, held.shape)))
+            else:
+                value = whole.setdefault(name, torch.empty(entry.shape, dtype=entry.dtype))
             states.append((held, what, value))
-            part = Rows.of(value, held.boxes, held.shape) if same else value
-            wanted.append((f"optimizer.{held.name}.{what}", part))
+    wanted += whole.items()
     fill(merged(wanted))
     if trainer.optimizer is not None:
         trainer.optimizer.state.clear()  # what it has gathered since belongs to other weights
     for held, what, value in states:
-        _give_state(trainer, held, what, value)
+        _give_state(trainer, held, what, value if value.shape == held.parameter.shape else value.clone())
     trainer.gradients.after_update()
 
 
