@@ -48,7 +48,7 @@ HEAD_MOVED = spread((3, {0: 2, 1: 2}, 1), (2, {3: 4}, 0), (1, {2: 4}, 0))
 HEAD_WITH_EMBEDDING = spread((5, {3: 4}, 0), (1, {0: 2, 1: 2}, 2))
 
 EVEN_GROUPS = spread((3, [group(0, 1, samples=4)], 0), (3, [group(2, 3, samples=4, ratios=(0.7, 0.3))], 0))
-FLAT_GROUPS = spread((6, [group(0, 2, samples=2, ratios=(0.3, 0.7)), group(1, 3, samples=2, ratios=(0.3, 0.7))], 3))
+UNEQUAL_GROUPS = spread((6, [group(0, 2, samples=2, ratios=(0.3, 0.7)), group(1, 3, samples=2)], 3))
 OTHER_WIDTHS = spread((2, {3: 4}, 0), (4, [group(0, 1, 2, samples=4, ratios=(0.5, 0.3, 0.2))], 0), schedule=KFKB)
 
 JOURNEYS = {
@@ -63,7 +63,7 @@ JOURNEYS = {
         tied=True, first=HEAD, changes=(None, HEAD_MOVED, HEAD_WITH_EMBEDDING, WIDE, TWO_BY_TWO, HEAD)
     ),
     "through tensor-parallel groups": Journey(
-        tied=True, first=TWO_BY_TWO, changes=(None, EVEN_GROUPS, None, FLAT_GROUPS, OTHER_WIDTHS, TWO_BY_TWO)
+        tied=True, first=TWO_BY_TWO, changes=(None, EVEN_GROUPS, None, UNEQUAL_GROUPS, OTHER_WIDTHS, TWO_BY_TWO)
     ),
     "before the first step": Journey(first=WITH_IDLE, changes=(TWO_BY_TWO, None)),
     "built without values": Journey(first=WITH_IDLE, changes=(None, WIDE, TWO_BY_TWO, None), recorded=True),

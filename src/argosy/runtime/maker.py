@@ -1,8 +1,8 @@
 """The stages of any plan for one model, from the model that a trainer was begun with.
 
 Stages are ranges of the model's layers if it has layers, no cut is given and no tensor-parallel group shares a stage;
-else they are made of operations. The forward is captured when a plan first needs it, be it long after ranks have let go
-of values and kept parts: a capture needs shapes alone.
+else they are made of operations. The forward is captured when a plan first needs it. That may be long after ranks have
+let go of values and kept parts: a capture needs shapes alone.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from argosy.runtime.graphcut import ADDED, GraphCut, aligned
 from argosy.runtime.graphstage import GraphStage, graph_weights, owner, segments_with
 from argosy.runtime.holding import seats_in_group
 from argosy.runtime.measure import Exchanging, untold
-from argosy.runtime.parameters import Catalogue, Places, Weight
+from argosy.runtime.parameters import Catalogue, Places, Weight, buffer_places
 from argosy.runtime.ranks import members_of, seats_of
 from argosy.runtime.recipe import Recipe
 from argosy.runtime.summing import Groups
@@ -58,11 +58,11 @@ class GraphSource:
 
     def __init__(self, recipe: Recipe, captured: Captured, plan: Plan, cut: Sequence[int] | None) -> None:
         self.recipe, self.plan, self.forward = recipe, plan, captured.forward
-        forward, plain, layers = captured.forward, captured.plain, captured.layers
+        forward, plain, self.layers = captured.forward, captured.plain, captured.layers
         planned = plan.operation_layers if cut == plan.cut else None
         layer_of = None if planned is None else aligned(forward, planned, plain)
-        if cut is None and layers:
-            layer_of = by_layers(forward, recipe.model, layers)
+        if cut is None and self.layers:
+            layer_of = by_layers(forward, recipe.model, self.layers)
             stage_of = [at for at, stage in enumerate(plan.stages) for _ in range(stage.first, stage.end)]
             stages = tuple(stage_of[layer] for layer in layer_of)
         else:
@@ -133,8 +133,12 @@ class GraphSource:
         return len(segments_with(self.cut, self.cut.segments[weight.stages[0]], weight))
 
     def buffers(self, stages: Sequence[int]) -> Places:
+        """Those that operations read and, where stages end with layers, all of the layers."""
         names = [self.cut.graph.values[value].name for index in stages for value in self.cut.parts[index].buffers]
-        return [owner(self.recipe.model, name) for name in names]
+        found = [owner(self.recipe.model, name) for name in names]
+        ranges = ((self.plan.stages[index].first, self.plan.stages[index].end) for index in stages)
+        found += buffer_places(layer for first, end in ranges for layer in self.layers[first:end])
+        return list({(id(module), name): (module, name) for module, name in found}.values())
 
     def programs(
         self, rank: int, stages: Sequence[int], groups: Groups, exchanging: Exchanging = untold
