@@ -2,9 +2,10 @@
 
 A seed draws hosts and devices (three or four processes), the network (which decides the plans: replicas or pipelines),
 how often copies and checkpoints are made, and four or five misfortunes with the seconds between them; every third seed
-adapts, and from 32 on the others train a captured program, in stages of operations. At any time one host at least is up
-and connected. What was taken away comes back in time or not at all. Odd seeds run in the lab, where there is one, and
-cut links.
+adapts, and from 32 on the others train a captured program, in stages of operations. From 62 on runs begin with one
+tensor-parallel group of all devices, over several hosts, and odd ones train a captured program. At any time one host at
+least is up and connected. What was taken away comes back in time or not at all. Odd seeds run in the lab, where there
+is one, and cut links.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ LONGEST = 180.0
 _RATE = 300e6 / 8
 _LAYERS_ONLY = 32
 """Seeds below this train a model that is made of layers."""
+_WITHOUT_GROUPS = 62
+"""Seeds below this begin with the plan that is found for devices alone."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class Schedule:
     adapt: str = "off"
     """Every third seed adapts as far as it can."""
     is_captured: bool = False
+    is_grouped: bool = False
 
     @property
     def steps(self) -> int:
@@ -96,8 +100,10 @@ def draw(seed: int, *, cuts: bool) -> Schedule:
         found.append(Misfortune(round(chance.uniform(0.3, 4.0), 2), what, host))
     copy_every, save_every = chance.choice((1, 1, 3)), chance.choice((0, 5))
     adapt = "full" if seed % 3 == 0 else "off"
-    is_captured = seed >= _LAYERS_ONLY and adapt == "off"
-    return Schedule(seed, hosts, devices, bandwidth, copy_every, save_every, tuple(found), adapt, is_captured)
+    is_grouped = seed >= _WITHOUT_GROUPS
+    is_captured = seed % 2 == 1 if is_grouped else seed >= _LAYERS_ONLY and adapt == "off"
+    about = (hosts, devices, bandwidth, copy_every, save_every)
+    return Schedule(seed, *about, tuple(found), adapt, is_captured, is_grouped)
 
 
 class Fate:
@@ -162,6 +168,7 @@ def play(schedule: Schedule, folder: Path, *, cuts: bool) -> dict[str, object]:
         save_every=schedule.save_every,
         adapt=schedule.adapt,
         grace=10.0,
+        is_grouped=schedule.is_grouped,
         environment={"CAPTURED": "1"} if schedule.is_captured else None,
     )
     begin = time.monotonic()

@@ -162,7 +162,7 @@ def _saving(chain: Chain) -> Plan:
 
 
 def plans_of_a_journey(name: str) -> list[str]:
-    """From a pipeline that saves memory over replicas with sharded state to another pipeline and back."""
+    """From a pipeline that saves memory over a tensor-parallel group and replicas with sharded state to a pipeline."""
     torch.set_default_dtype(torch.float64)
     try:
         chain = captured(name).chain
@@ -187,7 +187,10 @@ def plans_of_a_journey(name: str) -> list[str]:
             strict=False,
         )
     )
-    return [dumps_plan(plan) for plan in (first, wide, replace(first, stages=moved), first)]
+    group = Replica(devices=("n0.0", "n0.1"), samples=first.micro_batch_size, ratios=(0.7, 0.3))
+    shared = replace(pipeline[0], zero=0, recompute=Recompute.NONE, replicas=(group,))
+    grouped = replace(first, stages=(shared, *pipeline[1:]))
+    return [dumps_plan(plan) for plan in (first, grouped, wide, replace(first, stages=moved))]
 
 
 def travel(name: str, plans: list[str]) -> list[float]:

@@ -86,16 +86,18 @@ class Case:
     """Devices of a node."""
     work: tuple[float, ...] = ()
     """Shares of the work of stages made of operations; where empty, stages are as the runtime makes them."""
-    ratios: tuple[tuple[float, ...], ...] = ()
-    """Per stage, how the devices of each replica's tensor-parallel group share its work; where empty, all are alone."""
+    ratios: tuple[tuple[Any, ...], ...] = ()
+    """Per stage, how the devices of each replica's tensor-parallel group share its work: ratios, or such for every
+    replica; where empty, all are alone."""
 
-    def width(self, stage: int) -> int:
-        return len(self.ratios[stage]) if self.ratios else 1
+    def groups(self, stage: int) -> list[tuple[float, ...]]:
+        """The ratios of every replica."""
+        ratios = self.ratios[stage] if self.ratios else (1.0,)
+        return list(ratios) if isinstance(ratios[0], tuple) else [ratios] * len(self.shares[stage])
 
     @property
     def num_ranks(self) -> int:
-        stages = self.shares[: len(self.shares) // self.chunks]
-        return sum(len(samples) * self.width(stage) for stage, samples in enumerate(stages))
+        return sum(len(group) for stage in range(len(self.shares) // self.chunks) for group in self.groups(stage))
 
     @property
     def chunks(self) -> int:
@@ -109,7 +111,14 @@ class Case:
         extras += [str(self.dtype)] if self.dtype is not Dtype.FP32 else []
         extras += ["operations"] if self.work else []
         extras += (
-            ["|".join(":".join(f"{ratio:g}" for ratio in ratios) for ratios in self.ratios)] if self.ratios else []
+            [
+                "|".join(
+                    "+".join(":".join(f"{ratio:g}" for ratio in group) for group in self.groups(stage))
+                    for stage in range(len(self.ratios))
+                )
+            ]
+            if self.ratios
+            else []
         )
         extras += [f"{self.algorithm}{self.per_node}"] if self.algorithm is not Algorithm.RING else []
         return "-".join([self.model, f"{self.kind}{self.k}", shares, f"m{self.num_micro_batches}", *extras])
@@ -129,9 +138,9 @@ def plan_of(case: Case) -> Plan:
     size = sum(case.shares[0])
     workers = len(case.shares) // case.chunks
     names: list[list[str]] = []
-    for index, samples in enumerate(case.shares):
+    for index in range(len(case.shares)):
         used = sum(map(len, names[:workers]))
-        places = [divmod(used + at, case.per_node) for at in range(len(samples) * case.width(index))]
+        places = [divmod(used + at, case.per_node) for at in range(sum(map(len, case.groups(index))))]
         worker = worker_of(case.kind, index, workers)
         names.append(names[worker] if index >= workers else [f"n{node}.{at}" for node, at in places])
     layers = NUM_LAYERS.get(case.model, 6)
@@ -161,10 +170,10 @@ def plan_of(case: Case) -> Plan:
 
 
 def _replicas(case: Case, stage: int, names: list[str]) -> Iterator[Replica]:
-    width = case.width(stage)
-    for at, samples in enumerate(case.shares[stage]):
-        devices = tuple(names[at * width : (at + 1) * width])
-        yield Replica(devices=devices, samples=samples, ratios=case.ratios[stage] if width > 1 else ())
+    left = list(names)
+    for samples, ratios in zip(case.shares[stage], case.groups(stage), strict=True):
+        devices, left = tuple(left[: len(ratios)]), left[len(ratios) :]
+        yield Replica(devices=devices, samples=samples, ratios=ratios if len(ratios) > 1 else ())
 
 
 def built(case: Case) -> Any:

@@ -164,7 +164,7 @@ class Trainer(transformers.Trainer):
     @property
     def is_captured(self) -> bool:
         """Whether stages are made of operations, with sizes that a batch gives, and not of layers."""
-        shared = any(stage.replicas[0].width > 1 for stage in self.plan.stages)
+        shared = any(replica.width > 1 for stage in self.plan.stages for replica in stage.replicas)
         return shared or self.plan.cut is not None or not has_layers(self.model)
 
     def _example(self) -> Any:

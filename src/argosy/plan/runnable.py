@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from argosy.errors import InputError, Problem
 from argosy.plan.plan import Plan, Recompute, Stage
 from argosy.units import RATE
 
@@ -32,13 +31,6 @@ class Feature:
         return self.asked(stage) in self.runs
 
 
-def _groups(stage: Stage) -> str:
-    """Whether the replicas of a stage are shared alike by their devices."""
-    return ALIKE if len({replica.shares for replica in stage.replicas}) == 1 else "of unequal width or ratios"
-
-
-ALIKE = "all of one width and ratios"
-GROUPS = Feature(name="tensor-parallel groups", asked=_groups, runs=(ALIKE,))
 CONTEXT = Feature(name="context parallelism", asked=lambda stage: stage.context, runs=(1,))
 EXPERT = Feature(name="expert parallelism", asked=lambda stage: stage.expert, runs=(1,))
 ZERO = Feature(name="ZeRO", asked=lambda stage: stage.zero, runs=(0, 1, 2, 3))
@@ -46,7 +38,7 @@ RECOMPUTE = Feature(
     name="recomputation", asked=lambda stage: str(stage.recompute), runs=tuple(str(value) for value in Recompute)
 )
 
-FEATURES = (GROUPS, CONTEXT, EXPERT, ZERO, RECOMPUTE)
+FEATURES = (CONTEXT, EXPERT, ZERO, RECOMPUTE)
 
 
 def unsupported(plan: Plan) -> tuple[str, ...]:
@@ -54,16 +46,14 @@ def unsupported(plan: Plan) -> tuple[str, ...]:
     return tuple(_sentences(plan))
 
 
-def check_movable(plan: Plan) -> None:
-    """Raise an ``InputError`` for what in a plan cannot be handed on to other devices while it runs."""
-    expected, hint = "stages that a run can move to other devices", "argosy plan --max-width 1 keeps to them"
-    problems = [
-        Problem(path=f"stages[{index}]", found=f"tensor width {width}", expected=expected, suggestion=hint)
-        for index, width in enumerate(stage.replicas[0].width for stage in plan.stages)
-        if width > 1
-    ]
-    if problems:
-        raise InputError(problems)
+def max_width_after(plan: Plan, *, is_compiled: bool = False) -> int | None:
+    """Devices of a tensor-parallel group at most in the plans that a run goes on by; None for any number.
+
+    Groups share operations of a captured forward. A run that began with layers alone may have a model that cannot be
+    captured, and compiled stages have no groups: such runs go on without any.
+    """
+    is_captured = bool(plan.model.content) or any(r.width > 1 for stage in plan.stages for r in stage.replicas)
+    return None if is_captured and not is_compiled else 1
 
 
 def _sentences(plan: Plan) -> Iterator[str]:

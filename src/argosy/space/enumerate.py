@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from argosy.cost.memory import USABLE
 from argosy.plan.plan import Recompute
-from argosy.plan.runnable import ALIKE, CONTEXT, EXPERT, GROUPS, RECOMPUTE, ZERO
+from argosy.plan.runnable import CONTEXT, EXPERT, RECOMPUTE, ZERO
 from argosy.space.option import Option, Part, Vector
 from argosy.space.pool import Pool
 from argosy.space.price import Prices, widest
@@ -96,7 +96,6 @@ def only_runnable(scope: Scope) -> Scope:
         scope,
         recompute=tuple(recompute for recompute in scope.recompute if str(recompute) in RECOMPUTE.runs),
         zero=tuple(zero for zero in scope.zero if zero in ZERO.runs),
-        one_width=GROUPS.runs == (ALIKE,),
         context=tuple(int(number) for number in CONTEXT.runs),
         expert=tuple(int(number) for number in EXPERT.runs),
     )

@@ -1,8 +1,8 @@
-"""Which rows change hands when one plan follows another, from whom to whom. Needs no torch.
+"""What changes hands when one plan follows another, from whom to whom. Needs no torch.
 
-A piece is a weight, a tensor of its optimizer's state or a buffer, with R rows (its first dim; 1 where it has none). A
-rank holds an interval of them, before and after. It receives what it lacks as ``cost.moving`` prices it: of several
-ranks that held it, from one of its own node, then from the one that sends the fewest bytes yet.
+A piece is a weight, a tensor of its optimizer's state or a buffer. A rank holds regions of it, before and after. It
+receives what it lacks as ``cost.moving`` prices it: of several ranks that held it, from one of its own node, then from
+the one that sends the fewest bytes yet.
 """
 
 from __future__ import annotations
@@ -12,40 +12,38 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from argosy.cost.moving import deliveries
+from argosy.cost.regions import Region, deliveries, volume
 
-Interval = tuple[int, int]
-"""Begin and end of rows."""
 WAVE = 256 * 2**20
 """Bytes that are under way together."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Something that ranks hold rows of."""
+    """Something that ranks hold regions of."""
 
     name: str
-    """Of the weight, or of the layer whose buffer it is."""
+    """Of the weight, or the path of the buffer."""
     what: str
-    """``value``, the name of a state, or that of a buffer."""
-    row_bytes: int
-    before: Mapping[int, Interval]
+    """``value``, the name of a state, or ``buffer``."""
+    item_bytes: int
+    """Of an element."""
+    before: Mapping[int, Sequence[Region]]
     """By rank."""
-    after: Mapping[int, Interval]
+    after: Mapping[int, Sequence[Region]]
 
 
 class Move(NamedTuple):
-    """Rows of a piece on their way."""
+    """A region of a piece on its way."""
 
     piece: Piece
     source: int
     target: int
-    begin: int
-    end: int
+    region: Region
 
     @property
     def bytes(self) -> int:
-        return (self.end - self.begin) * self.piece.row_bytes
+        return int(volume([self.region])) * self.piece.item_bytes
 
 
 def moves_between(pieces: Iterable[Piece], roster: Sequence[str]) -> list[Move]:
@@ -55,20 +53,20 @@ def moves_between(pieces: Iterable[Piece], roster: Sequence[str]) -> list[Move]:
     moves = []
 
     def choose(holders: list[int], target: int) -> int:
-        assert holders, "every row is held by some rank"
+        assert holders, "every element is held by some rank"
         return min(holders, key=lambda rank: (nodes[rank] != nodes[target], sent[rank], rank))
 
     for piece in pieces:
         for target, wanted in sorted(piece.after.items()):
-            for source, begin, end in deliveries(target, wanted, piece.before, choose):
+            for source, region in deliveries(target, wanted, piece.before, choose):
                 assert source is not None
-                moves.append(Move(piece, source, target, begin, end))
+                moves.append(Move(piece, source, target, region))
                 sent[source] += moves[-1].bytes
     return moves
 
 
 def waves(pieces: Sequence[Piece], moves: Sequence[Move], most: int = WAVE) -> Iterator[tuple[list[Piece], list[Move]]]:
-    """Pieces and their moves in portions of at most ``most`` bytes, one weight or layer at the least."""
+    """Pieces and their moves in portions of at most ``most`` bytes, one weight or buffer at least."""
     by_name: dict[str, tuple[list[Piece], list[Move]]] = {piece.name: ([], []) for piece in pieces}
     for piece in pieces:
         by_name[piece.name][0].append(piece)
