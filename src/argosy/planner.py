@@ -55,7 +55,7 @@ def find_plan(
         if global_batch not in (None, workload.samples):
             expected = f"{workload.samples}, the samples of the program's batch"
             raise bad_input(expected, global_batch, where="global_batch")
-        return _find_for_program(workload.on(cluster), cluster, settings, model)
+        return workload.complete(_find_for_program(workload.on(cluster), cluster, settings, model))
     if global_batch is None:
         raise bad_input("a number of samples", where="global_batch")
     return _find_for_chain(workload, cluster, global_batch, settings, model)

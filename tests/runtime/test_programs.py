@@ -85,8 +85,12 @@ def test_a_captured_program_moves_from_plan_to_plan(ranks: RankPool, name: str) 
         assert losses == pytest.approx(alone(name, 8), rel=1e-6)
 
 
+def test_a_group_executes_what_its_plan_says(ranks: RankPool) -> None:
+    check(ranks, "clipped_policy", "group")
+
+
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("way", [*WAYS, "planned", "saving"])
+@pytest.mark.parametrize("way", [*WAYS, "group", "planned", "saving"])
 @pytest.mark.parametrize("name", list(PROGRAMS))
 def test_every_program_trains_as_one_process_or_is_refused(ranks: RankPool, name: str, way: str) -> None:
     check(ranks, name, way)

@@ -13,6 +13,7 @@ from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import canonical
 from argosy.document import Document, Schema, is_there, parse_json, read_json, validate
 from argosy.errors import Mismatch, bad_input, closest
+from argosy.plan.group_program import GroupProgramSchema, group_program_to_dict
 from argosy.plan.plan import (
     Algorithm,
     Certificate,
@@ -202,6 +203,7 @@ class PlanSchema(Schema):
     runner_ups: list[RunnerUpSchema] = Field(default_factory=list)
     left_out: list[LeftOutSchema] = Field(default_factory=list)
     cost_model: CostModelSchema | None = None
+    programs: list[GroupProgramSchema] = Field(default_factory=list)
 
 
 def load_plan(source: Path | str) -> Plan:
@@ -257,6 +259,7 @@ def plan_from_document(document: Document) -> Plan:
         runner_ups=tuple(RunnerUp(**runner_up.model_dump()) for runner_up in schema.runner_ups),
         left_out=tuple(LeftOut(**device.model_dump()) for device in schema.left_out),
         cost_model=cost_model,
+        programs=tuple(program.value() for program in schema.programs),
     )
 
 
@@ -326,6 +329,8 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     if plan.search is not None:
         result["search"] = {**_fields(plan.search), "pruned": dict(plan.search.pruned)}
         result["search"] |= {"history": [list(moment) for moment in plan.search.history]}
+    if plan.programs:
+        result["programs"] = [group_program_to_dict(program) for program in plan.programs]
     return result
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from argosy.cluster.topology import Cluster, canonical
 from argosy.dtype import Dtype
+from argosy.plan.group_program import GroupProgram
 from argosy.plan.methods import PlanMethods
 from argosy.schedule import ScheduleSpec
 from argosy.units import counted
@@ -313,6 +314,8 @@ class Plan(PlanMethods):
     left_out: tuple[LeftOut, ...] = ()
     cost_model: CostModelRef | None = None
     """None: the default one."""
+    programs: tuple[GroupProgram, ...] = ()
+    """What tensor-parallel groups do, in a plan for a captured program."""
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -23,7 +25,8 @@ from torch import nn
 from argosy.cluster.file import cluster_from_content
 from argosy.cost.group import device_group
 from argosy.errors import InputError, RunError
-from argosy.plan.plan import Plan
+from argosy.plan.group_program import GroupProgram
+from argosy.plan.plan import Plan, Stage
 from argosy.runtime.boxes import Box, boxes_of
 from argosy.runtime.exchange import Exchange
 from argosy.runtime.graphcut import ADDED, GraphCut, aligned
@@ -31,8 +34,8 @@ from argosy.runtime.graphstage import GraphStage, graph_weights, owner, segments
 from argosy.runtime.holding import seats_in_group
 from argosy.runtime.measure import Exchanging, untold
 from argosy.runtime.parameters import Catalogue, Places, Weight, buffer_places
-from argosy.runtime.ranks import members_of, seats_of
-from argosy.runtime.recipe import Recipe
+from argosy.runtime.ranks import devices_by_rank, members_of, seats_of
+from argosy.runtime.recipe import Recipe, autocast_for
 from argosy.runtime.summing import Groups
 from argosy.runtime.tensorstage import Sharing, TensorStage
 from argosy.runtime.world import gather_texts
@@ -70,7 +73,7 @@ class GraphSource:
         self.cut = GraphCut(forward, stages, len(plan.stages), layer_of)
         self.cut.check_divided([len(stage.replicas) for stage in plan.stages], plan.num_micro_batches)
         self.weights = graph_weights(captured.catalogue, self.cut)
-        self.shared = self._shared({weight.name for weight in self.weights if len(weight.stages) > 1})
+        self.shared = sharings(plan, self.cut, recipe.roster)
         """By stage and replica, how tensor-parallel groups share it."""
 
     @property
@@ -78,33 +81,12 @@ class GraphSource:
         """All layers, if the program mixes samples anywhere."""
         return tuple(range(self.plan.stages[-1].end)) if mixes_samples(self.forward) else ()
 
-    def _shared(self, tied: set[str]) -> dict[tuple[int, int], Sharing]:
-        values = self.cut.graph.values
-        whole = frozenset(value for part in self.cut.parts for value in part.weights if values[value].name in tied)
-        whole |= {value for value, _ in self.cut.graph.updates}
-        found: dict[tuple[int, int], Sharing] = {}
-        for index, stage in enumerate(self.plan.stages):
-            alike: dict[tuple[float, ...], Sharing] = {}
-            for at, replica in enumerate(stage.replicas):
-                if replica.width == 1:
-                    continue
-                members = members_of(self.plan, replica, self.recipe.roster)
-                ratios = tuple(share for _, share in members)
-                if ratios not in alike:
-                    names = [self.recipe.roster[rank] for rank, _ in members]
-                    cluster = cluster_from_content(self.plan.cluster.content)
-                    group = device_group(cluster, names, self.plan.model.dtype)
-                    most = max(other.samples for other in stage.replicas)
-                    alike[ratios] = Sharing(self.cut, index, group, ratios, most, self.plan.global_batch, whole)
-                found[index, at] = alike[ratios]
-        return found
-
     def check_agreed(self) -> None:
         """A ``RunError`` where ranks, each by itself, found different programs for a stage. Every rank calls this."""
         programs = []
         for (index, at), sharing in self.shared.items():
             samples = self.plan.stages[index].replicas[at].samples
-            programs.append(str([sharing.stored, [str(row) for row in sharing.program(samples).rows]]))
+            programs.append(str([sharing.stored, [str(row) for row in sharing.steps(samples).rows]]))
         digest = hashlib.sha256("\n".join(programs).encode()).hexdigest()
         others = gather_texts(digest, self.recipe.device)
         if len(set(others)) > 1:
@@ -183,9 +165,12 @@ def by_layers(forward: Forward, model: nn.Module, layers: Sequence[nn.Module]) -
     return tuple(found)
 
 
-def forward_of(fake: FakeModel) -> Forward:
+def forward_of(fake: FakeModel, autocast: torch.dtype | None = None) -> Forward:
     """The forward of a program that was built without values."""
-    return capture_forward(fake.model, fake.loss, fake.batch, device=torch.device("cpu"), recording=fake.recording)
+    device = torch.device("cpu")
+    return capture_forward(
+        fake.model, fake.loss, fake.batch, device=device, recording=fake.recording, autocast=autocast
+    )
 
 
 def divides(forward: Forward, plan: Plan) -> bool:
@@ -198,6 +183,53 @@ def divides(forward: Forward, plan: Plan) -> bool:
     except InputError:
         return False
     return True
+
+
+def sharings(plan: Plan, cut: GraphCut, roster: Sequence[str]) -> dict[tuple[int, int], Sharing]:
+    """By stage and replica, how tensor-parallel groups share it. Weights of several stages are whole."""
+    values = cut.graph.values
+    names = Counter(name for part in cut.parts for name in {values[weight].name for weight in part.weights})
+    whole = frozenset(value for part in cut.parts for value in part.weights if names[values[value].name] > 1)
+    whole |= {value for value, _ in cut.graph.updates}
+    found: dict[tuple[int, int], Sharing] = {}
+    for index, stage in enumerate(plan.stages):
+        alike: dict[tuple[float, ...], Sharing] = {}
+        for at, replica in enumerate(stage.replicas):
+            if replica.width == 1:
+                continue
+            members = members_of(plan, replica, roster)
+            ratios = tuple(share for _, share in members)
+            if ratios not in alike:
+                cluster = cluster_from_content(plan.cluster.content)
+                group = device_group(cluster, [roster[rank] for rank, _ in members], plan.model.dtype)
+                most = max(other.samples for other in stage.replicas)
+                records = _records(plan, stage, ratios)
+                alike[ratios] = Sharing(cut, index, group, ratios, most, plan.global_batch, whole, records)
+            found[index, at] = alike[ratios]
+    return found
+
+
+def _records(plan: Plan, stage: Stage, ratios: tuple[float, ...]) -> dict[int, GroupProgram]:
+    """What the plan says that groups with these ratios do with a stage, by number of samples."""
+    wanted = (stage.first, stage.end, ratios)
+    return {one.samples: one for one in plan.programs if (one.first, one.end, one.ratios) == wanted}
+
+
+def group_programs(fake: FakeModel, plan: Plan) -> tuple[GroupProgram, ...]:
+    """What the tensor-parallel groups of a plan for a captured program do; the runtime does just that."""
+    if plan.cut is None or not any(replica.width > 1 for stage in plan.stages for replica in stage.replicas):
+        return ()
+    plain = forward = forward_of(fake)
+    if (autocast := autocast_for(plan, fake.model.parameters())) is not None:
+        forward = forward_of(fake, autocast)
+    layers = aligned(forward, plan.operation_layers or (), plain)
+    cut = GraphCut(forward, aligned(forward, plan.cut, plain), len(plan.stages), layers)
+    found: dict[tuple[int, tuple[float, ...], int], GroupProgram] = {}
+    for (index, at), sharing in sharings(replace(plan, programs=()), cut, devices_by_rank(plan)).items():
+        samples = plan.stages[index].replicas[at].samples
+        if (index, sharing.ratios, samples) not in found:
+            found[index, sharing.ratios, samples] = sharing.record(samples)
+    return tuple(found.values())
 
 
 def mixes_samples(forward: Forward) -> str | None:

@@ -3,7 +3,8 @@
 The forward of the stage is a graph of its own, for whose operations ``solve`` chooses rows and deliveries among the
 cuts of weights (``Kind.TENSOR``), at the ratios that the plan gives the group. What the stage receives and hands on is
 whole on every member, so are its buffers, its loss, and the weights that other stages hold too. The choice is made once
-for the places of weights, and anew for every number of samples with these places kept.
+for the places of weights, and anew for every number of samples with these places kept. A plan for a captured program
+has the choices with it (``plan.group_program``), and these are executed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from argosy.cost.group import Collective, DeviceGroup
+from argosy.cost.group import DeviceGroup
+from argosy.plan.group_program import GroupProgram
 from argosy.plan.plan import Recompute
 from argosy.runtime.calls import RANDOM, filled
 from argosy.runtime.differentiable import converted, taken
@@ -27,7 +29,8 @@ from argosy.runtime.graphstage import GraphStage, apply
 from argosy.runtime.local import Clock, LocalCall
 from argosy.runtime.moment import Moment
 from argosy.solve.placement import Pricing
-from argosy.solve.spmd import Move, Program, program_at
+from argosy.solve.recorded import GroupSteps, recorded, restored, steps_of
+from argosy.solve.spmd import program_at
 from argosy.space.rules import BY_ROWS, Choices, Kind
 from argosy.space.sharding import REPLICATED, State
 from argosy.workload.graph import OWN_GRADIENT, Graph, Ref, Role
@@ -48,24 +51,44 @@ class Sharing:
     """Of the global batch."""
     whole: frozenset[int]
     """Weights that every member holds whole."""
-    _programs: dict[int, Program] = field(default_factory=dict, compare=False)
+    records: Mapping[int, GroupProgram] = field(default_factory=dict)
+    """What the plan says that the group does, by number of samples."""
+    _steps: dict[int, GroupSteps] = field(default_factory=dict, compare=False)
 
     @cached_property
     def stored(self) -> dict[int, State]:
         """Where weights are."""
-        found = self._program(self.samples, {})
-        return {value: found.deliveries[value].stored or REPLICATED for value in self.cut.parts[self.index].weights}
+        recorded = next(iter(self.records), None)
+        found = self._search(self.samples, {}) if recorded is None else self._restore(recorded)
+        return {value: found.stored(value) for value in self.cut.parts[self.index].weights}
 
-    def program(self, samples: int) -> Program:
-        if samples not in self._programs:
-            self._programs[samples] = self._program(samples, self.stored)
-        return self._programs[samples]
+    def steps(self, samples: int) -> GroupSteps:
+        """What the group does for so many samples."""
+        if samples not in self._steps:
+            is_recorded = samples in self.records
+            self._steps[samples] = self._restore(samples) if is_recorded else self._search(samples, self.stored)
+        return self._steps[samples]
 
-    def _program(self, samples: int, stored: Mapping[int, State]) -> Program:
-        graph = self._graph(samples)
+    def record(self, samples: int) -> GroupProgram:
+        """What the group does for so many samples, for a plan."""
+        return recorded(self.steps(samples), self._layers, samples)
+
+    def _search(self, samples: int, stored: Mapping[int, State]) -> GroupSteps:
+        choices = self._choices(samples, stored)
+        return steps_of(program_at(choices.graph, choices, Pricing(group=self.group), self.ratios, capped=False))
+
+    def _restore(self, samples: int) -> GroupSteps:
+        return restored(self.records[samples], self._choices(samples, {}), self._layers)
+
+    def _choices(self, samples: int, stored: Mapping[int, State]) -> Choices:
         whole = {*self.whole, *self.cut.parts[self.index].sends}
-        choices = Choices(graph, len(self.ratios), kind=Kind.TENSOR, whole=whole, stored=stored)
-        return program_at(graph, choices, Pricing(group=self.group), self.ratios, capped=False)
+        return Choices(self._graph(samples), len(self.ratios), kind=Kind.TENSOR, whole=whole, stored=stored)
+
+    @property
+    def _layers(self) -> list[int]:
+        """Of each operation of the stage."""
+        assert self.cut.layers is not None, "a plan that has its programs has layers"
+        return [self.cut.layers[index] for index in self.cut.parts[self.index].operations]
 
     def _graph(self, samples: int) -> Graph:
         """The stage's part of the forward, for so many samples; what it does not make itself is given."""
@@ -118,7 +141,7 @@ class TensorStage(GraphStage):
 
     def compute(self, segment: Segment, held: dict[Any, Any], moment: Moment) -> dict[Any, Any]:
         if moment.samples not in self.members:
-            self.members[moment.samples] = _Member(self, self.sharing.program(moment.samples))
+            self.members[moment.samples] = _Member(self, self.sharing.steps(moment.samples))
         return self.members[moment.samples].run(segment, held, moment)
 
 
@@ -130,26 +153,22 @@ def _value(key: int | tuple[int, State]) -> int:
 class _Member:
     """The calls of one member of a group, for so many samples."""
 
-    def __init__(self, stage: TensorStage, program: Program) -> None:
-        self.stage, self.program, self.exchange = stage, program, stage.exchange
-        self.moves: dict[int, list[Move]] = {}
-        for move in program.moves:
-            if move.step.kind is not Collective.SLICE:
-                self.moves.setdefault(move.value, []).append(move)
+    def __init__(self, stage: TensorStage, steps: GroupSteps) -> None:
+        self.stage, self.steps, self.exchange = stage, steps, stage.exchange
         self.calls = {
             index: LocalCall(
-                graph=program.graph,
+                graph=steps.graph,
                 node=node,
                 row=row,
-                ratios=program.ratios,
+                ratios=steps.ratios,
                 rank=self.exchange.rank,
                 clock=Clock(),
             )
-            for index, node, row in zip(stage.part.operations, program.graph.nodes, program.rows, strict=True)
+            for index, node, row in zip(stage.part.operations, steps.graph.nodes, steps.rows, strict=True)
         }
         """By operation."""
         part = stage.part
-        loss = [] if program.graph.loss is None else [program.graph.loss]
+        loss = [] if steps.graph.loss is None else [steps.graph.loss]
         self.results = {*part.sends, *loss, *(after for _, after in part.updates)}
 
     def run(self, segment: Segment, held: dict[Any, Any], moment: Moment) -> dict[Any, Any]:
@@ -173,9 +192,9 @@ class _Member:
     def _made(self, have: dict[tuple[int, State], Tensor], value: int, state: State, tensor: Tensor) -> None:
         """A value as it was made, and as it is delivered."""
         have[value, state] = tensor
-        shape = self.program.graph.values[value].shape
-        for move in self.moves.get(value, ()):
-            have[value, move.step.after] = converted(self.exchange, tensor, shape, move.step, move.way)
+        shape = self.steps.graph.values[value].shape
+        for step, way in self.steps.collectives.get(value, ()):
+            have[value, step.after] = converted(self.exchange, tensor, shape, step, way)
 
     def _take(self, have: dict[tuple[int, State], Tensor], value: int, state: State) -> Tensor:
         if (value, state) not in have:
@@ -201,7 +220,7 @@ class _Member:
         weight = self.stage.weight(last)
         if weight is None or not isinstance(last, Ref):
             return None
-        transposed = self.program.rows[self.program.graph.producer[last.value]]
+        transposed = self.steps.rows[self.steps.graph.producer[last.value]]
         (before,), (after,) = transposed.inputs, transposed.outputs
         is_direct = after == call.row.inputs[call.node.inputs.index(last.value)]
         return have.get((weight, before)) if is_direct else None
@@ -209,7 +228,7 @@ class _Member:
     def _drawn(self, call: LocalCall, args: list[Any], moment: Moment) -> Tensor:
         """As the whole, cut."""
         like, *others = args
-        shape = self.program.graph.values[call.node.inputs[0]].shape
+        shape = self.steps.graph.values[call.node.inputs[0]].shape
         whole = torch.empty(shape, dtype=like.dtype, device=like.device)
         state = call.row.outputs[0]
         return self.stage.drawn(call.node, [whole, *others], moment, lambda every: self.exchange.take(every, state))
