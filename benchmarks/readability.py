@@ -59,15 +59,12 @@ class Module:
         return (node for node in ast.walk(self.tree) if isinstance(node, _Function))
 
     @property
-    def docstrings(self) -> Iterator[str]:
-        """All of them, also those below a field or a constant."""
+    def prose(self) -> Iterator[tuple[ast.Expr, str]]:
+        """Docstrings, also those below a field or a constant, and their texts."""
         for node in ast.walk(self.tree):
-            if (
-                isinstance(node, ast.Expr)
-                and isinstance(node.value, ast.Constant)
-                and isinstance(node.value.value, str)
-            ):
-                yield node.value.value
+            match node:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    yield node, text
 
 
 def modules(package: Path) -> list[Module]:
@@ -79,12 +76,7 @@ def modules(package: Path) -> list[Module]:
 
 def tokens_per_line(module: Module) -> Counter[int]:
     """By line, the tokens of code that begin in it."""
-    prose = {
-        line
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
-    }
+    prose = {line for node, _ in module.prose for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
     found: Counter[int] = Counter()
     for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
         if token.type not in _LAYOUT and token.start[0] not in prose:
@@ -121,7 +113,7 @@ def measures(package: Path) -> dict[str, float]:
     lines = [line for module in every for line in module.text.splitlines() if line.strip()]
     tokens = [count for module in every for count in tokens_per_line(module).values()]
     functions = [function for module in every for function in module.functions]
-    docstrings = [text.strip() for module in every for text in module.docstrings]
+    docstrings = [text.strip() for module in every for _, text in module.prose]
     names = [node for module in every for node in ast.walk(module.tree) if isinstance(node, ast.Name)]
     classes = Counter(
         node.name
@@ -163,7 +155,7 @@ def table(packages: Sequence[Path]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.readability", description=(__doc__ or "").split("\n")[0]
+        prog="python -m benchmarks.readability", description="How dense a code base reads."
     )
     parser.add_argument("packages", nargs="+", type=Path, metavar="PACKAGE", help="the folder of a package")
     packages = parser.parse_args().packages
