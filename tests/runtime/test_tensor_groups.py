@@ -74,7 +74,7 @@ def test_matrices_are_cut_into_columns_then_rows_and_samples_never() -> None:
     assert cut["blocks.1.feed_forward.2.weight"] == sharded(1, 32)
     assert cut["blocks.1.attention.keys_and_values.weight"].outer == 2, "keys and values by heads"
     assert cut["blocks.1.norms.0.weight"] == cut["head.output.weight"] == REPLICATED
-    program = source.shared[0, 0].program(2)
+    program = source.shared[0, 0].steps(2)
     whole = [value for value in program.graph.parameters if program.deliveries[value].stored == REPLICATED]
     assert all(
         len(program.graph.values[value].shape) == 1 or "places" in program.graph.values[value].name

@@ -38,7 +38,7 @@ from argosy.runtime.tensorstage import Sharing
 from argosy.runtime.trainer import Trainer, parallelize
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.schedule.action import worker_of
-from argosy.solve.spmd import Program
+from argosy.solve.recorded import GroupSteps
 from argosy.space.sharding import State, sharded
 
 RATE = 0.1
@@ -221,9 +221,9 @@ def train_with_early_sums(case: Case) -> Outcome:
 
 def train_with_rows(case: Case, name: str) -> Outcome:
     """With a weight that tensor-parallel groups cut by its rows, whatever they would choose themselves."""
-    chosen = Sharing._program
+    chosen = Sharing._search
 
-    def program(sharing: Sharing, samples: int, stored: Mapping[int, State]) -> Program:
+    def search(sharing: Sharing, samples: int, stored: Mapping[int, State]) -> GroupSteps:
         rows = {
             number: sharded(0, value.shape[0])
             for number, value in enumerate(sharing.cut.graph.values)
@@ -231,7 +231,7 @@ def train_with_rows(case: Case, name: str) -> Outcome:
         }
         return chosen(sharing, samples, {**stored, **rows})
 
-    with mock.patch.object(Sharing, "_program", program):
+    with mock.patch.object(Sharing, "_search", search):
         return train_in_parallel(case)
 
 
