@@ -40,7 +40,7 @@ MORE = [
     Case(model="cnn", shares=((2,), (2,)), ratios=(EVEN, UNEVEN), kind=ScheduleKind.ZERO_BUBBLE, num_micro_batches=3),
     Case(model="unet", shares=((2,), (2,)), ratios=(EVEN, ALONE), kind=ScheduleKind.KFKB, k=2, num_micro_batches=3),
     Case(model="forked", shares=((2,), (2,)), ratios=(UNEVEN, EVEN), num_micro_batches=3),
-    Case(model="residual", shares=((4,), (4,)), ratios=(EVEN, ALONE), num_micro_batches=2),
+    Case(model="residual", shares=((4,), (4,)), ratios=(EVEN, ALONE), num_micro_batches=1),
     Case(model="hf-gpt2", shares=((2,), (2,)), ratios=(EVEN, UNEVEN), tied=True, single=True, num_micro_batches=2),
     Case(model="hf-llama", shares=((2,), (2,)), ratios=(UNEVEN, ALONE), single=True, num_micro_batches=2),
     Case(model="hf-t5", work=(0.5, 0.5), shares=((2,), (2,)), ratios=(EVEN, ALONE), single=True, num_micro_batches=2),
