@@ -28,7 +28,7 @@ test-slurm: $(VENV)/.test   ## batch scripts on a real Slurm with unequal emulat
 
 test-manifests: .venv-manifests/.torch-free   ## JobSets and SkyPilot tasks by the schemas of kubeflow-trainer-api and skypilot
 	.venv-manifests/bin/python -m pip install --quiet --disable-pip-version-check kubeflow-trainer-api skypilot jsonschema
-	.venv-manifests/bin/python -m pytest tests/export/test_manifests.py -n 0 -p no:cacheprovider -W default
+	.venv-manifests/bin/python -m pytest tests/exporters/test_manifests.py -n 0 -p no:cacheprovider -W default
 
 test-torch-free: .venv-$(notdir $(PYTHON))/.torch-free   ## planning, simulating and reporting without torch: make test-torch-free PYTHON=python3.13
 	.venv-$(notdir $(PYTHON))/bin/python -m pytest -n $(JOBS) --dist worksteal --torch-free -m "not exhaustive and not slurm" -p no:cacheprovider

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from argosy.cli import main as argosy
-from argosy.export.deepspeed import export_deepspeed
+from argosy.exporters.deepspeed import export_deepspeed
 from argosy.plan.file import plan_from_document, read_plan
 from argosy.plan.model import planned_chain
 from argosy.plan.plan import Replica, Stage

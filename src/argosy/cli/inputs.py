@@ -127,18 +127,6 @@ def another_cost_model(plan: Plan, chain: Chain, fit: Fit, model: ComputeModel) 
     return f"the plan was made with the {made}, and this command uses the {here}"
 
 
-def plan_of_known_model(document: Document) -> Plan:
-    """The plan in a document; an ``InputError`` for one of a captured program, which other systems do not know."""
-    plan = plan_from_document(document)
-    if plan.model.content:
-        expected = "a model that the target knows; for a captured program use --to torchrun, or argosy run"
-        raise document.error(("model", "content"), expected, "the layers of a program")
-    if not plan.model.tuning.is_full:
-        expected = "a plan that trains all weights, as the targets do; for frozen ones use argosy run"
-        raise document.error(("model", "tuning"), expected, str(plan.model.tuning))
-    return plan
-
-
 def model_of(plan: Plan, document: Document, *, suggestion: str | None = None) -> str | None:
     """The preset or file that a plan names; None if the plan holds the layers of a program itself. A file is looked for
     from here, as it was named, then from beside the plan, so that a folder with both can be used from anywhere."""

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from argosy.cost.remembered import remembered
-from argosy.export.architecture import Value, model_arguments, precision_arguments, shape_has_words
-from argosy.export.form import (
+from argosy.exporters.architecture import Value, model_arguments, precision_arguments, shape_has_words
+from argosy.exporters.form import (
     Export,
     Limit,
     collectives_are_chosen,
@@ -28,7 +28,7 @@ from argosy.export.form import (
     target_limits,
     zero_level,
 )
-from argosy.export.grid import Grid, grid_of, launch_script
+from argosy.exporters.grid import Grid, grid_of, launch_script
 from argosy.plan.plan import ModelRef, Plan, Recompute
 from argosy.plan.targets import TARGETS, Target, TargetName
 from argosy.workload.architecture import Architecture

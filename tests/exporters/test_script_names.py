@@ -11,10 +11,10 @@ import pytest
 from target_readers import plan
 
 from argosy.cli import main
-from argosy.export.deepspeed import export_deepspeed
-from argosy.export.megatron import export_megatron
-from argosy.export.torch import export_torch
-from argosy.export.torchtitan import export_torchtitan
+from argosy.exporters.deepspeed import export_deepspeed
+from argosy.exporters.megatron import export_megatron
+from argosy.exporters.torch import export_torch
+from argosy.exporters.torchtitan import export_torchtitan
 from argosy.plan.file import dumps_plan
 from argosy.plan.plan import Plan
 from argosy.runtime.launch import Launch

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from argosy.export import flagscale, megatron, torchtitan
-from argosy.export.form import Limit, settle, training_is_known
+from argosy.exporters import flagscale, megatron, torchtitan
+from argosy.exporters.form import Limit, settle, training_is_known
 from argosy.plan.plan import ModelRef
 from argosy.plan.targets import Target
 from argosy.workload.chain import Chain

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from argosy.export.form import Limit, limit
+from argosy.exporters.form import Limit, limit
 from argosy.plan.plan import Plan
 from argosy.runtime.launch_script import comment
 

@@ -15,8 +15,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from argosy.export.form import Export, Limit, limit, settle
-from argosy.export.node_groups import RESOURCES, NodeGroup, node_groups, nodes_have_one_kind, start
+from argosy.exporters.form import Export, Limit, limit, settle
+from argosy.exporters.node_groups import RESOURCES, NodeGroup, node_groups, nodes_have_one_kind, start
 from argosy.runtime.launch import Launch
 
 NAME = "Kubernetes"

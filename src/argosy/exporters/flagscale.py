@@ -20,8 +20,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from argosy.cluster.topology import Cluster
-from argosy.export.architecture import Value, model_arguments, precision_arguments
-from argosy.export.form import (
+from argosy.exporters.architecture import Value, model_arguments, precision_arguments
+from argosy.exporters.form import (
     Export,
     Limit,
     collectives_are_chosen,
@@ -31,8 +31,8 @@ from argosy.export.form import (
     target_limits,
     zero_level,
 )
-from argosy.export.grid import hosts_are_whole, runs_of
-from argosy.export.megatron import OPTIMIZERS, model_limits, selective_is_meant
+from argosy.exporters.grid import hosts_are_whole, runs_of
+from argosy.exporters.megatron import OPTIMIZERS, model_limits, selective_is_meant
 from argosy.plan.plan import Plan, Recompute, Stage
 from argosy.plan.targets import TARGETS, TargetName
 from argosy.workload.architecture import Architecture

@@ -19,7 +19,7 @@ from typing import Any
 
 from argosy.cluster.topology import Cluster
 from argosy.errors import InputError, Problem
-from argosy.export.form import replicas
+from argosy.exporters.form import replicas
 from argosy.plan.plan import Plan, Recompute, Replica, Stage
 from argosy.schedule import ScheduleKind
 from argosy.workload.sailor import CATALOGUE_NAMES

@@ -18,7 +18,7 @@ from torch import nn
 
 from argosy.dtype import Dtype
 from argosy.errors import InputError
-from argosy.export.torch import export_torch
+from argosy.exporters.torch import export_torch
 from argosy.plan.plan import Plan, Recompute
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.load import load_model

@@ -27,13 +27,14 @@ from torch.distributed.run import get_args_parser
 
 from argosy.cli import main
 from argosy.errors import InputError
-from argosy.export.deepspeed import export_deepspeed
-from argosy.export.flagscale import export_flagscale
-from argosy.export.torchrun import export_torchrun
+from argosy.exporters.deepspeed import export_deepspeed
+from argosy.exporters.flagscale import export_flagscale
+from argosy.exporters.torchrun import export_torchrun
 from argosy.plan.file import dumps_plan
 from argosy.plan.plan import CostModelRef, Plan, Recompute
+from argosy.runtime.launch import Launch
 from argosy.runtime.ranks import devices_by_rank
-from argosy.runtime.run_spec import read_run_spec
+from argosy.runtime.run_spec import RunSpec, read_run_spec
 from argosy.workload.load import load_architecture, load_model
 
 CHAIN, SHAPE = load_model("llama-3-8b", sequence_length=2048), load_architecture("llama-3-8b")
@@ -164,9 +165,13 @@ def test_flagscale_refuses_mixed_kinds() -> None:
         flagscale(plan([1, 12, 24, 34]), lossy=True)
 
 
+def launch_of(planned: Plan) -> Launch:
+    return Launch(plan=planned, spec=RunSpec(plan="plan.json", program="train.py:build", out="run", steps=7))
+
+
 def test_torchrun_itself_reads_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = plan([13, 26, 30, 34], data=4, width=1)
-    ((_, script),) = export_torchrun(made, plan_file="plan.json", program="train.py:build", steps=7).files
+    ((_, script),) = export_torchrun(launch_of(made)).files
     monkeypatch.chdir(tmp_path)
     script = script.replace("python -m argosy.runtime.meeting", "torchrun")
     found = [get_args_parser().parse_args(call) for call in run_script(script)]
@@ -179,7 +184,7 @@ def test_torchrun_itself_reads_the_commands(tmp_path: Path, monkeypatch: pytest.
     assert (spec.plan, spec.program, spec.steps) == ("plan.json", "train.py:build", 7)
     wide = with_stage(plan([13, 26, 30, 34]), 1, expert=2)
     with pytest.raises(InputError, match="expert parallelism 2"):
-        export_torchrun(wide, plan_file="plan.json", program="train.py:build", steps=7)
+        export_torchrun(launch_of(wide))
 
 
 def run_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> Result:

@@ -14,7 +14,7 @@ from argosy.calibrate.sailor import read_sailor_runs, sailor_plan
 from argosy.cli import main
 from argosy.cluster.file import load_cluster
 from argosy.errors import InputError
-from argosy.export.sailor import dumps_sailor, to_sailor
+from argosy.exporters.sailor import dumps_sailor, to_sailor
 from argosy.plan.file import dumps_plan
 from argosy.plan.plan import Plan, PolicyRule, Recompute
 from argosy.planner import Settings, find_plan

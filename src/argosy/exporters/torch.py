@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from argosy.dtype import Dtype
-from argosy.export.form import Export, Limit, collectives_are_chosen, head, settle, target_limits
-from argosy.export.grid import grid_of, launch_script
-from argosy.export.torchtitan import CSV, schedule_csv
+from argosy.exporters.form import Export, Limit, collectives_are_chosen, head, settle, target_limits
+from argosy.exporters.grid import grid_of, launch_script
+from argosy.exporters.torchtitan import CSV, schedule_csv
 from argosy.plan.plan import Plan, Recompute
 from argosy.plan.targets import TARGETS, TargetName
 from argosy.workload.chain import Chain

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from argosy.cluster.file import cluster_from_content
-from argosy.export.form import Limit, limit
+from argosy.exporters.form import Limit, limit
 from argosy.plan.runnable import unsupported
 from argosy.runtime.launch import DEFAULT_PORT, Launch
 from argosy.runtime.launch_script import writing

@@ -16,8 +16,8 @@ from target_readers import plan
 
 from argosy.cli import main
 from argosy.errors import InputError
-from argosy.export.jobset import export_jobset
-from argosy.export.skypilot import export_skypilot
+from argosy.exporters.jobset import export_jobset
+from argosy.exporters.skypilot import export_skypilot
 from argosy.plan.file import dumps_plan
 from argosy.runtime.launch import Launch
 

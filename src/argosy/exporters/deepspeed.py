@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from argosy.cost.remembered import remembered
 from argosy.dtype import Dtype
-from argosy.export.form import (
+from argosy.exporters.form import (
     Export,
     Limit,
     collectives_are_chosen,
@@ -27,7 +27,7 @@ from argosy.export.form import (
     target_limits,
     zero_level,
 )
-from argosy.export.grid import Grid, grid_of, launch_script
+from argosy.exporters.grid import Grid, grid_of, launch_script
 from argosy.plan.plan import Plan, Recompute
 from argosy.plan.targets import TARGETS, TargetName
 from argosy.workload.chain import Chain

@@ -16,8 +16,8 @@ from torch.distributed.pipelining import schedules as torch_schedules
 
 from argosy.dtype import Dtype
 from argosy.errors import InputError
-from argosy.export.form import Export
-from argosy.export.torchtitan import export_torchtitan
+from argosy.exporters.form import Export
+from argosy.exporters.torchtitan import export_torchtitan
 from argosy.plan.plan import Plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.architecture import Architecture

@@ -11,9 +11,9 @@ import json
 import textwrap
 from collections.abc import Iterator
 
-from argosy.export.form import Export, Limit, limit, settle
-from argosy.export.jobset import job_name
-from argosy.export.node_groups import NodeGroup, node_groups, nodes_have_one_kind, start
+from argosy.exporters.form import Export, Limit, limit, settle
+from argosy.exporters.jobset import job_name
+from argosy.exporters.node_groups import NodeGroup, node_groups, nodes_have_one_kind, start
 from argosy.runtime.launch import Launch
 
 NAME = "SkyPilot"

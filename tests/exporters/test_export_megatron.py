@@ -12,10 +12,10 @@ from target_readers import cluster, options_of, plan, read_layout, run_script, v
 
 from argosy.dtype import Dtype
 from argosy.errors import InputError
-from argosy.export.deepspeed import export_deepspeed
-from argosy.export.flagscale import export_flagscale
-from argosy.export.form import Export
-from argosy.export.megatron import export_megatron, layout
+from argosy.exporters.deepspeed import export_deepspeed
+from argosy.exporters.flagscale import export_flagscale
+from argosy.exporters.form import Export
+from argosy.exporters.megatron import export_megatron, layout
 from argosy.plan.plan import CostModelRef, Plan, PolicyRule, Recompute
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.load import load_architecture, load_model

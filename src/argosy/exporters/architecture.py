@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from argosy.cost.remembered import remembered
 from argosy.dtype import Dtype
-from argosy.export.form import Limit, limit
+from argosy.exporters.form import Limit, limit
 from argosy.plan.plan import ModelRef, Plan
 from argosy.workload.architecture import (
     Architecture,

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pprint import pformat
 
 from argosy.dtype import Dtype
-from argosy.export.form import (
+from argosy.exporters.form import (
     Export,
     Limit,
     collectives_are_chosen,
@@ -31,8 +31,8 @@ from argosy.export.form import (
     target_limits,
     zero_level,
 )
-from argosy.export.grid import Grid, grid_of, launch_script
-from argosy.export.megatron import layers_have_letters
+from argosy.exporters.grid import Grid, grid_of, launch_script
+from argosy.exporters.megatron import layers_have_letters
 from argosy.plan.plan import ModelRef, Plan, Recompute
 from argosy.plan.targets import TARGETS, TargetName
 from argosy.schedule import ScheduleKind, build_schedule
