@@ -40,7 +40,7 @@ def run(command: list[str]) -> None:
 
 
 def history(folder: Path) -> list[dict[str, float]]:
-    figures = ("step", "loss", "eval_loss", "learning_rate", "grad_norm", "epoch")
+    figures = ("step", "loss", "eval_loss", "eval_accuracy", "learning_rate", "grad_norm", "epoch")
     lines = json.loads((folder / "log.json").read_text())
     return [{name: line[name] for name in figures if name in line} for line in lines]
 
@@ -66,6 +66,9 @@ def test_a_script_trains_on_three_unequal_processes_as_on_one_and_is_resumed(tmp
     one, other = (GPT2LMHeadModel.from_pretrained(place / "model").state_dict() for place in (alone, folder))
     assert all(torch.allclose(one[name], other[name], rtol=1e-3, atol=1e-5) for name in one)
     assert not (folder / "model" / "argosy").exists()
+    assert any("eval_accuracy" in line for line in found)
+    logits, expected = (torch.tensor(json.loads((place / "predicted.json").read_text())) for place in (folder, alone))
+    assert logits.shape[0] == 11 and torch.allclose(logits, expected, atol=1e-4)
     shutil.rmtree(folder / "checkpoint-6")
     (folder / "log.json").unlink()
     run([*torchrun, "resume"])
@@ -97,7 +100,10 @@ FREE = SimpleNamespace(
         ({"train_batch_size": 4}, "per_device_train_batch_size: found 4, expected 8, the plan's global batch"),
         ({"bf16": True}, "bf16, fp16: found bf16, expected fp32, in which the plan computes"),
         ({"optimizer": 1}, "optimizers: found an object, expected optimizer_cls_and_kwargs, from which every rank"),
-        ({"compute_metrics": print}, "compute_metrics: found a function, expected none: logits stay on the ranks of"),
+        (
+            {"compute_metrics": print, "model": torch.nn.Linear(1, 1)},
+            "compute_metrics: found a function, expected none for a model that is captured: its program computes the",
+        ),
         (
             {"gradient_accumulation_steps": 2, "model_accepts_loss_kwargs": False},
             "gradient_accumulation_steps: found 2, expected 1 for a model that is captured or whose loss takes no",
