@@ -9,10 +9,13 @@ SECONDS ?= 600
 PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slurm test-manifests test-torch-free test-oldest test-doors test-gpu wheel fuzz audit coverage check format bench docs clean
+.PHONY: help packages demo test test-all test-slurm test-manifests test-torch-free test-oldest test-doors test-gpu wheel fuzz audit coverage check format bench docs clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## ?/\t/' | expand -t 12
+
+packages:        ## install system packages that tests use, where they are missing (Debian, Ubuntu)
+	.ci/packages
 
 demo: $(VENV)/.torch   ## a plan for a mixed 16-GPU cluster; then a small GPT trained on four unequal hosts, predicted and measured
 	$(BIN)/argosy demo

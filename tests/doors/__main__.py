@@ -37,6 +37,7 @@ from argosy.workload.load import load_architecture
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent / "build" / "doors"
 TORCH = "torch==2.13.0"  # the newest with a build for CPUs that is small
+NEWEST_TORCH = "torch==2.15.0"  # with CUDA, three gigabytes; it runs on CPUs as well
 MODEL, CLUSTER, BATCH = "llama-3-8b", "mixed-16", "64"
 PARSERS = {
     "ARGOSY_MEGATRON_LM": "https://github.com/NVIDIA/Megatron-LM",
@@ -61,6 +62,7 @@ class Door:
     """What it imports and does not name."""
     arguments: Callable[[Path], list[str]]
     """Of its reader, behind the folder of exports."""
+    torch: str = TORCH
 
 
 def run(*command: str | Path, **options: object) -> str:
@@ -113,7 +115,7 @@ def flagscale_arguments(folder: Path) -> list[str]:
 
 
 DOORS = {
-    TargetName.TORCHTITAN: Door("torchtitan", ("triton",), lambda folder: []),
+    TargetName.TORCHTITAN: Door("torchtitan", (), lambda folder: [], torch=NEWEST_TORCH),
     TargetName.MEGATRON: Door("megatron-core", ("pydantic", "pyyaml", "regex", "six", "triton"), megatron_arguments),
     TargetName.DEEPSPEED: Door("deepspeed", ("setuptools", "wheel", "numpy"), lambda folder: []),
     TargetName.FLAGSCALE: Door(
@@ -164,12 +166,16 @@ def small_exports(name: TargetName, plan: Plan) -> Iterator[tuple[str, Plan, Cal
         architecture = load_architecture(plan.model.name)
         cuts = {
             ScheduleKind.ONE_F_ONE_B: ((0, 20, 0), (20, 34, 1)),
+            ScheduleKind.ZERO_BUBBLE: ((0, 20, 0), (20, 34, 1)),
             ScheduleKind.INTERLEAVED: ((0, 3, 0), (3, 20, 1), (20, 30, 0), (30, 34, 1)),
             ScheduleKind.ZERO_BUBBLE_V: ((0, 3, 0), (3, 20, 1), (20, 30, 1), (30, 34, 0)),
             ScheduleKind.DUALPIPE_V: ((0, 3, 0), (3, 20, 1), (20, 30, 1), (30, 34, 0)),
         }
         for kind, places in cuts.items():
-            small = replace(two_devices(plan, places, samples=1), schedule=ScheduleSpec(kind=kind))
+            small = replace(
+                two_devices(plan, places, samples=1),
+                schedule=ScheduleSpec(kind=kind, chunks=2 if kind is ScheduleKind.INTERLEAVED else 1),
+            )
             yield f"small-{kind}", small, lambda small: export_torchtitan(small, chain, architecture)
 
 
@@ -191,9 +197,9 @@ def install(name: TargetName, door: Door, folder: Path, *, newest: bool) -> str:
     if not python.exists():
         run(sys.executable, "-m", "venv", folder / "venv")
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    run(*pip, TORCH, *door.beside)
+    run(*pip, door.torch, *door.beside)
     if wanted:
-        run(*pip, *(["--upgrade"] if newest else []), "--no-build-isolation", TORCH, *wanted)
+        run(*pip, *(["--upgrade"] if newest else []), "--no-build-isolation", door.torch, *wanted)
         return run(python, "-c", f"from importlib.metadata import version; print(version({door.package!r}))").strip()
     return version
 

@@ -29,12 +29,15 @@ from argosy.cli import main
 from argosy.errors import InputError
 from argosy.exporters.deepspeed import export_deepspeed
 from argosy.exporters.flagscale import export_flagscale
+from argosy.exporters.systems import System
 from argosy.exporters.torchrun import export_torchrun
+from argosy.exporters.write import ExportOptions, export_plan
 from argosy.plan.file import dumps_plan
 from argosy.plan.plan import CostModelRef, Plan, Recompute
 from argosy.runtime.launch import Launch
 from argosy.runtime.ranks import devices_by_rank
 from argosy.runtime.run_spec import RunSpec, read_run_spec
+from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.load import load_architecture, load_model
 
 CHAIN, SHAPE = load_model("llama-3-8b", sequence_length=2048), load_architecture("llama-3-8b")
@@ -163,6 +166,15 @@ def test_flagscale_refuses_mixed_kinds() -> None:
         flagscale(with_stage(made, 1, replicas=mixed), lossy=True)
     with pytest.raises(InputError, match="a block in every stage"):
         flagscale(plan([1, 12, 24, 34]), lossy=True)
+
+
+@pytest.mark.parametrize("kind", [ScheduleKind.ZERO_BUBBLE_V, ScheduleKind.DUALPIPE_V])
+@pytest.mark.parametrize("to", ["megatron", "deepspeed", "flagscale", "torch"])
+def test_v_shaped_schedules_are_refused_by_name(kind: ScheduleKind, to: str) -> None:
+    """Also with ``lossy``: a worker has two stages, which no other schedule of these systems places so."""
+    planned = replace(plan([9, 17, 26, 34], data=1, width=1), schedule=ScheduleSpec(kind=kind))
+    with pytest.raises(InputError, match=rf"schedule: found {kind}, expected .*1f1b.*, which \S+ runs"):
+        export_plan(planned, cluster(), System(to), ExportOptions(lossy=True))
 
 
 def launch_of(planned: Plan) -> Launch:

@@ -77,6 +77,18 @@ def test_rotary_positions_are_those_of_the_model() -> None:
     assert "rope.scaling_factor = 8.0" in text
 
 
+@pytest.mark.parametrize("kind", ScheduleKind)
+def test_the_last_norm_keeps_its_gradient_under_schedules_that_split_backwards(kind: ScheduleKind) -> None:
+    """By a loss that is not computed in chunks; V-shaped schedules go by torch's names and have no CSV."""
+    chunks = 2 if kind is ScheduleKind.INTERLEAVED else 1
+    found = job(replace(plan([9, 17, 26, 34]), schedule=ScheduleSpec(kind=kind, chunks=chunks)))
+    loss = "loss" if kind.is_split else "ChunkedLossWrapper.Config(loss_fn=loss)"
+    assert found["Trainer.Config"]["loss"] == loss
+    parallel = found["ParallelismConfig"]
+    named = {"zero-bubble-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV"}.get(kind)
+    assert (parallel["pipeline_parallel_schedule"] == named) == ("pipeline_parallel_schedule_csv" not in parallel)
+
+
 @pytest.mark.parametrize("ends", [[13, 26, 30, 34], [1, 2, 33, 34], [9, 17, 26, 34]])
 def test_modules_are_the_layers_of_the_stages(ends: list[int]) -> None:
     parts = stages_of(plan(ends))

@@ -3,7 +3,9 @@
 torchtitan reads its configuration from a function in a module. The recipe builds the model by torchtitan's own
 registry, sets what of the model, the memory and the numbers a default would change, and names the modules of every
 stage: ``tok_embeddings``, ``layers.N``, ``norm`` and ``lm_head``. The schedule is written out action by action
-(``2F0``), one row per worker, so every schedule of ours can be said; torch inserts the communication.
+(``2F0``), one row per worker, so every schedule of ours can be said; torch inserts the communication. The loss is
+computed in chunks, as torchtitan does by default; under schedules that split backwards it is not, because there the
+last norm would get no gradient (torchtitan 0.3.0 with torch 2.15).
 
 What torchtitan cannot express: stages that differ in replicas, widths, context or expert parallelism, models that it
 does not have, sequences that its splits do not divide, formats but bf16 and fp32 (final); uneven shares and ratios;
@@ -57,11 +59,15 @@ _CHECKPOINTING = {
 }
 _NAMED = {ScheduleKind.ZERO_BUBBLE_V: "ZBVZeroBubble", ScheduleKind.DUALPIPE_V: "DualPipeV"}
 """Schedules that torchtitan places on ranks only by their names."""
+_PIPELINES = """
+
+Pipelines need torch 2.14 or newer: torchtitan gives its schedules micro-batches, which older ones do not take.
+"""
 CSV, MODULE, FUNCTION = "schedule.csv", "argosy_recipe", "planned"
 
 _RECIPE = '''\
 {head}
-"""Start it with run.sh, or: torchrun ... -m torchtitan.train --module {module} --config {function}"""
+"""Start it with run.sh, or: torchrun ... -m torchtitan.train --module {module} --config {function}{needs}"""
 
 from pathlib import Path
 
@@ -86,7 +92,7 @@ def {function}() -> Trainer.Config:
     loss = CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model))
     return Trainer.Config(
         model_spec=model,
-        loss=ChunkedLossWrapper.Config(loss_fn=loss),
+        loss={loss},
         optimizer=default_adamw(lr=3e-4),
         dataloader=HuggingFaceTextDataLoader.Config(dataset="c4_test"),
         training=TrainingConfig(
@@ -182,10 +188,13 @@ def _recipe(plan: Plan, chain: Chain, architecture: Architecture, grid: Grid) ->
     rope = f"rope.theta, rope.scaling = {rotary.base!r}, {scaling!r}"
     if rotary.scaling is not None:
         rope += f"\n        rope.scaling_factor = {rotary.scaling!r}"
+    splits_backwards = len(plan.stages) > 1 and plan.schedule.kind.is_split
     return _RECIPE.format(
         head=head(TARGET, plan, chain),
         module=MODULE,
         function=FUNCTION,
+        needs=_PIPELINES if len(plan.stages) > 1 else "",
+        loss="loss" if splits_backwards else "ChunkedLossWrapper.Config(loss_fn=loss)",
         family=family,
         flavor=flavor,
         stages=pformat(modules(plan, chain), width=100, compact=True),
