@@ -59,6 +59,12 @@ def test_every_python_that_is_listed_is_tested() -> None:
     assert listed == set(re.findall(r"\"(3\.\d+)\"", text)) and "3.14" in listed
 
 
+def test_extras_are_for_users_and_torch_is_not_capped() -> None:
+    extras = PROJECT["optional-dependencies"]
+    assert extras.keys() == {"torch", "hf", "ray", "nbody"}
+    assert all("<" not in line for line in extras["torch"])
+
+
 def test_hooks_and_forms_are_whole() -> None:
     hooks = [hook for repo in read(ROOT / ".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]]
     assert [hook["entry"] for hook in hooks] == ["make check"]
