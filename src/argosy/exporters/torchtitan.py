@@ -46,7 +46,9 @@ NAME = TARGET.name
 MODELS = {
     "llama-3-8b": ("llama3", "8B"),
     "llama-3-70b": ("llama3", "70B"),
+    "llama-3.1-8b": ("llama3", "8B"),
     "llama-3.1-405b": ("llama3", "405B"),
+    "llama-3.3-70b": ("llama3", "70B"),
     "qwen3-8b": ("qwen3", "8B"),
     "qwen3-30b-a3b": ("qwen3", "30B-A3B"),
 }
