@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -123,3 +124,23 @@ def test_a_library_sees_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     with visible(hidden):
         assert os.environ["WORLD_SIZE"] == "3"
     assert "WORLD_SIZE" not in os.environ
+
+
+def test_a_missing_package_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "accelerate.state", None)
+    with pytest.raises(ModuleNotFoundError, match=r"hf needs accelerate.*; pip install 'argosy\[hf\]' installs it"):
+        runpy.run_path(str(hf.__file__))
+
+
+def test_models_that_ranks_build_without_a_seed_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[dict[str, str]] = []
+    monkeypatch.setattr(hf, "check_agreed", lambda facts, *_: compared.append(facts))
+    monkeypatch.setattr(hf, "device_of", lambda *_: torch.device("cpu"))
+    monkeypatch.setattr(hf.dist, "get_rank", lambda: 0)
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        trainer: Any = hf.Trainer.__new__(hf.Trainer)
+        trainer.model, trainer.roster = torch.nn.Linear(300, 3).bfloat16(), ("a0.0",)
+        trainer._compare_values()
+    assert compared[0] == compared[1] != compared[2]
+    assert all("set_seed" in name for facts in compared for name in facts)

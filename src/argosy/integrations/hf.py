@@ -27,10 +27,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import transformers
-from accelerate.state import PartialState
 from torch import Tensor, nn
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from argosy.dtype import Dtype
 from argosy.errors import InputError, Problem, RunError, bad_input
@@ -47,6 +44,13 @@ from argosy.runtime.trainer import Trainer as PlanTrainer
 from argosy.runtime.trainer import parallelize
 from argosy.runtime.world import device_of, join
 
+try:
+    import transformers
+    from accelerate.state import PartialState
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+except ModuleNotFoundError as missing:
+    sentence = f"argosy.integrations.hf needs {missing.name}; pip install 'argosy[hf]' installs it"
+    raise ModuleNotFoundError(sentence, name=missing.name) from None
 if not hasattr(transformers.Trainer, "_clip_grad_norm"):
     raise RunError(f"argosy.integrations.hf needs transformers 5.22 or newer; found {transformers.__version__}")
 _VARIABLES = hidden_variables()
@@ -55,6 +59,8 @@ _FOLDER = "argosy"
 _ITEMS = "num_items_in_batch"
 _ROWS = "argosy_rows"
 """In a batch whose outputs are kept: the numbers of its rows."""
+_SAMPLES = 64
+"""Numbers of each tensor that ranks compare, about."""
 _NO_LOGITS = "none for a model that is captured: its program computes the loss alone; eval_loss is there"
 
 
@@ -138,6 +144,7 @@ class Trainer(transformers.Trainer):
         """Divide the model, and make the optimizer that the scheduler drives (3)."""
         del model
         if self.optimizer is None:
+            self._compare_values()
             kind, options = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, self.model)
             strange = {"params", "model", "optimizer_dict"}.intersection(options)
             if strange or not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
@@ -167,6 +174,17 @@ class Trainer(transformers.Trainer):
             )
             self.optimizer = kind(groups([]), **options)
         return self.optimizer
+
+    def _compare_values(self) -> None:
+        """Raise an ``InputError`` if ranks have built models with other values, such as without ``set_seed``."""
+        state = self.model.state_dict()
+        samples = {
+            name: value.detach().flatten()[:: max(1, value.numel() // _SAMPLES)].double().cpu()
+            for name, value in state.items()
+            if not value.is_meta
+        }
+        facts = {"the model's values (call set_seed before it is built)": batch_digest(samples)}
+        check_agreed(facts, self.roster, device_of(self.roster, dist.get_rank()))
 
     @property
     def is_captured(self) -> bool:
