@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,7 +60,7 @@ def _interpolate(positions: Tensor, fields: Tensor, box: float, cells: int, orde
 
 @lru_cache(maxsize=1)
 def _green_on(device: torch.device, cells: int, box: float, scale: float, cloud: Cloud) -> Tensor:
-    return torch.tensor(green(cells, box, scale, cloud, 0, cells), device=device)
+    return torch.tensor(green(cells, box, scale, cloud, 0, cells).astype(np.float64), device=device)
 
 
 def _rows(positions: Tensor, box: float, cells: int, order: int) -> Iterator[tuple[Tensor, Tensor]]:

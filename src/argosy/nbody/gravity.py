@@ -19,8 +19,8 @@ import numpy as np
 
 from argosy.errors import InputError, Problem, bad_input
 from argosy.nbody.hilbert import Positions, hilbert_keys
-from argosy.nbody.mesh import mesh_force
-from argosy.nbody.pairs import compute_leaves, sort_tasks
+from argosy.nbody.mesh import MeshShape, mesh_force
+from argosy.nbody.pairs import compute_leaves, places_of, sort_tasks
 from argosy.nbody.settings import GravitySettings
 from argosy.nbody.split import ForceSplit
 from argosy.nbody.tasks import Flags, TaskBuffer, empty_buffer, list_tasks, target_cells
@@ -91,8 +91,11 @@ def short_force(
 
 
 def _smooth_force(positions: Positions, box: float, settings: GravitySettings) -> Floats:
-    scale = settings.split(box).scale
-    return mesh_force(positions, box, settings.mesh_cells, scale, cloud=settings.cloud, workers=settings.threads)
+    return mesh_force(positions, mesh_shape(box, settings), workers=settings.threads)
+
+
+def mesh_shape(box: float, settings: GravitySettings) -> MeshShape:
+    return MeshShape(box=box, cells=settings.mesh_cells, scale=settings.split(box).scale, cloud=settings.cloud)
 
 
 def spread_work(tree: Tree, leaf_work: Floats) -> Floats:
@@ -135,6 +138,7 @@ def tree_force(
     force = np.zeros((len(positions), 3))
     work = np.zeros((len(tree.leaves), 2))
     lengths = split.lengths(box)
+    places = places_of(positions, box)
     parts = settings.threads * _CHUNKS
     walking = computing = 0.0
     running: list[Future[float]] = []
@@ -147,7 +151,7 @@ def tree_force(
             break
         for first, last in _even_parts(package, parts):
             arguments = (package.first, first, last, package.starts, package.order, lengths, split.coefficients)
-            running.append(pool.submit(_timed, compute_leaves, tree, positions, *arguments, force, work))
+            running.append(pool.submit(_timed, compute_leaves, tree, places, *arguments, force, work))
         # Two buffers: this one is computed while the walk fills the next.
         ready = max(len(running) - parts, 0)
         computing += sum(done.result() for done in running[:ready])

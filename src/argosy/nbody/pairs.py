@@ -1,8 +1,10 @@
 """The short-range force of listed tasks: gather the sources of a leaf, then sum over them in float32.
 
-Coordinates are taken relative to the middle of the target leaf, at the nearest image, in units of the cut-off, so
-float32 keeps a relative 6e-8 of a cut-off. Sources come in blocks that stay in the first-level cache; a block is summed
-in float32, over many lanes, and blocks are added in float64. Equations are those of ``split``.
+Coordinates are integers of 2^-32 boxes: their difference from the middle of the target leaf wraps to the nearest image,
+and becomes float32 in units of the cut-off, which keeps a relative 6e-8 of a cut-off. Sources beyond the cut-off of the
+leaf's box are left out as they are gathered: nearly half of those in leaves that reach into it. Sources come in blocks
+that stay in the first-level cache; a block is summed in float32, over many lanes, and blocks are added in float64.
+Equations are those of ``split``.
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ from argosy.nbody.tree import Floats, Integers, Tree
 BLOCK = 1024
 """Sources summed at a time."""
 
+LANES = 16
+"""Floats of the widest vector: blocks are filled up to a multiple of it."""
+_PARTS = 1 << 32
+"""Of the box, per dimension."""
+
 Singles = NDArray[np.float32]
+Places = NDArray[np.int32]
 
 
 @inlined
@@ -144,15 +152,52 @@ def sort_tasks(tasks: TaskBuffer, count: int, first: int, starts: Integers, orde
         place[slot] += 1
 
 
+def places_of(positions: Positions, box: float) -> Places:
+    """Coordinates as rows of integers of 2^-32 boxes, whose differences wrap to the nearest image."""
+    parts = np.rint(positions.T * (_PARTS / box)).astype(np.int64)
+    return np.ascontiguousarray(parts.astype(np.int32))
+
+
 @inlined
-def _gather_leaf(
-    positions: Positions, start: int, end: int, middle: Floats, box: float, cutoff: float, into: Singles, at: int
-) -> None:
+def _place(value: float, box: float) -> np.int32:
+    return np.int32(np.int64(np.rint(value * (_PARTS / box))))
+
+
+@inlined
+def _gather_all(places: Places, start: int, end: int, middle: Places, scale: np.float32, into: Singles) -> None:
+    """Particles relative to the middle of the target leaf, in cut-offs."""
     for d in range(3):
         for i in range(start, end):
-            away = positions[i, d] - middle[d]
-            away -= box * np.rint(away / box)
-            into[d, at + i - start] = np.float32(away / cutoff)
+            into[d, i - start] = np.float32(np.int32(places[d, i] - middle[d])) * scale
+
+
+@inlined
+def _gather_near(
+    places: Places, start: int, end: int, middle: Places, half: Singles, scale: np.float32, into: Singles, at: int
+) -> int:
+    """Those within the cut-off of the target's box, at ``at`` and after; where they end."""
+    one, zero = np.float32(1), np.float32(0)
+    mx, my, mz = middle[0], middle[1], middle[2]
+    hx, hy, hz = half[0], half[1], half[2]
+    for i in range(start, end):
+        x = np.float32(np.int32(places[0, i] - mx)) * scale
+        y = np.float32(np.int32(places[1, i] - my)) * scale
+        z = np.float32(np.int32(places[2, i] - mz)) * scale
+        into[0, at], into[1, at], into[2, at] = x, y, z
+        x, y, z = max(abs(x) - hx, zero), max(abs(y) - hy, zero), max(abs(z) - hz, zero)
+        at += int(x * x + y * y + z * z < one)  # no branch, which would be guessed wrong half of the time
+    return at
+
+
+@inlined
+def _fill_up(sources: Singles, count: int) -> int:
+    """Whole vectors: lanes without a source hold one that is too far away to act."""
+    whole = (count + LANES - 1) // LANES * LANES
+    for i in range(count, whole):
+        sources[0, i], sources[1, i], sources[2, i] = np.float32(4), np.float32(4), np.float32(4)
+        for k in range(3, 10):
+            sources[k, i] = np.float32(0)
+    return whole
 
 
 @inlined
@@ -169,7 +214,7 @@ def _gather_node(tree: Tree, node: int, middle: Floats, box: float, cutoff: floa
 @compiled
 def compute_leaves(
     tree: Tree,
-    positions: Positions,
+    places: Places,
     first: int,
     begin: int,
     end: int,
@@ -187,13 +232,17 @@ def compute_leaves(
     """
     box, cutoff = lengths[0], lengths[1]
     h = np.float32(lengths[2] / cutoff)
+    scale = np.float32(box / _PARTS / cutoff)
     sources = np.empty((10, BLOCK), np.float32)
+    middle, half = np.empty(3, np.int32), np.empty(3, np.float32)
     for leaf in range(begin, end):
         node = tree.leaves[leaf]
         low, high = tree.start[node], tree.end[node]
-        middle = tree.middle[node]
+        for d in range(3):
+            middle[d] = _place(tree.middle[node, d], box)
+            half[d] = np.float32(tree.half[node, d] / cutoff + 1e-6)
         targets = np.empty((3, high - low), np.float32)
-        _gather_leaf(positions, low, high, middle, box, cutoff, targets, 0)
+        _gather_all(places, low, high, middle, scale, targets)
         total = np.zeros((high - low, 3))
         for kind in range(3):
             slot = 3 * (leaf - first) + kind
@@ -205,18 +254,18 @@ def compute_leaves(
                 while done < more:
                     part = min(more - done, BLOCK - held)
                     if kind == NODE:
-                        _gather_node(tree, source, middle, box, cutoff, sources, held)
+                        _gather_node(tree, source, tree.middle[node], box, cutoff, sources, held)
+                        held += 1
                     else:
                         at = tree.start[source] + done
-                        _gather_leaf(positions, at, at + part, middle, box, cutoff, sources, held)
-                    held += part
+                        held = _gather_near(places, at, at + part, middle, half, scale, sources, held)
                     done += part
                     if held == BLOCK:
                         _sum(kind, targets, sources, held, poly, h, total)
                         work[leaf, min(kind, 1)] += held * (high - low)
                         held = 0
             if held:
-                _sum(kind, targets, sources, held, poly, h, total)
+                _sum(kind, targets, sources, _fill_up(sources, held), poly, h, total)
                 work[leaf, min(kind, 1)] += held * (high - low)
         for t in range(high - low):
             for d in range(3):

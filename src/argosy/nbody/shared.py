@@ -18,7 +18,7 @@ import numpy as np
 
 from argosy.nbody.balance import Balancer, Ends, Leaves, Look
 from argosy.nbody.domain import END_OF_CURVE, EssentialTree, along_curve, essential_tree, to_owners
-from argosy.nbody.gravity import NODE_PAIRS, TreeForce, check_positions, tree_force
+from argosy.nbody.gravity import NODE_PAIRS, TreeForce, check_positions, mesh_shape, tree_force
 from argosy.nbody.hilbert import Keys, hilbert_keys
 from argosy.nbody.mesh import mesh_force
 from argosy.nbody.particles import Floats, Names, Particles
@@ -151,15 +151,8 @@ class SharedGravity:
         begin = time.thread_time()  # of this thread: waiting for others is not its own slowness
         cells = self.settings.mesh_cells
         self.planes = self.planes or even_planes(cells, self.ranks.size)
-        force = mesh_force(
-            particles.positions,
-            self.size,
-            cells,
-            self.settings.split(self.size).scale,
-            cloud=self.settings.cloud,
-            ranks=self.mesh_ranks,
-            planes=self.planes,
-        )
+        shape = mesh_shape(self.size, self.settings)
+        force = mesh_force(particles.positions, shape, ranks=self.mesh_ranks, planes=self.planes)
         slab = self.planes[self.ranks.rank + 1] - self.planes[self.ranks.rank]
         self._spend(Phase.MESH, float(slab * cells**2), time.thread_time() - begin)
         return force
