@@ -19,11 +19,13 @@ from argosy.cli.options import Json, MeshCells, Quiet
 
 if TYPE_CHECKING:
     from argosy.cluster.topology import Cluster
+    from argosy.nbody.lightcone import LightConeSettings
     from argosy.nbody.plan_file import GravityPlan
     from argosy.nbody.run import Processes, Progress, RunResult, RunSettings
     from argosy.nbody.settings import GravitySettings
 
 _SECONDS_BETWEEN_LINES = 5.0
+_ENERGY_SAMPLES = 32
 _MOST_LEVELS = 8
 """Halvings of a step that the criterion of block steps may ask for."""
 
@@ -54,6 +56,20 @@ def run(
             "--block-levels", min=0, max=10, help="How often a step may be halved; by default 8, with --steps 0."
         ),
     ] = None,
+    energy_samples: Annotated[
+        int | None,
+        typer.Option(
+            "--energy-samples", min=0, help="Moments at which energy is measured; by default 32, on a GPU none."
+        ),
+    ] = None,
+    light_cone: Annotated[
+        float | None,
+        typer.Option("--light-cone", help="Keep particles as they cross the past light cone, from this redshift on."),
+    ] = None,
+    observer: Annotated[
+        tuple[float, float, float],
+        typer.Option("--observer", help="Of the light cone: parts of the box along each axis."),
+    ] = (0.0, 0.0, 0.0),
     restart_every: Annotated[int, typer.Option("--restart-every", min=1, help="Steps between restart files.")] = 16,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     threads: Annotated[
@@ -107,6 +123,9 @@ def run(
         force_error=force_error,
         cloud=cloud,
         block_levels=block_levels,
+        energy_samples=energy_samples,
+        light_cone=light_cone,
+        observer=observer,
         restart_every=restart_every,
         threads=threads,
         cluster=cluster,
@@ -135,6 +154,9 @@ class _Choice:
     force_error: float
     cloud: str
     block_levels: int | None
+    energy_samples: int | None
+    light_cone: float | None
+    observer: tuple[float, float, float]
     restart_every: int
     threads: int | None
     cluster: str | None
@@ -156,12 +178,27 @@ class _Choice:
 
         return None if self.plan is None else gravity_plan_from_document(read_plan(self.plan))
 
+    def measured_energies(self) -> int:
+        """A potential is computed on CPUs, where it costs as much as a force; beside a GPU that is long."""
+        if self.energy_samples is not None:
+            return self.energy_samples
+        return _ENERGY_SAMPLES if self.device == "cpu" else 0
+
+    def cone(self) -> LightConeSettings | None:
+        from argosy.nbody.lightcone import LightConeSettings
+
+        if self.light_cone is None:
+            return None
+        return LightConeSettings(redshift=self.light_cone, observer=self.observer)
+
     def arguments(self) -> list[str]:
         """As a command line."""
-        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "snapshots"}
+        several = ("snapshots", "observer")
+        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in several}
         options = [(f"--{name.replace('_', '-')}", value) for name, value in given.items() if value is not None]
         options += [("--snapshot", redshift) for redshift in self.snapshots]
-        return [text for name, value in options for text in (name, str(value))]
+        words = [text for name, value in options for text in (name, str(value))]
+        return [*words, "--observer", *(str(part) for part in self.observer)]
 
     def gravity(self, box: float, count: int, processes: int) -> GravitySettings:
         from argosy.nbody.settings import Cloud, GravitySettings, accuracy_for
@@ -244,6 +281,8 @@ def _settings(choice: _Choice, gravity: GravitySettings, start: float) -> RunSet
         end=1 / (1 + choice.until),
         snapshots=tuple(1 / (1 + redshift) for redshift in choice.snapshots),
         restart_every=choice.restart_every,
+        energy_samples=choice.measured_energies(),
+        light_cone=choice.cone(),
         blocks=BlockSteps(most_levels=levels) if levels else None,
     )
 
@@ -253,11 +292,14 @@ def _conclude(output: Path, result: RunResult, seconds: float, *, json: bool) ->
 
     files = sorted(str(path) for path in output.glob("snapshot_*.hdf5"))
     if json:
-        figures = {"redshift": result.box.redshift, "steps": result.steps, "momentum_drift": result.momentum_drift}
+        drift = {"momentum_drift": result.drift.momentum, "energy_drift": result.drift.energy}
+        figures = {"redshift": result.box.redshift, "steps": result.steps, **drift}
         print_json("nbody run", {"files": files, **figures, "seconds": seconds})
         return
     done = f"{result.steps} steps to z = {result.box.redshift:.3g} in {seconds:.1f} s"
-    stdout_console().print(f"{done}, momentum drift {result.momentum_drift:.1e}: {', '.join(files)}")
+    energy = "not measured" if result.drift.energy is None else f"{result.drift.energy:.1e}"
+    drifts = f"drift of momentum {result.drift.momentum:.1e}, of energy {energy}"
+    stdout_console().print(f"{done}, {drifts}: {', '.join(files)}")
 
 
 def _start_processes(count: int, snapshot: Path, output: Path, choice: _Choice, *, json: bool, quiet: bool) -> None:

@@ -146,7 +146,9 @@ class GpuTree:
         force: Floats = found.cpu().numpy()
         work: Floats = count_pairs(there, tasks).double().cpu().numpy()
         seconds = time.perf_counter() - walked
-        return TreeForce(force=force, work=work, walk_seconds=walked - begin, pair_seconds=seconds)
+        return TreeForce(
+            force=force, work=work, walk_seconds=walked - begin, pair_seconds=seconds, potential=np.zeros(0)
+        )
 
 
 def _tree_to(device: torch.device, tree: Tree) -> DeviceTree:

@@ -137,6 +137,50 @@ def _sum_nodes(targets: Singles, nodes: Singles, count: int, poly: Coefficients,
         total[t, 2] += az
 
 
+@inlined
+def _add_potentials(
+    kind: int,
+    targets: Singles,
+    sources: Singles,
+    count: int,
+    poly: Coefficients,
+    h: np.float32,
+    total: Floats,
+) -> None:
+    """(6) of every source on every target, or (7); in units of the cut-off."""
+    one, half, zero, least = np.float32(1), np.float32(0.5), np.float32(0), np.float32(1e-20)
+    s0, s1, s2, s3 = np.float32(16 / 3), np.float32(48 / 5), np.float32(32 / 5), np.float32(14 / 5)
+    t0, t1, t2, t3 = np.float32(1 / 15), np.float32(32 / 3), np.float32(16), np.float32(32 / 15)
+    t4, three, two, quarter = np.float32(16 / 5), np.float32(3), np.float32(2), np.float32(0.25)
+    x, y, z, m = sources[0], sources[1], sources[2], sources[3]
+    qxx, qyy, qzz, qxy, qxz, qyz = sources[4], sources[5], sources[6], sources[7], sources[8], sources[9]
+    for t in range(targets.shape[1]):
+        tx, ty, tz = targets[0, t], targets[1, t], targets[2, t]
+        summed = zero
+        for j in range(count):
+            dx, dy, dz = x[j] - tx, y[j] - ty, z[j] - tz
+            r2 = dx * dx + dy * dy + dz * dz
+            inverse = one / math.sqrt(r2 + least)
+            v = r2 + r2 - one
+            smooth = _polynomial(poly[3], 10, v)
+            if kind == NODE:
+                i3 = inverse * inverse * inverse
+                w1 = i3 - _polynomial(poly[0], 10, v)
+                w2 = -three * i3 * inverse * inverse - two * _polynomial(poly[1], 9, v)
+                stretch = qxx[j] * dx * dx + qyy[j] * dy * dy + qzz[j] * dz * dz
+                stretch += two * (qxy[j] * dx * dy + qxz[j] * dx * dz + qyz[j] * dy * dz)
+                value = m[j] * (smooth - inverse) + half * ((qxx[j] + qyy[j] + qzz[j]) * w1 + stretch * w2)
+            else:
+                u = r2 * inverse / h
+                uu = u * u
+                inside = uu * (s0 + uu * (s2 * u - s1)) - s3
+                shell = t0 / max(u, quarter) + uu * (t1 + u * (u * (s1 - t3 * u) - t2)) - t4
+                spline = (inside if u < half else shell) / h
+                value = smooth + (spline if u < one else -inverse)
+            summed += value if r2 < one else zero
+        total[t] += summed
+
+
 @compiled
 def sort_tasks(tasks: TaskBuffer, count: int, first: int, starts: Integers, order: Integers) -> None:
     """Order tasks by target leaf, then by kind; those of leaf l and kind k begin at ``starts[3 (l - first) + k]``."""
@@ -224,11 +268,13 @@ def compute_leaves(
     poly: Coefficients,
     force: Floats,
     work: Floats,
+    potential: Floats,
 ) -> None:
     """Add to ``force`` what the sorted tasks of the leaves ``begin``, ..., ``end - 1`` give.
 
     ``lengths`` are the box, the cut-off and h; ``first`` is the first leaf of the buffer. ``work`` of a leaf becomes
-    the pairs and the node interactions computed for it.
+    the pairs and the node interactions computed for it. ``potential`` has a value per particle, or none if it is not
+    wanted.
     """
     box, cutoff = lengths[0], lengths[1]
     h = np.float32(lengths[2] / cutoff)
@@ -243,7 +289,7 @@ def compute_leaves(
             half[d] = np.float32(tree.half[node, d] / cutoff + 1e-6)
         targets = np.empty((3, high - low), np.float32)
         _gather_all(places, low, high, middle, scale, targets)
-        total = np.zeros((high - low, 3))
+        total, phi = np.zeros((high - low, 3)), np.zeros(high - low)
         for kind in range(3):
             slot = 3 * (leaf - first) + kind
             held = 0
@@ -262,14 +308,21 @@ def compute_leaves(
                     done += part
                     if held == BLOCK:
                         _sum(kind, targets, sources, held, poly, h, total)
+                        if potential.size:
+                            _add_potentials(kind, targets, sources, held, poly, h, phi)
                         work[leaf, min(kind, 1)] += held * (high - low)
                         held = 0
             if held:
-                _sum(kind, targets, sources, _fill_up(sources, held), poly, h, total)
+                whole = _fill_up(sources, held)
+                _sum(kind, targets, sources, whole, poly, h, total)
+                if potential.size:
+                    _add_potentials(kind, targets, sources, whole, poly, h, phi)
                 work[leaf, min(kind, 1)] += held * (high - low)
         for t in range(high - low):
             for d in range(3):
                 force[low + t, d] += total[t, d] / (cutoff * cutoff)
+            if potential.size:
+                potential[low + t] += phi[t] / cutoff
 
 
 @inlined

@@ -20,10 +20,10 @@ from argosy.nbody.balance import Balancer, Ends, Leaves, Look
 from argosy.nbody.domain import END_OF_CURVE, EssentialTree, along_curve, essential_tree, to_owners
 from argosy.nbody.gravity import NODE_PAIRS, TreeForce, check_positions, mesh_shape, tree_force
 from argosy.nbody.hilbert import Keys, hilbert_keys
-from argosy.nbody.mesh import mesh_force
+from argosy.nbody.mesh import mesh_force, mesh_potential
 from argosy.nbody.particles import Floats, Names, Particles
 from argosy.nbody.pricing import PARTICLE_BYTES, STATE_BYTES
-from argosy.nbody.ranks import Ranks, gather
+from argosy.nbody.ranks import Ranks, gather, total
 from argosy.nbody.settings import GravitySettings
 from argosy.nbody.tasks import Flags
 
@@ -126,7 +126,20 @@ class SharedGravity:
         """Of particles sorted along the curve; ``places`` says where each stands among the rank's own."""
         split = self.settings.split(self.size)
         begin = time.thread_time()
-        essential = essential_tree(
+        essential = self._essential(particles, active)
+        growing = time.thread_time() - begin
+        sources = essential.tree, essential.targets, essential.positions
+        found = self.sum_tree(*sources, self.size, split, self.settings, pool, essential.wanted)
+        self._spend(Phase.PAIRS, found.pair_equivalents, found.pair_seconds)
+        self._spend(Phase.TREE, float(len(essential.positions)), found.walk_seconds + growing)
+        self._work[places[active]] += _particle_work(essential, found.work)
+        force = np.zeros((len(particles), 3))
+        force[active] = found.force[essential.own]
+        return force
+
+    def _essential(self, particles: Particles, active: Flags) -> EssentialTree:
+        split = self.settings.split(self.size)
+        return essential_tree(
             particles,
             active,
             self.size,
@@ -137,15 +150,19 @@ class SharedGravity:
             softened=split.spline,
             tolerance=self.settings.tolerance,
         )
-        growing = time.thread_time() - begin
+
+    def potential_energy(self, particles: Particles) -> float:
+        """Half the sum of the potential over all ranks' particles; its time is not accounted for."""
+        sorted_ones = particles.taken(along_curve(particles.positions, particles.ids, self.size))
+        essential = self._essential(sorted_ones, np.ones(len(particles), bool))
         sources = essential.tree, essential.targets, essential.positions
-        found = self.sum_tree(*sources, self.size, split, self.settings, pool, essential.wanted)
-        self._spend(Phase.PAIRS, found.pair_equivalents, found.pair_seconds)
-        self._spend(Phase.TREE, float(len(essential.positions)), found.walk_seconds + growing)
-        self._work[places[active]] += _particle_work(essential, found.work)
-        force = np.zeros((len(particles), 3))
-        force[active] = found.force[essential.own]
-        return force
+        split, shape = self.settings.split(self.size), mesh_shape(self.size, self.settings)
+        with ThreadPoolExecutor(self.settings.threads) as pool:
+            found = tree_force(*sources, self.size, split, self.settings, pool, essential.wanted, with_potential=True)
+        self.planes = self.planes or even_planes(self.settings.mesh_cells, self.ranks.size)
+        smooth = mesh_potential(sorted_ones.positions, shape, ranks=self.mesh_ranks, planes=self.planes)
+        own = np.array([found.potential[essential.own].sum() + smooth.sum()])
+        return self.strength * float(total(self.ranks, own)[0]) / 2
 
     def _mesh(self, particles: Particles) -> Floats:
         begin = time.thread_time()  # of this thread: waiting for others is not its own slowness
