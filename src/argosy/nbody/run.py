@@ -29,7 +29,7 @@ from argosy.nbody.lightcone import LightCone, LightConeSettings
 from argosy.nbody.particles import Box, Particles
 from argosy.nbody.placement import Placement, place_as_planned, place_on
 from argosy.nbody.plan_file import GravityPlan
-from argosy.nbody.ranks import Alone, Ranks, total
+from argosy.nbody.ranks import Alone, Ranks, gather, total
 from argosy.nbody.restart import last_restart, read_restart, write_restart
 from argosy.nbody.settings import GravitySettings
 from argosy.nbody.shared import Clock, SharedGravity, measured
@@ -123,7 +123,7 @@ def run_box(
 ) -> RunResult:
     """Evolve this process's part of a box, beginning in an empty folder or going on in one that was begun.
 
-    ``device``: where pairs are summed, as torch names it; of a process alone also the mesh.
+    ``device``: where forces are computed, as torch names it. If only some processes have a GPU, these sum pairs there.
     """
     ranks: Ranks = processes.ranks if processes else Alone()
     count = int(total(ranks, np.array([len(box.particles)]))[0])
@@ -203,15 +203,18 @@ def _light_cone(
 def _shared(
     processes: Processes, size: float, count: int, strength: float, gravity: GravitySettings, device: str
 ) -> SharedGravity:
-    engine = SharedGravity(
-        size=size,
-        strength=strength,
-        settings=gravity,
-        ranks=processes.ranks,
-        mesh_ranks=processes.mesh_ranks,
-        clock=processes.clock,
-        sum_tree=_tree_on(device),
-    )
+    ranks, mesh_ranks = processes.ranks, processes.mesh_ranks
+    engine: SharedGravity
+    if all(np.concatenate(gather(ranks, np.array([device != "cpu"])))):
+        from argosy.nbody.gpu_shared import SharedGpuGravity
+
+        engine = SharedGpuGravity(
+            size=size, strength=strength, settings=gravity, ranks=ranks, mesh_ranks=mesh_ranks, device=device
+        )
+    else:
+        engine = SharedGravity(size=size, strength=strength, settings=gravity, ranks=ranks, mesh_ranks=mesh_ranks)
+        engine.sum_tree = _tree_on(device)
+    engine.clock = processes.clock
     if processes.plan is not None or processes.cluster is not None:
         begin = _beginning(processes, count, gravity.mesh_cells)
         engine.parts, engine.planes, engine.balancer = begin.parts, begin.planes, begin.balancer
