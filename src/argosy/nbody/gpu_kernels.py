@@ -357,9 +357,9 @@ def _interpolate_kernel(
             for c in tl.static_range(order):
                 w = wxy * _weight(fz, order, c)
                 cell = fields + line + (k + c) % cells
-                ax += w * tl.load(cell)
-                ay += w * tl.load(cell + size)
-                az += w * tl.load(cell + 2 * size)
+                ax += w * tl.load(cell, mask=held, other=0.0)
+                ay += w * tl.load(cell + size, mask=held, other=0.0)
+                az += w * tl.load(cell + 2 * size, mask=held, other=0.0)
     tl.store(force + 3 * row, ax, mask=held)
     tl.store(force + 3 * row + 1, ay, mask=held)
     tl.store(force + 3 * row + 2, az, mask=held)
