@@ -88,7 +88,9 @@ def run(
         Path | None,
         typer.Option("--plan", help="What argosy nbody plan -o wrote: its cluster's devices, cut as it says."),
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="Where pairs are summed: cpu, or cuda.")] = "cpu",
+    device: Annotated[
+        str, typer.Option("--device", help="cpu, cuda, or auto: for each process what its device in --cluster is.")
+    ] = "cpu",
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -96,8 +98,8 @@ def run(
 
     Runs on one process, on several of this machine (--processes), or on many machines under torchrun. A run that was
     killed goes on with --resume, to the same bits. With --cluster, process i is the cluster's device i: none gets more
-    than fits into its memory, runs begin cut by the devices' speeds, and go on by those measured. A process alone also
-    has its mesh on the --device; several keep theirs on the CPU.
+    than fits into its memory, runs begin cut by the devices' speeds, and go on by those measured. Forces are computed
+    on the --device; if only some processes have a GPU, these sum pairs there, and all grow their tree on CPUs.
 
     \b
     Examples:
@@ -182,7 +184,19 @@ class _Choice:
         """A potential is computed on CPUs, where it costs as much as a force; beside a GPU that is long."""
         if self.energy_samples is not None:
             return self.energy_samples
-        return _ENERGY_SAMPLES if self.device == "cpu" else 0
+        return 0 if any(self.on_gpus()) else _ENERGY_SAMPLES
+
+    def on_gpus(self) -> list[bool]:
+        """Per process, or once for all, whether it computes on a GPU."""
+        if self.device != "auto":
+            return [self.device != "cpu"]
+        from argosy.errors import InputError, Problem
+        from argosy.nbody.pricing import CPU, architecture
+
+        where = self.devices()
+        if where is None:
+            raise InputError([Problem(expected="--device auto needs --cluster or --plan, which name the devices")])
+        return [architecture(device.kind) is not CPU for device in where.devices]
 
     def cone(self) -> LightConeSettings | None:
         from argosy.nbody.lightcone import LightConeSettings
@@ -217,7 +231,7 @@ class _Choice:
             cloud=cloud,
             threads=self.threads or max((os.cpu_count() or 1) // processes, 1),
         )
-        if self.device == "cpu":
+        if not all(self.on_gpus()):
             return settings
         from argosy.nbody.gpu import for_gpu
 
@@ -245,7 +259,7 @@ def _evolve(snapshot: Path, output: Path, choice: _Choice, *, json: bool, quiet:
         from argosy.nbody.run import run_box
         from argosy.nbody.snapshot import num_particles, read_snapshot
     count = num_particles(snapshot)
-    device = _device(choice.device)
+    device = _device(choice)
     together = _processes(choice)
     rank, size = (together.ranks.rank, together.ranks.size) if together else (0, 1)
     try:
@@ -314,11 +328,13 @@ def _start_processes(count: int, snapshot: Path, output: Path, choice: _Choice, 
         raise RunError(f"one of {count} processes failed; their messages are above")
 
 
-def _device(name: str) -> str:
-    if name == "cpu":
-        return name
+def _device(choice: _Choice) -> str:
+    on_gpus, rank = choice.on_gpus(), int(os.environ.get("RANK", "0"))
+    if not on_gpus[rank % len(on_gpus)]:
+        return "cpu"
     from argosy.nbody.gpu import usable_device
 
+    name = "cuda" if choice.device == "auto" else choice.device
     return usable_device(name, int(os.environ.get("LOCAL_RANK", "0")))
 
 

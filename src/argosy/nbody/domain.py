@@ -62,12 +62,10 @@ def to_owners(
     keys = keys_of(particles.positions)
     owner = np.searchsorted(starts[1:], keys, side="right")
     state = np.concatenate([particles.positions, particles.momenta, carried], axis=1)
-    parts, names = [], []
-    for rank in range(ranks.size):
-        parts.append(state[owner == rank])
-        names.append(particles.ids[owner == rank])
-    rows, ids = np.concatenate(ranks.exchange(parts)), np.concatenate(ranks.exchange(names))
-    keys = keys_of(np.ascontiguousarray(rows[:, :3]))
+    masks = [owner == rank for rank in range(ranks.size)]
+    rows, ids, keys = (
+        np.concatenate(ranks.exchange([values[mask] for mask in masks])) for values in (state, particles.ids, keys)
+    )
     order = sorted_order(keys, ids)
     rows = rows[order]
     positions, momenta = np.ascontiguousarray(rows[:, :3]), np.ascontiguousarray(rows[:, 3:6])
@@ -281,7 +279,7 @@ def _opened(top: Tree, targets: Integers, box: float, cutoff: float, softened: f
 
 def _assemble(top: Tree, cells: Cells, keys: Keys, leaf_size: int) -> Tree:
     """The top tree, with what is below those cells whose particles are here."""
-    structure = np.full((6, top.num_nodes + 2 * len(keys)), -1, np.int32)
+    structure = np.empty((6, top.num_nodes + 2 * len(keys)), np.int32)
     count = top.num_nodes
     structure[:4, :count] = top.start, top.end, top.left, top.right
     begins = np.searchsorted(keys, cells.low)
