@@ -97,22 +97,28 @@ class DeviceSlab:
 
     def forward(self, density: Tensor) -> Tensor:
         """Modes, x whole, the own columns of y."""
+        modes: Tensor
         if self.ranks.size == 1:
-            return torch.fft.rfftn(density)
+            modes = torch.fft.rfftn(density)
+            return modes
         modes = torch.fft.fft(torch.fft.rfft(density, dim=2), dim=1) if len(density) else self._nothing()
         modes = self._turn(list(torch.split(modes, self._sizes(), dim=1)), dim=0)
-        return torch.fft.fft(modes, dim=0) if modes.numel() else modes
+        modes = torch.fft.fft(modes, dim=0) if modes.numel() else modes
+        return modes
 
     def backward(self, modes: Tensor) -> Tensor:
         """The inverse, on the own planes."""
         cells = self.shape.cells
+        field: Tensor
         if self.ranks.size == 1:
-            return torch.fft.irfftn(modes, s=(cells, cells, cells))
+            field = torch.fft.irfftn(modes, s=(cells, cells, cells))
+            return field
         modes = torch.fft.ifft(modes, dim=0) if modes.numel() else modes
         modes = self._turn(list(torch.split(modes, self._sizes(), dim=0)), dim=1)
         if not modes.numel():
             return torch.zeros((0, cells, cells), device=self.device)
-        return torch.fft.irfft(torch.fft.ifft(modes, dim=1), n=cells, dim=2)
+        field = torch.fft.irfft(torch.fft.ifft(modes, dim=1), n=cells, dim=2)
+        return field
 
     def _sizes(self) -> list[int]:
         return [end - begin for begin, end in zip(self.edges[:-1], self.edges[1:], strict=True)]
