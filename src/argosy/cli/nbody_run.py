@@ -59,7 +59,7 @@ def run(
     energy_samples: Annotated[
         int | None,
         typer.Option(
-            "--energy-samples", min=0, help="Moments at which energy is measured; by default 32, on a GPU none."
+            "--energy-samples", min=0, help="Moments at which energy is measured; by default up to 32, on a GPU none."
         ),
     ] = None,
     light_cone: Annotated[
@@ -180,11 +180,11 @@ class _Choice:
 
         return None if self.plan is None else gravity_plan_from_document(read_plan(self.plan))
 
-    def measured_energies(self) -> int:
+    def measured_energies(self, steps: int) -> int:
         """A potential is computed on CPUs, where it costs as much as a force; beside a GPU that is long."""
         if self.energy_samples is not None:
             return self.energy_samples
-        return 0 if any(self.on_gpus()) else _ENERGY_SAMPLES
+        return 0 if any(self.on_gpus()) else min(_ENERGY_SAMPLES, max(steps // 4, 8))
 
     def on_gpus(self) -> list[bool]:
         """Per process, or once for all, whether it computes on a GPU."""
@@ -288,14 +288,15 @@ def _settings(choice: _Choice, gravity: GravitySettings, start: float) -> RunSet
     for redshift in (choice.until, *choice.snapshots):
         if redshift < 0:
             raise bad_input("a redshift of at least 0", redshift, where="--until or --snapshot")
+    steps = chosen_steps(start, 1 / (1 + choice.until)) if choice.steps is None else choice.steps
     return RunSettings(
         gravity=gravity,
-        steps=chosen_steps(start, 1 / (1 + choice.until)) if choice.steps is None else choice.steps,
+        steps=steps,
         integrator=integrator,
         end=1 / (1 + choice.until),
         snapshots=tuple(1 / (1 + redshift) for redshift in choice.snapshots),
         restart_every=choice.restart_every,
-        energy_samples=choice.measured_energies(),
+        energy_samples=choice.measured_energies(steps),
         light_cone=choice.cone(),
         blocks=BlockSteps(most_levels=levels) if levels else None,
     )
