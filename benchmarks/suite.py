@@ -28,6 +28,7 @@ from benchmarks import (
     selection,
     simulator,
     spmd,
+    two_sites,
 )
 from benchmarks.registry import Benchmark
 
@@ -59,6 +60,7 @@ SUITE = (
     _here(simulator.BENCHMARK, "2026-11-15-simulator.md"),
     _here(growth.BENCHMARK, "2026-11-15-ratios.md"),
     _here(planning.BENCHMARK, "2026-11-16-planning.md"),
+    _here(two_sites.BENCHMARK, "2026-11-16-planning.md"),
     _here(judging.BENCHMARK, "2026-11-16-judging.md"),
     _here(scale.BENCHMARK, "2026-11-15-scale.md"),
     _here(imports.BENCHMARK, "2026-11-15-simulator.md"),

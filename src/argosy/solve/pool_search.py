@@ -321,8 +321,7 @@ class PoolSearch:
     def _prove(self, most_rounds: float) -> None:
         """Best-first over all shapes, until the gap is small enough."""
         rounds = 0
-        while rounds < most_rounds and not self.budget.is_spent:
-            rounds += 1
+        while (rounds := rounds + 1) <= most_rounds and not self.budget.is_spent:
             self.incumbents.confirm()
             branch = min(self.branches, key=lambda one: one.bound, default=None)
             least = branch.bound if branch is not None else math.inf
@@ -334,18 +333,19 @@ class PoolSearch:
                 return
             if doubtful <= least:
                 self.incumbents.clear_suspect()
-            elif branch is not None and branch.is_whole:
-                rounds += self._split(branch)
+            elif branch is not None and (parts := self._split(branch)):
+                rounds += parts
             elif branch is not None:
                 self._advance(branch, goal)
 
     def _split(self, branch: Branch) -> int:
         """Take a branch apart; into how many others."""
-        upper = self.incumbents.best if self.settings.prune else math.inf
-        self.branches.remove(branch)
-        parts = list(branch.split(upper, self.slack if self.settings.prune else None))
+        prunes = self.settings.prune
+        parts = branch.split(self.incumbents.best if prunes else math.inf, self.slack if prunes else None)
+        if parts or branch.is_whole:
+            self.branches.remove(branch)
+        self.branches += parts
         for part in parts:
-            self.branches.append(part)
             plans = list(part.search.descend(self.incumbents.best))
             self.incumbents.keep(part.search.shape, plans, self.units)
         return len(parts)
