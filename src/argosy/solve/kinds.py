@@ -53,13 +53,15 @@ class Ground:
     """Whether nodes of a pool are interchangeable, with one way from node to node."""
     has_one_medium: tuple[bool, ...] = ()
     """Per pool, whether there is one way only inside its nodes."""
+    is_quick: bool = False
+    """Whether even plans are told apart only if all numbers of replicas and nodes divide one another."""
 
     def leaves_nodes(self, part: Part, pool: Pool) -> bool:
         """Whether a part of a stage fills nodes, so that what leaves the stage leaves these."""
         return self.alone[pool.index] and part.devices % pool.per_node == 0
 
 
-def ground_of(cluster: Cluster, pools: Sequence[Pool], units: Vector) -> Ground:
+def ground_of(cluster: Cluster, pools: Sequence[Pool], units: Vector, *, is_quick: bool = False) -> Ground:
     """For stages that take multiples of ``units`` devices."""
     sizes = [(pool.per_node, unit) for pool, unit in zip(pools, units, strict=True)]
     return Ground(
@@ -69,6 +71,7 @@ def ground_of(cluster: Cluster, pools: Sequence[Pool], units: Vector) -> Ground:
         through_nics=not any(wire.bypasses_nic for wire in cluster.wires),
         is_symmetric=_is_symmetric(cluster, pools),
         has_one_medium=tuple(len(cluster.node_of[pool.nodes[0][0]][0].media) == 1 for pool in pools),
+        is_quick=is_quick,
     )
 
 
@@ -86,7 +89,10 @@ def kinds_of(options: Sequence[Option], ground: Ground) -> list[Kind]:
     if not ground.is_symmetric:
         return kinds
     numbers = [_even_numbers(option, ground) for option in options]
-    chain = _longest_chain(list(itertools.chain.from_iterable(numbers)))
+    every = list(itertools.chain.from_iterable(numbers))
+    chain = _longest_chain(every)
+    if ground.is_quick and not chain.issuperset(every):
+        return kinds
     return [Kind.EVEN if each and chain.issuperset(each) else kind for each, kind in zip(numbers, kinds, strict=True)]
 
 

@@ -68,8 +68,7 @@ class Menu:
         """Per vector, whether the last stage may take it."""
         self.last_site: int | None = None
         """Of the last stage of all plans; None if it may be anywhere."""
-        self.kinds = np.array(kinds_of(self.options, ground))
-        self.kind = kind or (Kind.MIXED if (self.kinds == Kind.MIXED).any() else Kind.ALIKE)
+        self.kind = kind or (Kind.MIXED if any(len(option.parts) > 1 for option in self.options) else Kind.ALIKE)
         """Of the plans that it makes; its bounds hold for those of later kinds too."""
         self.group = group or shape.group
         """Micro-batches in a row whose receive buffers count."""
@@ -79,6 +78,11 @@ class Menu:
         self.over = self._full_hops() if self.kind is Kind.EVEN else self._hops()
         self.crossing = self._crossings()
         self.sending = self._sending()
+
+    @cached_property
+    def kinds(self) -> NDArray[np.str_]:
+        """Of the plans that have only stages of one option."""
+        return np.array(kinds_of(self.options, self.ground))
 
     @cached_property
     def rows(self) -> list[NDArray[np.intp]]:

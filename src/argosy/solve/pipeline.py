@@ -133,7 +133,7 @@ class PlanSearch:
         self.bounds = suffix_bounds(bounding, counts, most_stages, upper, only_kind=only_kind)
         self.cuts: list[int] = menu.grid.cuts.tolist()
         self.lengths = menu.lengths(np.arange(len(menu.options)), upper)
-        self.odd = menu.odd
+        self.odd = menu.odd if self.bounds.odd is not None else np.zeros(len(menu.options), dtype=bool)
         self.takes = np.array(menu.vectors)
         ways = [[*ways, *[Way(-1, -1)] * (menu.beginnings.most_ways - len(ways))] for ways in menu.beginnings.ways]
         self.ways = np.array(ways).transpose(1, 2, 0)
@@ -162,7 +162,7 @@ class PlanSearch:
     def descend(self, upper: float) -> Iterator[tuple[Choice, ...]]:
         """For each number of stages, the plan that the bounds lead to directly, most promising first."""
         roots = sorted((entry for entry in self.heap if not entry.node.choices), key=lambda entry: entry.bound)
-        for root in roots[:_DESCENTS]:
+        for root in roots[: _DESCENTS if self.apart is None else 2 * _DESCENTS]:
             if root.bound >= upper:
                 return
             node: _Node | None = root.node
@@ -282,20 +282,20 @@ class PlanSearch:
 
     def _is_allowed(self, node: _Node, fan: Fan) -> NDArray[np.bool_]:
         """Which rows keep the last stage in the node of the first one, or out of it, as the node asks for."""
-        everything: NDArray[np.bool_] = np.ones(len(fan.option), dtype=bool)
-        if not node.choices:
-            spans = np.array([option.spans_nodes for option in self.menu.options])
-            return ~spans[fan.option] & self.menu.may_end[fan.vector] if node.is_near else everything
-        home = node.choices[0].option
-        if home.spans_nodes:
-            return everything
-        pool = home.parts[0].pool
-        first_behind = self.bounds.states.counts[pool] - self.menu.ground.node_units[pool]
-        is_inside: NDArray[np.bool_] = self._next(node.devices).left[fan.vector, pool] >= first_behind
+        first = node.choices[0].option if node.choices else None
+        is_open = not node.is_near and (first is None or node.left > 1)
+        if is_open or (first is not None and first.spans_nodes):
+            return np.ones(len(fan.option), dtype=bool)
+        home = first.parts[0].pool if first is not None else self.takes[fan.vector].argmax(axis=1)
+        behind = self.bounds.states.counts[home] - np.array(self.menu.ground.node_units)[home]
+        free = self._next(node.devices).left[fan.vector, home] - behind  # units of the first stage's node
+        if first is None:
+            spans = np.array([self.menu.options[option].spans_nodes for option in fan.option])
+            return np.asarray(~spans & self.menu.may_end[fan.vector] & (free > 0))
         if node.left > 1:
-            return is_inside if node.is_near else everything
-        is_inside &= self.takes[fan.vector, pool] == self.takes[fan.vector].sum(axis=1)
-        return is_inside if node.is_near else ~is_inside
+            return np.asarray(free > 0)
+        is_inside = (free >= 0) & (self.takes[fan.vector, home] == self.takes[fan.vector].sum(axis=1))
+        return np.asarray(is_inside if node.is_near else ~is_inside)
 
     def _bounds(self, node: _Node, fan: Fan) -> tuple[FloatArray, FloatArray]:
         """(1) for every row, infinite where there are too few devices; and the rest of a plan, for ties."""

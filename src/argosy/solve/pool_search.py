@@ -70,8 +70,8 @@ _PARTS = 2
 """Parts of a cluster that level 1 searches by themselves."""
 _REFINED, _FEW_STATES = 32, 160
 """Up to so many devices, and so many vectors of units that can be left, level 1 searches finer units."""
-_QUICK_ROUNDS = 28
-"""Rounds of ``_STEPS`` steps that level 1 spends on a proof for few devices."""
+_QUICK_ROUNDS, _QUICK_GAP = 28, 0.003
+"""Rounds of ``_STEPS`` steps that level 1 spends on a proof for few devices, and the gap at which it stops."""
 
 
 class PoolSearch:
@@ -243,8 +243,8 @@ class PoolSearch:
         """Open every shape that may have a better plan; the time of the best plan as judged meanwhile."""
         scope = self._scope(units)
         self.units, self.branches, self.left_open = units, [], math.inf
-        counts, ground = scope.counts(self.pools), ground_of(self.cluster, self.pools, units)
         proves = self.level > 1 or not self.settings.prune
+        counts, ground = scope.counts(self.pools), ground_of(self.cluster, self.pools, units, is_quick=not proves)
         grid = all_cuts(self.prices) if proves else coarse_cuts(self.prices)
         self.menus: dict[int, dict[Vector, list[Option]]] = {}
         shapes = promising_shapes(self.prices, self._batch_shapes, scope)
@@ -325,7 +325,7 @@ class PoolSearch:
             self.incumbents.confirm()
             branch = min(self.branches, key=lambda one: one.bound, default=None)
             least = branch.bound if branch is not None else math.inf
-            goal = self._goal + self.slack
+            goal = self._goal / (1 + (_QUICK_GAP if most_rounds < math.inf else 0.0)) + self.slack
             self._report()
             doubtful = self.incumbents.least_open_suspect + self.slack if self.level > 1 else math.inf
             if min(least, doubtful) >= goal:
