@@ -104,6 +104,13 @@ SUITE = (
         needs="root",
     ),
     Entry(
+        name="context",
+        shows="one sequence on two unequal devices in the lab, whole and in parts by speed",
+        note="2026-11-16-context.md",
+        command="python -m benchmarks.lab.context",
+        needs="root",
+    ),
+    Entry(
         name="islands",
         shows="synchronous and island plans on two and three sites, in the simulator",
         note="2026-11-16-islands.md",

@@ -26,11 +26,27 @@ from argosy.solve.history import History, with_history
 from argosy.solve.interleave import with_interleaved
 from argosy.solve.pool_search import PoolSearch
 from argosy.solve.program_plans import CapturedProgram, divided_plan, undivided_plan
-from argosy.solve.settings import SCHEDULES, Progress, Settings, for_target, search_scope, without_deadlock
+from argosy.solve.settings import (
+    SCHEDULES,
+    Progress,
+    Settings,
+    for_target,
+    search_scope,
+    without_deadlock,
+)
+from argosy.solve.uneven_parts import with_uneven_parts
 from argosy.solve.verdict import placed
 from argosy.workload.chain import Chain
 
-__all__ = ["SCHEDULES", "CapturedProgram", "Progress", "Settings", "find_plan", "kept_plans", "search_scope"]
+__all__ = [
+    "SCHEDULES",
+    "CapturedProgram",
+    "Progress",
+    "Settings",
+    "find_plan",
+    "kept_plans",
+    "search_scope",
+]
 
 _MOST_SAMPLES = 10_000_000
 """Of a global batch."""
@@ -107,7 +123,8 @@ def _find_for_chain(chain: Chain, cluster: Cluster, global_batch: int, settings:
     elif _is_even(settings):
         plan = EvenSearch(chain, cluster, global_batch, settings, model).run()[0]
     else:
-        plan = PoolSearch(chain, cluster, global_batch, settings, model).run()
+        search = PoolSearch(chain, cluster, global_batch, settings, model)
+        plan = with_uneven_parts(search.run(), search, at_time_zero(cluster))
     return with_cost_model(with_history(plan, settings.progress), chain, cluster, model)
 
 

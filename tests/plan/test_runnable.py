@@ -44,8 +44,16 @@ def test_groups_run_and_runs_that_have_them_may_get_others(plain: Plan) -> None:
 @pytest.mark.parametrize(
     ("asks", "sentence"),
     [
-        ({"context": 2}, "Stage 1 asks for context parallelism 2, and the runtime executes only 1."),
-        ({"expert": 4}, "Stage 1 asks for expert parallelism 4, and the runtime executes only 1."),
+        (
+            {"context": 2, "replicas": (Replica(devices=tuple(f"a0.{at}" for at in range(4)), samples=8),)},
+            "Stage 1 asks for context parallelism over tensor-parallel groups, and the runtime executes only over "
+            "single devices.",
+        ),
+        (
+            {"expert": 2, "replicas": (Replica(devices=("a0.0", "a0.1"), samples=4),) * 2},
+            "Stage 1 asks for expert parallelism over tensor-parallel groups, and the runtime executes only over "
+            "single devices.",
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

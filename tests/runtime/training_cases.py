@@ -12,6 +12,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from llama_models import EXPERT_LAYERS
 from small_models import NUM_LAYERS, build
 from torch import nn
 from torch.utils._pytree import tree_map
@@ -89,6 +90,10 @@ class Case:
     ratios: tuple[tuple[Any, ...], ...] = ()
     """Per stage, how the devices of each replica's tensor-parallel group share its work: ratios, or such for every
     replica; where empty, all are alone."""
+    context: bool = False
+    """Whether these devices share the sequence instead of the weights."""
+    experts: tuple[int, ...] = ()
+    """Experts of a layer on each replica of a group, in stages with layers that have some."""
 
     def groups(self, stage: int) -> list[tuple[float, ...]]:
         """The ratios of every replica."""
@@ -120,6 +125,8 @@ class Case:
             if self.ratios
             else []
         )
+        extras += ["context"] if self.context else []
+        extras += [f"experts{':'.join(map(str, self.experts))}"] if self.experts else []
         extras += [f"{self.algorithm}{self.per_node}"] if self.algorithm is not Algorithm.RING else []
         return "-".join([self.model, f"{self.kind}{self.k}", shares, f"m{self.num_micro_batches}", *extras])
 
@@ -159,6 +166,8 @@ def plan_of(case: Case) -> Plan:
                 replicas=tuple(_replicas(case, index, names[index])),
                 recompute=case.recompute,
                 zero=case.zero,
+                context=len(case.groups(index)[0]) if case.context else 1,
+                **_experts(case, cuts[index], cuts[index + 1]),
             )
             for index in range(len(case.shares))
         ),
@@ -167,6 +176,13 @@ def plan_of(case: Case) -> Plan:
             for index in range(len(case.shares))
         ),
     )
+
+
+def _experts(case: Case, first: int, end: int) -> dict[str, Any]:
+    """Of a stage of these layers, in how many parts experts are shared out, and how many each has."""
+    if not case.experts or not any(first <= layer < end for layer in EXPERT_LAYERS.get(case.model, (first,))):
+        return {}
+    return {"expert": len(case.experts), "experts": case.experts if len(set(case.experts)) > 1 else ()}
 
 
 def _replicas(case: Case, stage: int, names: list[str]) -> Iterator[Replica]:

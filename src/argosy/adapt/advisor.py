@@ -109,7 +109,8 @@ class Mind:
         devices = tuple(
             replace(d, speed=Trace.constant(1.0)) if abs(d.speed.at(0) - 1) < _NEAR else d for d in believed.devices
         )
-        settings = Settings(level=self.brief.level, runnable=True, max_width=self.brief.max_width)
+        width = self.brief.max_width
+        settings = Settings(level=self.brief.level, runnable=True, max_width=width, max_context=1, max_expert=1)
         brief = self.brief
         plan = find_plan(
             brief.chain,

@@ -186,7 +186,7 @@ def _kept(stage: Stage, *, whole: bool) -> Iterator[tuple[str, _Kept]]:
     """What each device of a stage keeps of each of its layers; ``whole``: of weights that ZeRO does not share out."""
     zero = 0 if whole else stage.zero
     shares = {
-        device: share * stage.context
+        device: stage.tensor_share(share)
         for replica in stage.replicas
         for device, share in zip(replica.devices, replica.shares, strict=True)
     }

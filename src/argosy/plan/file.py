@@ -122,6 +122,7 @@ class StageSchema(Schema):
     zero: Literal[0, 1, 2, 3] = 0
     context: Count = 1
     expert: Count = 1
+    experts: list[Count] = Field(default_factory=list)
 
     def value(self) -> Stage:
         return Stage(
@@ -132,6 +133,7 @@ class StageSchema(Schema):
             zero=self.zero,
             context=self.context,
             expert=self.expert,
+            experts=tuple(self.experts),
         )
 
 
@@ -362,7 +364,7 @@ def _stage_to_dict(stage: Stage) -> dict[str, Any]:
         "zero": stage.zero,
         "context": stage.context,
         "expert": stage.expert,
-    }
+    } | ({"experts": list(stage.experts)} if stage.experts else {})
 
 
 def _fields(value: object) -> dict[str, Any]:

@@ -150,7 +150,9 @@ class Stage:
     context: int = 1
     """Parts into which every replica cuts the sequence."""
     expert: int = 1
-    """Holders that follow one another and hold the experts together, each an equal part of them."""
+    """Holders that follow one another and hold the experts together."""
+    experts: tuple[int, ...] = ()
+    """Experts of a layer that each holder of a group has, in its order. Empty: as many each."""
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -168,6 +170,21 @@ class Stage:
     def is_uneven(self) -> bool:
         """Whether devices of some replica have unequal shares of its work."""
         return any(len(set(replica.ratios)) > 1 for replica in self.replicas)
+
+    @cached_property
+    def parts_are_alone(self) -> bool:
+        """Whether every part of a sequence, or every replica where it is whole, has one device."""
+        return all(replica.width == self.context for replica in self.replicas)
+
+    def tensor_share(self, share: float) -> float:
+        """Of a device with this share of its replica's work, the share of its tensor-parallel group's weights."""
+        return 1.0 if self.parts_are_alone else share * self.context
+
+    @property
+    def expert_shares(self) -> tuple[float, ...]:
+        """Of all experts, those that each holder of a group has."""
+        total = sum(self.experts)
+        return tuple(count / total for count in self.experts) if total else (1 / self.expert,) * self.expert
 
     @property
     def num_holders(self) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from argosy.errors import InputError, Problem
 from argosy.plan.plan import Plan, Recompute, Stage
 from argosy.units import RATE
 
@@ -31,8 +32,21 @@ class Feature:
         return self.asked(stage) in self.runs
 
 
-CONTEXT = Feature(name="context parallelism", asked=lambda stage: stage.context, runs=(1,))
-EXPERT = Feature(name="expert parallelism", asked=lambda stage: stage.expert, runs=(1,))
+def _parts(stage: Stage) -> str:
+    """What has a part of the sequence."""
+    return ALONE if stage.context == 1 or stage.parts_are_alone else "over tensor-parallel groups"
+
+
+def _experts(stage: Stage) -> str:
+    """What has a part of the experts."""
+    if stage.expert == 1 or all(replica.width == 1 for replica in stage.replicas):
+        return ALONE
+    return "over parts of the sequence" if stage.context > 1 else "over tensor-parallel groups"
+
+
+ALONE = "over single devices"
+CONTEXT = Feature(name="context parallelism", asked=_parts, runs=(ALONE,))
+EXPERT = Feature(name="expert parallelism", asked=_experts, runs=(ALONE,))
 ZERO = Feature(name="ZeRO", asked=lambda stage: stage.zero, runs=(0, 1, 2, 3))
 RECOMPUTE = Feature(
     name="recomputation", asked=lambda stage: str(stage.recompute), runs=tuple(str(value) for value in Recompute)
@@ -44,6 +58,19 @@ FEATURES = (CONTEXT, EXPERT, ZERO, RECOMPUTE)
 def unsupported(plan: Plan) -> tuple[str, ...]:
     """A sentence for everything in a plan that the runtime does not execute; empty where it runs as it is."""
     return tuple(_sentences(plan))
+
+
+def check_movable(plan: Plan) -> None:
+    """Raise an ``InputError`` for what in a plan cannot be handed on to other devices while it runs."""
+    expected, hint = "stages that a run can move", "argosy plan --max-context 1 --max-expert 1 keeps to them"
+    problems = [
+        Problem(path=f"stages[{index}]", found=f"{name} {degree}", expected=expected, suggestion=hint)
+        for index, stage in enumerate(plan.stages)
+        for name, degree in (("context", stage.context), ("expert", stage.expert))
+        if degree > 1
+    ]
+    if problems:
+        raise InputError(problems)
 
 
 def max_width_after(plan: Plan, *, is_compiled: bool = False) -> int | None:
@@ -61,6 +88,11 @@ def _sentences(plan: Plan) -> Iterator[str]:
         if rule.schedule.placement != plan.schedule.placement:
             switch = f"from {plan.schedule.kind} to {rule.schedule.kind} below {RATE.format(rule.below)} on {rule.edge}"
             yield f"Rule {index} of the policy switches {switch}, and the runtime switches between others only."
+    sharing = [index for index, stage in enumerate(plan.stages) if stage.expert > 1]
+    wide = [index for index, stage in enumerate(plan.stages) if any(replica.width > 1 for replica in stage.replicas)]
+    if sharing and set(wide) - set(sharing):
+        beside = f"beside stage {min(set(wide) - set(sharing))}, whose replicas have several devices"
+        yield f"Stage {sharing[0]} shares out experts {beside}, and the runtime executes that only with single devices."
     for index, stage in enumerate(plan.stages):
         for feature in FEATURES:
             if not feature.allows(stage):

@@ -21,7 +21,7 @@ from argosy.runtime.gradients import Gradients
 from argosy.runtime.measure import Exchanging, untold
 from argosy.runtime.overlap import Summand, in_buckets
 from argosy.runtime.parameters import Places, Weight
-from argosy.runtime.ranks import members_of, seats_of
+from argosy.runtime.ranks import expert_ranks, members_of, seats_of
 from argosy.runtime.sharding import Shard, ShardSet, WeightGate
 from argosy.runtime.stage import StageProgram
 from argosy.runtime.summing import Groups, groups_needed, way_of
@@ -210,9 +210,9 @@ def keeping(
     num_layers = num_users(weight) if stage.zero > 1 else 0
     is_divided = weight.parameter.dim() > 0 and weight.parameter.requires_grad
     zero = plan.zero_of(weight.stages, num_layers) if is_divided else 0
-    has_groups = any(replica.width > 1 for replica in stage.replicas)
+    has_groups = not stage.parts_are_alone
     is_cut = len(set(held.values())) > 1
-    if not zero or len(stage.replicas) == 1 or (has_groups and not is_cut):
+    if not zero or stage.num_holders == 1 or (has_groups and not is_cut):
         return whole
     found: list[tuple[tuple[int, ...], Region | None, int]] = []
     for ranks, regions in sorted(whole.sums.items()):
@@ -232,6 +232,7 @@ def groups_of(
 ) -> list[tuple[int, ...]]:
     """Every set of ranks that shares or sums something."""
     found = [seats_in_group(plan, stage, roster) for stage in range(len(plan.stages))]
+    found += [expert_ranks(plan, stage, roster) for stage in range(len(plan.stages))]
     sets = [ranks for groups in found for ranks in groups]
     for weight in weights:
         sets.append(keepings[weight.name].ranks)

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from argosy.cost.regions import Region
 from argosy.errors import InputError, Problem
 from argosy.plan.plan import Plan
+from argosy.plan.runnable import check_movable
 from argosy.runtime.boxes import Boxes, HeldPart, HeldParts, rows
 from argosy.runtime.compiling import check_compilable
 from argosy.runtime.failure import in_contact
@@ -142,6 +143,8 @@ def _checked(trainer: Trainer, plan: Plan) -> Making:
     if problems:
         raise InputError(problems)
     check_supported(plan)
+    for moved in (trainer.plan, plan):
+        check_movable(moved)
     if making.recipe.is_compiled:
         check_compilable(plan)
     return making

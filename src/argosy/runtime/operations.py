@@ -24,10 +24,11 @@ from torch import nn
 
 from argosy.cluster.file import cluster_from_content
 from argosy.cost.group import device_group
-from argosy.errors import InputError, RunError
+from argosy.errors import InputError, Problem, RunError
 from argosy.plan.group_program import GroupProgram
 from argosy.plan.plan import Plan, Stage
 from argosy.runtime.boxes import Box, boxes_of
+from argosy.runtime.contextstage import ContextStage, SequenceExchange, SequenceSharing, sequence_sharing
 from argosy.runtime.exchange import Exchange
 from argosy.runtime.graphcut import ADDED, GraphCut, aligned
 from argosy.runtime.graphstage import GraphStage, graph_weights, owner, segments_with
@@ -62,6 +63,7 @@ class GraphSource:
     def __init__(self, recipe: Recipe, captured: Captured, plan: Plan, cut: Sequence[int] | None) -> None:
         self.recipe, self.plan, self.forward = recipe, plan, captured.forward
         forward, plain, self.layers = captured.forward, captured.plain, captured.layers
+        _refuse_experts(plan)
         planned = plan.operation_layers if cut == plan.cut else None
         layer_of = None if planned is None else aligned(forward, planned, plain)
         if cut is None and self.layers:
@@ -75,6 +77,15 @@ class GraphSource:
         self.weights = graph_weights(captured.catalogue, self.cut)
         self.shared = sharings(plan, self.cut, recipe.roster)
         """By stage and replica, how tensor-parallel groups share it."""
+        self.sequences = self._sequences()
+        """By stage and replica that cuts the sequence, how it does."""
+
+    def _sequences(self) -> dict[tuple[int, int], SequenceSharing]:
+        found = {}
+        for index, stage in enumerate(self.plan.stages):
+            for at, replica in enumerate(stage.replicas if stage.context > 1 else ()):
+                found[index, at] = sequence_sharing(self.cut, self.plan, index, replica, self.recipe.roster)
+        return found
 
     @property
     def undivided(self) -> tuple[int, ...]:
@@ -131,6 +142,10 @@ class GraphSource:
         recipe, recompute = self.recipe, self.plan.stages[index].recompute
         each = seats_in_group(self.plan, index, recipe.roster)
         at, ranks = next((at, ranks) for at, ranks in enumerate(each) if rank in ranks)
+        if (index, at) in self.sequences:
+            parts = self.sequences[index, at]
+            own = SequenceExchange(parts.parts, groups[ranks], exchanging)
+            return ContextStage(parts, own, recipe.model, recompute=recompute, device=recipe.device, seed=recipe.seed)
         if (index, at) not in self.shared:
             return GraphStage(
                 self.cut,
@@ -144,6 +159,14 @@ class GraphSource:
         sharing = self.shared[index, at]
         exchange = Exchange(Segments((sharing.ratios,)), groups[ranks], exchanging)
         return TensorStage(sharing, exchange, recipe.model, recompute=recompute, device=recipe.device, seed=recipe.seed)
+
+
+def _refuse_experts(plan: Plan) -> None:
+    for index, stage in enumerate(plan.stages):
+        if stage.expert > 1:
+            path, found = f"stages[{index}].expert", str(stage.expert)
+            expected = "1 in stages of operations; experts are shared out in stages of layers, one device each"
+            raise InputError([Problem(path=path, found=found, expected=expected)])
 
 
 def by_layers(forward: Forward, model: nn.Module, layers: Sequence[nn.Module]) -> tuple[int, ...]:
@@ -195,7 +218,7 @@ def sharings(plan: Plan, cut: GraphCut, roster: Sequence[str]) -> dict[tuple[int
     for index, stage in enumerate(plan.stages):
         alike: dict[tuple[float, ...], Sharing] = {}
         for at, replica in enumerate(stage.replicas):
-            if replica.width == 1:
+            if replica.width == stage.context:
                 continue
             members = members_of(plan, replica, roster)
             ratios = tuple(share for _, share in members)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -30,10 +30,11 @@ from argosy.runtime.local import Clock, LocalCall
 from argosy.runtime.moment import Moment
 from argosy.solve.placement import Pricing
 from argosy.solve.recorded import GroupSteps, recorded, restored, steps_of
+from argosy.solve.sequence import RING
 from argosy.solve.spmd import program_at
 from argosy.space.rules import BY_ROWS, Choices, Kind
 from argosy.space.sharding import REPLICATED, State
-from argosy.workload.graph import OWN_GRADIENT, Graph, Ref, Role
+from argosy.workload.graph import OWN_GRADIENT, Graph, Node, Ref, Role
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class Sharing:
     records: Mapping[int, GroupProgram] = field(default_factory=dict)
     """What the plan says that the group does, by number of samples."""
     _steps: dict[int, GroupSteps] = field(default_factory=dict, compare=False)
+    handed: Mapping[int, State] = field(default_factory=dict)
+    """States of values that are handed on otherwise than whole: none."""
 
     @cached_property
     def stored(self) -> dict[int, State]:
@@ -82,7 +85,8 @@ class Sharing:
 
     def _choices(self, samples: int, stored: Mapping[int, State]) -> Choices:
         whole = {*self.whole, *self.cut.parts[self.index].sends}
-        return Choices(self._graph(samples), len(self.ratios), kind=Kind.TENSOR, whole=whole, stored=stored)
+        graph = stage_graph(self.cut, self.index, samples, self.total)
+        return Choices(graph, len(self.ratios), kind=Kind.TENSOR, whole=whole, stored=stored)
 
     @property
     def _layers(self) -> list[int]:
@@ -90,32 +94,55 @@ class Sharing:
         assert self.cut.layers is not None, "a plan that has its programs has layers"
         return [self.cut.layers[index] for index in self.cut.parts[self.index].operations]
 
-    def _graph(self, samples: int) -> Graph:
-        """The stage's part of the forward, for so many samples; what it does not make itself is given."""
-        forward, part = self.cut.forward, self.cut.parts[self.index]
-        nodes = forward.nodes(samples, self.total)
-        own = tuple(nodes[index] for index in part.operations)
-        made = {value for node in own for value in node.outputs}
-        values = tuple(
-            replace(
-                value,
-                shape=forward.shape(number, samples),
-                role=Role.INPUT if value.role is Role.RESULT and number not in made else value.role,
-            )
-            for number, value in enumerate(self.cut.graph.values)
+
+def stage_graph(cut: GraphCut, index: int, samples: int, total: int) -> Graph:
+    """A stage's part of the forward for so many samples of ``total``; what it does not make itself is given."""
+    forward, part = cut.forward, cut.parts[index]
+    nodes = forward.nodes(samples, total)
+    own = tuple(nodes[at] for at in part.operations)
+    made = {value for node in own for value in node.outputs}
+    values = tuple(
+        replace(
+            value,
+            shape=forward.shape(number, samples),
+            role=Role.INPUT if value.role is Role.RESULT and number not in made else value.role,
         )
-        last = self.index == self.cut.num_stages - 1
-        return Graph(
-            name=f"{self.cut.graph.name}, stage {self.index}",
-            values=values,
-            nodes=own,
-            loss=self.cut.graph.loss if last else None,
-            gradients=(),
-            updates=part.updates,
-            constants=self.cut.graph.constants,
-            sent=part.sends,
-            own_gradients=self.cut.graph.own_gradients,
-        )
+        for number, value in enumerate(cut.graph.values)
+    )
+    return Graph(
+        name=f"{cut.graph.name}, stage {index}",
+        values=values,
+        nodes=own,
+        loss=cut.graph.loss if index == cut.num_stages - 1 else None,
+        gradients=(),
+        updates=part.updates,
+        constants=cut.graph.constants,
+        sent=part.sends,
+        own_gradients=cut.graph.own_gradients,
+    )
+
+
+class SharedStage(Protocol):
+    """How the groups of a stage share it: by weights (``Sharing``), or by parts of the sequence."""
+
+    @property
+    def cut(self) -> GraphCut: ...
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def ratios(self) -> tuple[float, ...]: ...
+
+    @property
+    def stored(self) -> Mapping[int, State]:
+        """Where weights are, and values that arrive otherwise than whole."""
+
+    @property
+    def handed(self) -> Mapping[int, State]:
+        """States of values that are handed on otherwise than whole."""
+
+    def steps(self, samples: int) -> GroupSteps: ...
 
 
 class TensorStage(GraphStage):
@@ -123,7 +150,7 @@ class TensorStage(GraphStage):
 
     def __init__(
         self,
-        sharing: Sharing,
+        sharing: SharedStage,
         exchange: Exchange,
         model: nn.Module,
         *,
@@ -138,6 +165,10 @@ class TensorStage(GraphStage):
 
     def read_by(self, segment: Segment, held: dict[Any, Any]) -> dict[Any, Any]:
         return {key: tensor for key, tensor in held.items() if _value(key) in segment.reads}
+
+    def around_ring(self, node: Node, args: list[Any], keywords: dict[str, Any]) -> Any:
+        """An attention between parts of the sequence; ``contextstage`` has such rows."""
+        raise NotImplementedError
 
     def compute(self, segment: Segment, held: dict[Any, Any], moment: Moment) -> dict[Any, Any]:
         if moment.samples not in self.members:
@@ -185,9 +216,11 @@ class _Member:
                 if made_value is not None:
                     self._made(have, made_value, state, part)
         left: dict[Any, Any] = {key: tensor for key, tensor in have.items() if key[0] in segment.leaves}
-        return left | {
-            v: have[v, REPLICATED] for v in self.results.intersection(segment.leaves) if (v, REPLICATED) in have
-        }
+        for value in self.results.intersection(segment.leaves):
+            state = self.stage.sharing.handed.get(value, REPLICATED)
+            if (value, state) in have:
+                left[value] = have[value, state]
+        return left
 
     def _made(self, have: dict[tuple[int, State], Tensor], value: int, state: State, tensor: Tensor) -> None:
         """A value as it was made, and as it is delivered."""
@@ -212,6 +245,8 @@ class _Member:
             return self.stage.own_gradient(node, args, moment)
         if row.local == BY_ROWS:
             return self._lookup(call, *args)
+        if row.local == RING:
+            return self.stage.around_ring(node, args, keywords)
         return apply(node.op, args, keywords, self._weight(call, have))
 
     def _weight(self, call: LocalCall, have: dict[tuple[int, State], Tensor]) -> Tensor | None:

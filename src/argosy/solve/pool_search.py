@@ -194,12 +194,12 @@ class PoolSearch:
         """Whether these units are searched though coarser ones have a plan."""
         if self.level > 1:
             return True
-        counts = self._scope(units).counts(self.pools)
+        counts = self.scope(units).counts(self.pools)
         return self.num_devices <= _REFINED and math.prod(count + 1 for count in counts) <= _FEW_STATES
 
     def _may_fit(self, units: Vector) -> bool:
         """Where a coarser granularity has no plan: whether it is worth looking at a finer one."""
-        scope = self._scope(units)
+        scope = self.scope(units)
         if not is_quick(scope.counts(self.pools)):
             return True
         return find_fit(self.prices, self._batch_shapes, scope) is not None
@@ -221,7 +221,7 @@ class PoolSearch:
         """On level 1 of a large cluster, shapes that are hardly worth it are left open with their bounds."""
         return self.level == 1 and self.settings.prune and self.num_devices > FEW_DEVICES
 
-    def _scope(self, units: Vector) -> Scope:
+    def scope(self, units: Vector) -> Scope:
         settings = self.settings
         if self.level < settings.level:  # level 2 starts from what is found without mixtures that take long
             settings = replace(settings, level=self.level, mixed=settings.mixed and None)
@@ -241,7 +241,7 @@ class PoolSearch:
 
     def _look(self, units: Vector) -> float:
         """Open every shape that may have a better plan; the time of the best plan as judged meanwhile."""
-        scope = self._scope(units)
+        scope = self.scope(units)
         self.units, self.branches, self.left_open = units, [], math.inf
         proves = self.level > 1 or not self.settings.prune
         counts, ground = scope.counts(self.pools), ground_of(self.cluster, self.pools, units, is_quick=not proves)
@@ -389,7 +389,7 @@ class PoolSearch:
         bound, verdict = self.bound, self._decide()
         if not self.interrupted and bound < self.finished[0]:
             bound, self.units, self.level = self.finished
-        scope, bounds = self._scope(self.units), (bound, self.free_bound)
+        scope, bounds = self.scope(self.units), (bound, self.free_bound)
         plan = certify(verdict, self.incumbents.found, bounds, self.incumbents.trial, scope)
         judged, pruned = self.incumbents.judge.judged, tuple(sorted(self.counters.removed.items()))
         search = Search(cpu_seconds=self.budget.seconds, candidates=judged, pruned=pruned)

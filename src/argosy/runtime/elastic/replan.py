@@ -56,7 +56,7 @@ class Replanner:
             return regrouped(self.first, devices)
         cluster = with_only(self.cluster, devices)
         max_width = max_width_after(self.first, is_compiled=self.is_compiled)
-        settings = Settings(runnable=True, max_width=max_width)
+        settings = Settings(runnable=True, max_width=max_width, max_context=1, max_expert=1)
         try:
             batch = self.first.global_batch
             return find_plan(self.chain, cluster, global_batch=batch, settings=settings, model=self.model)
