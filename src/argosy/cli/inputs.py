@@ -17,7 +17,7 @@ from argosy.cluster.file import build_cluster, cluster_from_content, load_cluste
 from argosy.cluster.fitted import fitted
 from argosy.cluster.schema import ChangeSchema
 from argosy.cluster.topology import Cluster, Fit, is_meant
-from argosy.cluster.tracefile import read_trace
+from argosy.cluster.tracefile import column_names
 from argosy.cost.calibration import Calibration
 from argosy.cost.calibration_file import read_calibration
 from argosy.cost.compute import ComputeModel
@@ -319,7 +319,7 @@ def with_traces(cluster: Cluster, traces: Sequence[str], *, option: str = "--tra
 
 def _what(cluster: Cluster, target: str, file: str, option: str) -> str:
     """``link`` or ``device``: what ``target`` matches; the columns of its file decide where it matches both."""
-    columns = read_trace(file)
+    columns = column_names(file)
     edges = sorted(cluster.edges)
     devices = [device.name for device in cluster.devices]
     is_link = any(is_meant(edge, target) for edge in edges)
@@ -328,7 +328,7 @@ def _what(cluster: Cluster, target: str, file: str, option: str) -> str:
         expected = f"a link or device of {cluster.name}, such as {edges[0]} or {devices[0]}"
         raise bad_input(expected, target, where=option, suggestion=closest(target, [*edges, *devices]))
     if is_link and is_device:
-        is_device = columns.speed is not None
+        is_device = "speed" in columns
     return "device" if is_device else "link"
 
 
