@@ -27,6 +27,8 @@ from argosy.lab.system import namespaces, why_not
 
 STEP = 0.15
 """Seconds of a step, at least."""
+SOAK_STEP = 0.5
+"""Seconds of a step of a soak, at least: its losses are computed by one process, too."""
 LONGEST = 180.0
 """Seconds in which something must happen: well above patience and the silences after which hosts are lost."""
 _RATE = 300e6 / 8
@@ -64,11 +66,12 @@ class Schedule:
     """Every third seed adapts as far as it can."""
     is_captured: bool = False
     is_grouped: bool = False
+    step_seconds: float = STEP
 
     @property
     def steps(self) -> int:
         """So many that the last misfortune comes before the end."""
-        return round((sum(one.after for one in self.misfortunes) + 2) / STEP)
+        return round((sum(one.after for one in self.misfortunes) + 2) / self.step_seconds)
 
 
 def is_cut(seed: int) -> bool:
@@ -80,12 +83,31 @@ def draw(seed: int, *, cuts: bool) -> Schedule:
     chance = random.Random(seed)
     hosts, devices = chance.choice(((3, 1), (4, 1), (2, 2)))
     bandwidth = "300 Mbit/s" if cuts else chance.choice(("10 Gbit/s", "300 Mbit/s"))
+    found = _misfortunes(chance, hosts, chance.choice((4, 5)), 4.0, cuts=cuts)
+    copy_every, save_every = chance.choice((1, 1, 3)), chance.choice((0, 5))
+    adapt = "full" if seed % 3 == 0 else "off"
+    is_grouped = seed >= _WITHOUT_GROUPS
+    is_captured = seed % 2 == 1 if is_grouped else seed >= _LAYERS_ONLY and adapt == "off"
+    about = (hosts, devices, bandwidth, copy_every, save_every)
+    return Schedule(seed, *about, found, adapt, is_captured, is_grouped)
+
+
+def soak(seed: int, minutes: float, *, captured: bool) -> Schedule:
+    """One run for so long on three hosts, with a misfortune every 11 s on average; none that slows it for good."""
+    found = _misfortunes(random.Random(seed), 3, round(60 * minutes / 11), 21.7, cuts=False, slow=False)
+    return Schedule(seed, 3, 1, "10 Gbit/s", 1, 20, found, is_captured=captured, step_seconds=SOAK_STEP)
+
+
+def _misfortunes(
+    chance: random.Random, hosts: int, count: int, longest: float, *, cuts: bool, slow: bool = True
+) -> tuple[Misfortune, ...]:
+    """What befalls hosts, each up to so many seconds after the one before; one of them at least is up at any time."""
     found: list[Misfortune] = []
     away: set[int] = set()
     cut: set[int] = set()
-    for _ in range(chance.choice((4, 5))):
+    for _ in range(count):
         free = [host for host in range(hosts) if host not in away | cut]
-        choices = ["kill-worker", "slow", "freeze-worker", "freeze-agent"]
+        choices = ["kill-worker", *(["slow"] if slow else []), "freeze-worker", "freeze-agent"]
         choices += ["kill-host", "tell-to-go"] * 2 if len(free) > 1 else []
         choices += ["return"] * 3 if away else []
         choices += ["cut"] * 3 if cuts and len(free) > 1 else []
@@ -97,13 +119,8 @@ def draw(seed: int, *, cuts: bool) -> Schedule:
         away -= {host} if what == "return" else set()
         cut |= {host} if what == "cut" else set()
         cut -= {host} if what == "mend" else set()
-        found.append(Misfortune(round(chance.uniform(0.3, 4.0), 2), what, host))
-    copy_every, save_every = chance.choice((1, 1, 3)), chance.choice((0, 5))
-    adapt = "full" if seed % 3 == 0 else "off"
-    is_grouped = seed >= _WITHOUT_GROUPS
-    is_captured = seed % 2 == 1 if is_grouped else seed >= _LAYERS_ONLY and adapt == "off"
-    about = (hosts, devices, bandwidth, copy_every, save_every)
-    return Schedule(seed, *about, tuple(found), adapt, is_captured, is_grouped)
+        found.append(Misfortune(round(chance.uniform(0.3, longest), 2), what, host))
+    return tuple(found)
 
 
 class Fate:
@@ -163,7 +180,7 @@ def play(schedule: Schedule, folder: Path, *, cuts: bool) -> dict[str, object]:
         devices=schedule.devices,
         steps=schedule.steps,
         bandwidth=schedule.bandwidth,
-        step_seconds=STEP,
+        step_seconds=schedule.step_seconds,
         copy_every=schedule.copy_every,
         save_every=schedule.save_every,
         adapt=schedule.adapt,

@@ -245,9 +245,10 @@ class ElasticRun:
             assert self.agents[host].returncode == 0, self.told()
         final: dict[int, float] = {}
         position = None
+        begun = {event["generation"]: event["step"] for event in reversed(self.events("generation"))}
         for line in self.lines():
-            started = [e for e in self.events("generation") if e["generation"] == line["generation"]]
-            expected = position if position is not None and line["step"] == position else started[0]["step"]
+            is_next = position is not None and line["step"] == position
+            expected = position if is_next else begun[line["generation"]]
             assert line["step"] == expected, f"a step was skipped\n{self.told()}"
             position = line["step"] + 1
             final[line["step"]] = line["loss"]

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import gradient_programs  # noqa: F401 (registers its programs)
 import library_programs
 import model_programs  # noqa: F401 (registers its programs)
 import odd_programs  # noqa: F401 (registers its programs)

@@ -92,6 +92,14 @@ class Trace:
         index = bisect.bisect_right(self.times, time)
         return self.times[index] if index < len(self.times) else math.inf
 
+    def knots_between(self, start: float, end: float) -> tuple[float, ...]:
+        """The times after ``start`` and before ``end`` at which the value changes.
+
+        >>> Trace.from_steps([(30, 4.0), (90, 25.0)], initial=25.0).knots_between(30, 91)
+        (90.0,)
+        """
+        return self.times[bisect.bisect_right(self.times, start) : bisect.bisect_left(self.times, end)]
+
     def integral(self, start: float, end: float) -> float:
         """(1) between two times."""
         return self._cumulative_at(end) - self._cumulative_at(start)

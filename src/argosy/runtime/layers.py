@@ -21,6 +21,7 @@ from torch import nn
 
 from argosy.errors import InputError, Problem
 from argosy.runtime.huggingface import FAMILIES, check_attention
+from argosy.workload.capture.hooks import check_hooks
 
 
 def has_layers(model: nn.Module) -> bool:
@@ -34,6 +35,7 @@ def has_layers(model: nn.Module) -> bool:
 
 def find_layers(model: nn.Module) -> tuple[nn.Module, ...]:
     """(1) to (3); an ``InputError`` that says what to do where none applies."""
+    check_hooks(model)
     own = getattr(model, "argosy_layers", None)
     if callable(own):
         return tuple(_modules(own(), type(model).__name__))
