@@ -27,9 +27,9 @@ from argosy.lab.system import namespaces, why_not
 
 STEP = 0.15
 """Seconds of a step, at least."""
-SOAK_STEP = 0.5
+SOAK_STEP = 2.0
 """Seconds of a step of a soak, at least: its losses are computed by one process, too."""
-LONGEST = 180.0
+LONGEST = 600.0
 """Seconds in which something must happen: well above patience and the silences after which hosts are lost."""
 _RATE = 300e6 / 8
 _LAYERS_ONLY = 32
@@ -192,7 +192,7 @@ def play(schedule: Schedule, folder: Path, *, cuts: bool) -> dict[str, object]:
     with _lab(run) if cuts else contextlib.nullcontext() as lab, run:
         fate, struck = Fate(run, lab), 0
         run.start()
-        run.await_step(1)
+        run.await_step(1, LONGEST)
         for one in schedule.misfortunes:
             time.sleep(one.after)
             if run.is_over():

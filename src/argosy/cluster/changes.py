@@ -82,7 +82,7 @@ def _change_links(
     if not matches:
         expected = f"an edge of the cluster, such as {', '.join(sorted(edges)[:4])}"
         raise document.error((*place, "link"), expected, pattern, suggestion=closest(pattern, edges))
-    columns = None if change.trace is None else read_columns(folder / change.trace)
+    columns = _columns(change, len(matches), document, place, folder)
     if columns is not None and "speed" in columns.values:
         expected = "a trace with a bandwidth or latency column for a link"
         raise document.error((*place, "trace"), expected, change.trace)
@@ -136,7 +136,7 @@ def _change_devices(
         names = [device.name for device in cluster.devices]
         expected = f"a device of the cluster, such as {', '.join(names[:4])}"
         raise document.error((*place, "device"), expected, pattern, suggestion=closest(pattern, names))
-    columns = None if change.trace is None else read_columns(folder / change.trace)
+    columns = _columns(change, len(matches), document, place, folder)
     devices = list(cluster.devices)
     for offset, index in enumerate(matches):
         full = stated.devices[index].speed.at(0)
@@ -155,6 +155,20 @@ def _change_devices(
     return replace(cluster, devices=tuple(devices)), written
 
 
+def _columns(
+    change: ChangeSchema, followers: int, document: Document, place: Location, folder: Path
+) -> TraceColumns | None:
+    """The trace file of a change that so many edges or devices follow, each with rows of its own."""
+    if change.trace is None:
+        return None
+    columns = read_columns(folder / change.trace)
+    rows = len(columns.times) * len(columns.values) * followers
+    if rows > _MOST_ROWS:
+        expected = f"at most {_MOST_ROWS:,} values of traces, counted for every edge or device that follows them"
+        raise document.error((*place, "trace"), expected, rows)
+    return columns
+
+
 def _generated(change: ChangeSchema, nominal: float, document: Document, place: Location, offset: int) -> Trace:
     """Edges and devices that one pattern matches get seeds of their own, in name order."""
     try:
@@ -171,6 +185,7 @@ def _generated(change: ChangeSchema, nominal: float, document: Document, place: 
         raise InputError([document.mismatch((*place, "generator"), error)]) from None
 
 
+_MOST_ROWS = 10_000_000
 _FASTEST = 100.0
 _SPEED = f"a speed from 0 to {_FASTEST:g}, where 1 is full speed"
 

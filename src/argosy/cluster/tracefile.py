@@ -183,8 +183,8 @@ def _read(path: Path | str, rows: Iterable[Row], columns: Columns, *, may_repeat
             continue
         time = values[0][-1]
         if time < latest or (time == latest and not may_repeat):
-            mismatch = Mismatch(time, f"{first} that increase, after {latest:g}")
-            problems.append(_problem(path, line, first, mismatch))
+            late = Mismatch(time, f"{first} that increase, after {latest:g}")
+            problems.append(_problem(path, line, first, late))
         else:
             latest = time
     if not values[0] and not problems:

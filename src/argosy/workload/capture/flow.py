@@ -115,7 +115,7 @@ class Flow(TorchDispatchMode):
         """(4): the tensors with gradients that an operation is about to change without them."""
         if not self.marked or torch.is_grad_enabled():
             return []
-        changed = []
+        changed: list[Tensor] = []
         for target in _written(function, args, kwargs):
             if isinstance(target, FunctionalTensor) and target.requires_grad and not target.is_leaf:
                 if target._is_view():
