@@ -206,7 +206,7 @@ def holding(trainer: Trainer, model: nn.Module) -> Held:
         if not isinstance(value, Rows) or not value.whole:
             continue
         there = np.zeros(tuple(value.whole), dtype=bool)
-        for box in value.boxes:
+        for box in (box for part in (value, *value.others) for box in part.boxes):
             there[box_of(box.whole, np.empty(box.sizes))] = True
         weight, what = (rest, "value") if kind == "model" else rest.rsplit(".", 1)
         found[weight, what] = there, value.as_subclass(Tensor).element_size()
