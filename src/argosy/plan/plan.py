@@ -15,6 +15,7 @@ from typing import Any
 from argosy.cluster.topology import Cluster, canonical
 from argosy.dtype import Dtype
 from argosy.plan.methods import PlanMethods
+from argosy.plan.offload import NO_OFFLOAD, Offload
 from argosy.schedule import ScheduleSpec
 from argosy.units import counted
 from argosy.workload.chain import Chain
@@ -150,6 +151,8 @@ class Stage:
     """Parts into which every replica cuts the sequence."""
     expert: int = 1
     """Holders that follow one another and hold the experts together, each an equal part of them."""
+    offload: Offload = NO_OFFLOAD
+    """What is kept outside the devices."""
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -318,6 +321,11 @@ class Plan(PlanMethods):
     def devices(self) -> tuple[str, ...]:
         """Every device in use, once, in stage order."""
         return tuple(dict.fromkeys(device for stage in self.stages for device in stage.devices))
+
+    @property
+    def offloads(self) -> bool:
+        """Whether any stage keeps something outside its devices."""
+        return any(stage.offload for stage in self.stages)
 
     @property
     def bare(self) -> Plan:
