@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from argosy.cost.memory import USABLE
+from argosy.plan.offload import NO_OFFLOAD, Offload, choices
 from argosy.plan.plan import Recompute
 from argosy.plan.runnable import ALIKE, CONTEXT, EXPERT, GROUPS, RECOMPUTE, ZERO
 from argosy.space.option import Option, Part, Vector
@@ -49,9 +50,13 @@ class Scope:
     """At most so many holders for the experts of a stage; by default as many as there are experts."""
     replicas: int | None = None
     """Every stage has so many replicas, which take as many samples each; by default any number, any shares."""
+    offload: Offload = NO_OFFLOAD
+    """What a stage may keep outside its devices."""
     even: bool = False
     """Whether the replicas of a stage take as many samples each."""
     prune: bool = True
+    runnable: bool = False
+    """Whether only plans count that our own runtime executes."""
 
     def counts(self, pools: Sequence[Pool]) -> Vector:
         """Units in each pool; what is left over is not used at this granularity."""
@@ -67,7 +72,8 @@ class Scope:
         width += ", tensor-parallel groups of a stage of one width" if self.one_width else ""
         even = ", equal shares" if self.even or self.replicas is not None else ""
         stages = f"stages of multiples of {units}, along the nodes{kinds}"
-        return f"{stages}, recompute {recompute}, ZeRO {zero}{width}{even}{self._splits()}"
+        offload = f", offload of {self.offload}" if self.offload else ""
+        return f"{stages}, recompute {recompute}, ZeRO {zero}{offload}{width}{even}{self._splits()}"
 
     def _splits(self) -> str:
         """``, context 1/2/4, experts over 1/2``; nothing for 1 alone."""
@@ -99,6 +105,7 @@ def only_runnable(scope: Scope) -> Scope:
         one_width=GROUPS.runs == (ALIKE,),
         context=tuple(int(number) for number in CONTEXT.runs),
         expert=tuple(int(number) for number in EXPERT.runs),
+        runnable=True,
     )
 
 
@@ -182,9 +189,11 @@ def stage_options(
     for vector, each in (parts if parts is not None else stage_parts(prices, micro_batch, scope, counters)).items():
         devices = tuple(number * unit for number, unit in zip(vector, scope.units, strict=True))
         found: list[Option] = []
-        known: dict[tuple[tuple[Part, ...], int], Option] = {}
-        for one in each:
-            alike = list(_with_zero(prices, devices, *one, scope, counters, known))
+        known: dict[tuple[tuple[Part, ...], int, Offload], Option] = {}
+        for one, offload in itertools.product(each, choices(scope.offload)):
+            if offload.activations is not None and one[1] is Recompute.SELECTIVE:
+                continue
+            alike = list(_with_zero(prices, devices, *one, offload, scope, counters, known))
             found += without_dominated(alike, counters) if scope.prune else alike
         if found:
             result[vector] = found
@@ -249,17 +258,20 @@ def _with_zero(
     devices: Vector,
     parts: tuple[Part, ...],
     recompute: Recompute,
+    offload: Offload,
     scope: Scope,
     counters: Counters,
-    known: dict[tuple[tuple[Part, ...], int], Option],
+    known: dict[tuple[tuple[Part, ...], int, Offload], Option],
 ) -> Iterator[Option]:
     """``known``: those with other recomputation."""
     alone = sum(part.replicas * part.context for part in parts) == 1
     for zero in (0,) if alone else scope.zero:
-        like = known.get((parts, zero))
+        if scope.runnable and offload.activations is not None and zero > 1:
+            continue
+        like = known.get((parts, zero, offload))
         if like is None:
-            option = Option(prices=prices, vector=devices, parts=parts, recompute=recompute, zero=zero)
-            known[parts, zero] = option
+            option = Option(prices=prices, vector=devices, parts=parts, recompute=recompute, zero=zero, offload=offload)
+            known[parts, zero, offload] = option
         else:
             option = like.recomputing(recompute)
         if scope.prune and fits_nowhere(option):
