@@ -67,6 +67,11 @@ def check_movable(plan: Plan) -> None:
         for index, width in enumerate(stage.replicas[0].width for stage in plan.stages)
         if width > 1
     ]
+    problems += [
+        Problem(path=f"stages[{index}]", found=f"offload of {stage.offload}", expected=expected)
+        for index, stage in enumerate(plan.stages)
+        if stage.offload
+    ]
     if problems:
         raise InputError(problems)
 

@@ -55,6 +55,9 @@ def check_compilable(plan: Plan) -> None:
         if width > 1:
             expected = "width 1 for compiled stages, because groups exchange tensors inside a stage"
             problems.append(Problem(path=f"stages[{index}]", found=f"tensor width {width}", expected=expected))
+        if stage.offload.activations is not None:
+            expected = "no offload of activations for compiled stages, which keep them in graphs of their own"
+            problems.append(Problem(path=f"stages[{index}].offload", found="activations", expected=expected))
     if problems:
         raise InputError(problems)
 

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from argosy.errors import InputError, Problem
+from argosy.plan.plan import Plan
 from argosy.runtime.huggingface import FAMILIES, check_attention
 
 
@@ -56,3 +57,11 @@ def _modules(layers: Sequence[object], name: str) -> list[nn.Module]:
             raise InputError([Problem(path=path, found=type(layer).__name__, expected="an nn.Module")])
         modules.append(layer)
     return modules
+
+
+def check_layers(layers: Sequence[nn.Module], plan: Plan) -> None:
+    """Raise an ``InputError`` unless a model has as many layers as a plan."""
+    end = plan.stages[-1].end
+    if end != len(layers):
+        expected = f"{end} layers, as in the plan for {plan.model.name}"
+        raise InputError([Problem(path="model", found=f"{len(layers)} layers", expected=expected)])

@@ -137,7 +137,8 @@ def take_state(trainer: Trainer, stored: Mapping[str, Stored], fill: Callable[[M
         wanted[f"model.{held.name}"] = Rows.of(held.parameter.data, held.boxes, held.shape)
         for what, entry in _state_entries(stored, held.name).items():
             same = entry.shape == held.shape
-            shape, device = (held.parameter.shape, trainer.device) if same else (entry.shape, torch.device("cpu"))
+            place = torch.device("cpu") if trainer.host_state is not None else trainer.device
+            shape, device = (held.parameter.shape, place) if same else (entry.shape, torch.device("cpu"))
             value = torch.empty(shape, dtype=entry.dtype, device=device)
             states.append((held, what, value))
             wanted[f"optimizer.{held.name}.{what}"] = Rows.of(value, held.boxes, held.shape) if same else value

@@ -37,10 +37,12 @@ from argosy.runtime.holding import (
     keeping,
     share_buffers,
 )
-from argosy.runtime.layers import find_layers, has_layers
+from argosy.runtime.host_state import update_weights
+from argosy.runtime.layers import check_layers, find_layers, has_layers
 from argosy.runtime.measure import Recorder
 from argosy.runtime.measured import gather_timeline
 from argosy.runtime.migrate import Making, Moved, migrate
+from argosy.runtime.offloading import offloading, tensors_of
 from argosy.runtime.operations import GraphSource
 from argosy.runtime.optimizing import OptimizerFactory, SchedulerFactory, make_updating
 from argosy.runtime.parameters import buffers_at
@@ -144,7 +146,7 @@ def _source(
     model, layers = recipe.model, tuple[nn.Module, ...]()
     if cut is None and has_layers(model):
         layers = find_layers(model)
-        _check_layers(layers, plan)
+        check_layers(layers, plan)
         found = LayerSource(recipe, layers, plan)
         if all(stage.replicas[0].width == 1 for stage in plan.stages):
             return found
@@ -216,7 +218,10 @@ class Trainer:
         self.planned = plan.schedule
         """The plan's own schedule, whatever is in use."""
         events = gradients.events(self._after_gradients)
-        self.executor = Executor(plan, self.rank, programs, self.transport, self.recorder, self.roster, events)
+        activations, self.host_state = offloading(plan, programs, self.device, lambda: tensors_of(self.making))
+        self.executor = Executor(
+            plan, self.rank, programs, self.transport, self.recorder, self.roster, events, activations
+        )
         self._follow(plan)
         self.optimizer_factory = optimizer_factory
         self._make_optimizer()
@@ -315,7 +320,7 @@ class Trainer:
         if factor != 1.0:
             self.gradients.scale(factor)
         assert self.optimizer is not None
-        self.optimizer.step()
+        update_weights(self.optimizer, self.host_state)
         self.gradients.after_update()
 
     def held(self) -> Iterator[Held]:
@@ -390,10 +395,3 @@ class Trainer:
     def _after_gradients(self, stage: int) -> None:
         if stage in self.gates:
             self.gates[stage].finish()
-
-
-def _check_layers(layers: Sequence[nn.Module], plan: Plan) -> None:
-    end = plan.stages[-1].end
-    if end != len(layers):
-        expected = f"{end} layers, as in the plan for {plan.model.name}"
-        raise InputError([Problem(path="model", found=f"{len(layers)} layers", expected=expected)])
