@@ -109,7 +109,7 @@ def test_what_is_offloaded_leaves_the_device_and_is_on_its_host() -> None:
     kept = chain_of(parameters=1)
     plan = plan_with(kept, cluster, parse_offload("activations"), (("a0.0",), ("a1.0",)))
     peaks = {name: max(held for _, held in steps) for name, steps in simulate(plan, kept, cluster).memory}
-    assert peaks["a0.0"] == pytest.approx(4.1 * GB)  # two layers while they are copied, and a gradient that arrives
+    assert peaks["a0.0"] == pytest.approx(4.2 * GB)  # two layers while they are copied, and gradients of an output
     plan = plan_with(chain, cluster, parse_offload("optimizer"), (("a0.0",), ("a1.0",)))
     spent = simulate(plan, chain, cluster)
     held = dict(spent.memory)["a1.0"]

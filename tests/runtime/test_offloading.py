@@ -128,9 +128,9 @@ def test_stages_that_offload_train_as_in_one_process(ranks: RankPool, case: Case
 
 
 HELD = [
-    Tuned(adapted=None, offload="activations", num_micro_batches=3),
-    Tuned(adapted=None, offload=BOTH, stages=(3, 3), num_micro_batches=4),
-    Tuned(offload="activations", stages=(3, 3), num_micro_batches=4),
+    Tuned(adapted=None, offload="activations"),
+    Tuned(adapted=None, offload="optimizer", stages=(3, 3), num_micro_batches=4),
+    Tuned(offload=BOTH),
 ]
 
 

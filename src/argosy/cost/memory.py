@@ -33,7 +33,7 @@ micro-batches in flight:
          weights leave (1) and (10); of (4) only the input of the stage stays. In their place a device has
          what is copied at a time, never more than all of it: in an update two pieces of moments (``PIECE_BYTES``), or
          those of the two largest layers if the optimizer updates whole tensors only; in a forward and in a backward
-         twice the largest kept by a layer, and twice the weights of the largest layer
+         what the stage's layers keep on average, and what the layer at work keeps; and twice the weights of the largest
 
 (4) and (5) are multiplied by the chain's ``activation_factor``, 1 unless a calibration says more. Tensor-parallel
 groups are taken to split activations along the sequence outside the matrix products too; if ``sequence_parallel`` is
@@ -205,14 +205,20 @@ def _kept_by_layer(chain: Chain, stage: Stage, index: int) -> tuple[float, float
     return given, given
 
 
-def copied_at_a_time(chain: Chain, stage: Stage, samples: int, share: float) -> float:
-    """(11): activations and weights that a forward or a backward has on a device while they are copied."""
+def _kept_on_device(chain: Chain, stage: Stage, index: int, share: float) -> float:
+    """(4) of one sample of one layer."""
+    return chain.activation_factor * _on_device(chain, stage, *_kept_by_layer(chain, stage, index), share)
+
+
+def copied_at_a_time(chain: Chain, stage: Stage, samples: int, share: float, *, backward: bool) -> float:
+    """(11): activations and weights that a forward or a backward has on a device while they are copied; what the layer
+    at work keeps is in ``working_bytes`` in a backward."""
     held = 0.0
     if stage.offload.activations is not None:
-        layers = (_kept_by_layer(chain, stage, index) for index in range(stage.first, stage.end))
-        largest = max(_on_device(chain, stage, *layer, share) for layer in layers)
-        copied = COPIED_LAYERS * samples * chain.activation_factor * largest
-        held += min(copied, kept_bytes(chain, stage, samples, share))
+        held += kept_bytes(chain, stage, samples, share) / stage.num_layers
+        if not backward:
+            layers = range(stage.first, stage.end)
+            held += max(_kept_on_device(chain, stage, index, share) for index in layers) * samples
     if stage.offload.weights is not None:
         state = state_bytes(chain, stage, share)
         each = (layer_bytes(chain, layer, stage.expert) for layer in chain.layers[stage.first : stage.end])
@@ -255,7 +261,7 @@ def passing_bytes(chain: Chain, stage: Stage, samples: int, share: float, *, bac
     if backward:
         through += recomputed_bytes(chain, stage, samples, share) + working_bytes(chain, stage, samples, share)
     if stage.offload:
-        through += copied_at_a_time(chain, stage, samples, share)
+        through += copied_at_a_time(chain, stage, samples, share, backward=backward)
     return through
 
 
@@ -281,11 +287,12 @@ def working_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> flo
     is_kept = stage.recompute is Recompute.NONE and stage.offload.activations is None
     for index in reversed(range(stage.first, stage.end)):
         layer = chain.layers[index]
-        if layer.working_bytes:
+        own = _kept_on_device(chain, stage, index, share) if stage.offload.activations is not None else 0.0
+        if layer.working_bytes or own:
             given = layer.output_bytes if index + 1 < stage.end else 0.0  # the stage's own has a buffer
-            most = max(most, layer.working_bytes + given - freed)
+            most = max(most, share * (layer.working_bytes + given - freed) + own)
         freed += layer.activation_bytes if is_kept else 0.0
-    return most * samples * share
+    return most * samples
 
 
 def forward_working_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> float:

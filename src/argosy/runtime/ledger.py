@@ -108,7 +108,8 @@ class _Ledger:
         self.kept = {i: activation_bytes(chain, stages[i], n, share) for i, n in samples.items()}
         self.passing = {i: passing_bytes(chain, stages[i], n, share, backward=True) for i, n in samples.items()}
         self.ahead = {
-            i: forward_working_bytes(chain, stages[i], n, share) + copied_at_a_time(chain, stages[i], n, share)
+            i: forward_working_bytes(chain, stages[i], n, share)
+            + copied_at_a_time(chain, stages[i], n, share, backward=False)
             for i, n in samples.items()
         }
         states = {i: state_bytes(chain, stages[i], share) for i in samples}

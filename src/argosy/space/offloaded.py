@@ -62,7 +62,8 @@ def copied_ranges(prices: Prices, recompute: Recompute, width: int) -> FloatArra
     def made() -> FloatArray:
         kept = prices.kept_ranges(recompute, width)
         each = np.diagonal(kept, offset=1).tolist()
-        return np.minimum(COPIED_LAYERS * largest_of(each), kept)
+        first, end = np.indices(kept.shape)
+        return largest_of(each) + kept / np.maximum(end - first, 1)
 
     return _known(prices, ("copied", recompute, prices.copies(width)), made)
 
