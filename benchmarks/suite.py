@@ -163,8 +163,15 @@ SUITE = (
     Entry(
         name="gpu-compile",
         shows="compiled stages against a compiled plain loop on a GPU",
-        note="2026-11-16-nccl.md",
+        note="2026-11-16-offload.md",
         command="python -m benchmarks.gpu_compile",
+        needs="a GPU",
+    ),
+    Entry(
+        name="gpu-offload",
+        shows="peaks and steps of fine-tuning and of offload on a GPU, predicted and measured",
+        note="2026-11-16-offload.md",
+        command="python -m benchmarks.gpu_offload",
         needs="a GPU",
     ),
     Entry(

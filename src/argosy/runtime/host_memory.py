@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 
 import numpy as np
@@ -25,10 +26,12 @@ class HostMemory:
         if self.free[num_bytes]:
             return self.free[num_bytes].pop()
         self.num_bytes += num_bytes
-        buffer = torch.from_numpy(np.empty(num_bytes, dtype=np.uint8))
+        array = np.empty(num_bytes, dtype=np.uint8)
+        buffer = torch.from_numpy(array)
         if self.is_pinned:
-            status = torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), num_bytes, 0)
-            torch.cuda.check_error(status)
+            place = buffer.data_ptr()
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(place, num_bytes, 0))
+            weakref.finalize(array, torch.cuda.cudart().cudaHostUnregister, place)
         return buffer
 
     def give(self, buffer: Tensor) -> None:

@@ -69,7 +69,7 @@ class GraphSource:
         self.layers = layers
         given: dict[str, Any] = {"device": device, "recording": recording, "name": plan.model.name}
         self.forward = self.plain = capture_forward(model, loss_fn, batch, **given)
-        autocast = autocast_for(plan, model.parameters())
+        autocast = autocast_for(plan.model.dtype, model.parameters())
         if autocast is not None:
             self.forward = capture_forward(model, loss_fn, batch, autocast=autocast, **given)
         self._take_up(plan, cut)

@@ -88,7 +88,7 @@ class LayerSource:
         self, rank: int, stages: Sequence[int], groups: Groups, exchanging: Exchanging = untold
     ) -> dict[int, LayerStage]:
         del rank, groups, exchanging  # a stage of layers is one device's own
-        autocast = autocast_for(self.plan, self.recipe.model.parameters())
+        autocast = autocast_for(self.plan.model.dtype, self.recipe.model.parameters())
         return {
             index: LayerStage(
                 self.recipe.model,

@@ -119,7 +119,7 @@ def parallelize(
     recorder = Recorder(device)
     programs = source.programs(rank, mine, groups, recorder.exchanging)
     division = Division(kept, keepings, programs, plan, groups, rank, roster, exchanging=recorder.exchanging)
-    scale = LossScale(active=autocast_for(plan, model.parameters()) is torch.float16)
+    scale = LossScale(active=autocast_for(plan.model.dtype, model.parameters()) is torch.float16)
     trainer = Trainer(
         plan,
         programs,
