@@ -163,7 +163,7 @@ SUITE = (
     Entry(
         name="gpu-compile",
         shows="compiled stages against a compiled plain loop on a GPU",
-        note="2026-11-16-offload.md",
+        note="2026-11-16-nccl.md",
         command="python -m benchmarks.gpu_compile",
         needs="a GPU",
     ),

@@ -62,7 +62,8 @@ class CopyStream:
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
             target.copy_(source, non_blocking=True)
-            return self.stream.record_event()
+            event: torch.cuda.Event = self.stream.record_event()
+            return event
 
     def await_copy(self, event: torch.cuda.Event | None) -> None:
         """Hold back what is queued for the device from now on until a copy is done."""
