@@ -30,6 +30,7 @@ from argosy.plan.check import check_plan
 from argosy.plan.file import dumps_plan, loads_plan
 from argosy.plan.offload import NO_OFFLOAD, Offload, parse_offload
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Recompute, Replica, Stage
+from argosy.plan.runnable import unsupported
 from argosy.planner import Settings, find_plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.simulate import simulate
@@ -213,6 +214,8 @@ def test_what_would_fit_names_the_least_offload_and_its_time() -> None:
     assert (change.sentence, change.options) == ("optimizer state in host memory", (("--offload", "optimizer"),))
     plan = find_plan(chain, cluster, global_batch=2, settings=Settings(offload=parse_offload("optimizer")))
     assert plan.predicted is not None and change.seconds == pytest.approx(plan.predicted.iteration_seconds, rel=1e-6)
+    runnable = find_plan(chain, cluster, global_batch=2, settings=Settings(offload=ALL, runnable=True))
+    assert runnable.offloads and unsupported(runnable) == ()
     small = cluster_with({"size": "20 GB", "bandwidth": "4 GB/s"}, memory=40 * GB)
     kinds = {change.kind for change in diagnose(chain, small, global_batch=2).changes}
     assert ChangeKind.OFFLOAD not in kinds

@@ -24,7 +24,7 @@ from argosy.runtime.failure import clear_notes, leave_note, verdict
 from argosy.runtime.folder import held
 from argosy.runtime.holding import _real
 from argosy.runtime.huggingface import Inputs, check_attention
-from argosy.runtime.layers import find_layers
+from argosy.runtime.layers import check_layers, find_layers
 from argosy.runtime.metrics import Metrics, serve
 from argosy.runtime.migrate import _checked
 from argosy.runtime.mixing import check_mixing
@@ -33,7 +33,7 @@ from argosy.runtime.profile import _check_samples
 from argosy.runtime.program import load_program
 from argosy.runtime.source import LayerSource
 from argosy.runtime.stage import LayerStage
-from argosy.runtime.trainer import Trainer, _check_layers
+from argosy.runtime.trainer import Trainer
 from argosy.runtime.weighing import Watch
 from argosy.runtime.worker import prepare
 from argosy.schedule import ScheduleKind, ScheduleSpec
@@ -85,7 +85,7 @@ CASES: list[tuple[Callable[[], Any], str]] = [
         r"stages[0].samples: found (4, 0), expected 2 counts above 0 that sum to 4",
     ),
     (
-        lambda: _check_layers([nn.Identity()] * 5, plan_of(Case())),
+        lambda: check_layers([nn.Identity()] * 5, plan_of(Case())),
         "model: found 5 layers, expected 6 layers, as in the plan for gpt",
     ),
     (lambda: _checked(movable(), moved()), "plan: found n0.2, expected devices of the run: n0.0, n0.1"),

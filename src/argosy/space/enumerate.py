@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from argosy.cluster.host import Tier
 from argosy.cost.memory import USABLE
 from argosy.plan.offload import NO_OFFLOAD, Offload, choices
 from argosy.plan.plan import Recompute
@@ -105,8 +106,15 @@ def only_runnable(scope: Scope) -> Scope:
         one_width=GROUPS.runs == (ALIKE,),
         context=tuple(int(number) for number in CONTEXT.runs),
         expert=tuple(int(number) for number in EXPERT.runs),
+        offload=_only_run(scope.offload),
         runnable=True,
     )
+
+
+def _only_run(offload: Offload) -> Offload:
+    """What of some offload our runtime executes: optimizer state and activations in host memory."""
+    optimizer, activations = (tier if tier is Tier.HOST else None for tier in (offload.optimizer, offload.activations))
+    return Offload(optimizer=optimizer, activations=activations)
 
 
 def with_splits(scope: Scope, prices: Prices) -> Scope:
