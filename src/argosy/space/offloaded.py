@@ -63,7 +63,7 @@ def copied_ranges(prices: Prices, recompute: Recompute, width: int) -> FloatArra
         kept = prices.kept_ranges(recompute, width)
         each = np.diagonal(kept, offset=1).tolist()
         first, end = np.indices(kept.shape)
-        return largest_of(each) + kept / np.maximum(end - first, 1)
+        return np.asarray(largest_of(each) + kept / np.maximum(end - first, 1))
 
     return _known(prices, ("copied", recompute, prices.copies(width)), made)
 
