@@ -9,10 +9,13 @@ SECONDS ?= 600
 PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slurm test-manifests test-torch-free test-oldest test-doors test-gpu wheel fuzz audit coverage check format bench docs clean
+.PHONY: help packages demo test test-all test-slurm test-manifests test-torch-free test-oldest test-doors test-gpu wheel fuzz audit coverage check format bench docs clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## ?/\t/' | expand -t 12
+
+packages:        ## install system packages that tests use, where they are missing (Debian, Ubuntu)
+	.ci/packages
 
 demo: $(VENV)/.torch   ## a plan for a mixed 16-GPU cluster; then a small GPT trained on four unequal hosts, predicted and measured
 	$(BIN)/argosy demo
@@ -28,7 +31,7 @@ test-slurm: $(VENV)/.test   ## batch scripts on a real Slurm with unequal emulat
 
 test-manifests: .venv-manifests/.torch-free   ## JobSets and SkyPilot tasks by the schemas of kubeflow-trainer-api and skypilot
 	.venv-manifests/bin/python -m pip install --quiet --disable-pip-version-check kubeflow-trainer-api skypilot jsonschema
-	.venv-manifests/bin/python -m pytest tests/export/test_manifests.py -n 0 -p no:cacheprovider -W default
+	.venv-manifests/bin/python -m pytest tests/exporters/test_manifests.py -n 0 -p no:cacheprovider -W default
 
 test-torch-free: .venv-$(notdir $(PYTHON))/.torch-free   ## planning, simulating and reporting without torch: make test-torch-free PYTHON=python3.13
 	.venv-$(notdir $(PYTHON))/bin/python -m pytest -n $(JOBS) --dist worksteal --torch-free -m "not exhaustive and not slurm" -p no:cacheprovider

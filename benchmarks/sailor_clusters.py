@@ -31,7 +31,7 @@ from argosy.cluster.topology import Cluster
 from argosy.cost.calibration import Calibration
 from argosy.document import Document
 from argosy.errors import InfeasibleError
-from argosy.export.sailor import to_sailor
+from argosy.exporters.sailor import to_sailor
 from argosy.plan.check import check_plan
 from argosy.plan.plan import Plan, Recompute
 from argosy.planner import Settings, kept_plans

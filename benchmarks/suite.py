@@ -28,6 +28,7 @@ from benchmarks import (
     selection,
     simulator,
     spmd,
+    two_sites,
 )
 from benchmarks.registry import Benchmark
 
@@ -59,6 +60,7 @@ SUITE = (
     _here(simulator.BENCHMARK, "2026-11-15-simulator.md"),
     _here(growth.BENCHMARK, "2026-11-15-ratios.md"),
     _here(planning.BENCHMARK, "2026-11-16-planning.md"),
+    _here(two_sites.BENCHMARK, "2026-11-16-planning.md"),
     _here(judging.BENCHMARK, "2026-11-16-judging.md"),
     _here(scale.BENCHMARK, "2026-11-15-scale.md"),
     _here(imports.BENCHMARK, "2026-11-15-simulator.md"),
@@ -99,6 +101,13 @@ SUITE = (
         shows="a job in the lab whose link is preempted and whose host is slowed, by policy",
         note="2026-11-15-adaptive.md",
         command="python -m benchmarks.lab.adaptive",
+        needs="root",
+    ),
+    Entry(
+        name="context",
+        shows="one sequence on two unequal devices in the lab, whole and in parts by speed",
+        note="2026-11-16-context.md",
+        command="python -m benchmarks.lab.context",
         needs="root",
     ),
     Entry(

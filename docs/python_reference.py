@@ -35,11 +35,9 @@ def python_page() -> str:
 
 
 def _value(name: str) -> Any:
-    """What a name stands for: ``export`` is a package that is called. None if it needs torch and there is none."""
-    from argosy import api
-
+    """What a name stands for; None if it needs torch and there is none."""
     try:
-        return api.export if name == "export" else getattr(argosy, name)
+        return getattr(argosy, name)
     except ModuleNotFoundError:
         return None
 

@@ -294,6 +294,8 @@ class Recipe:
     """Whether sequences are long enough to be cut."""
     experts: bool = False
     """Whether some layers have experts."""
+    line: bool = False
+    """Whether nodes of the first kind are at a site of their own, behind one line."""
 
 
 def random_case(seed: int, recipe: Recipe | None = None) -> Case:
@@ -399,7 +401,11 @@ def random_cluster_file(random: Random, recipe: Recipe, chain: Chain) -> dict[st
                 latency=random.choice((0, 1, 20)),
             )
         )
-    return {"name": "drawn", "kinds": kinds, "nodes": nodes}
+    content: dict[str, Any] = {"name": "drawn", "kinds": kinds, "nodes": nodes}
+    if recipe.line and len(nodes) > 1:
+        line = {"bandwidth": f"{random.choice((0.1, 0.5, 2)):.6f} GB/s", "latency": f"{random.choice((2, 50))} ms"}
+        content["links"] = [{"name": "line", "between": ["a*", "[bc]*"], **line}]
+    return content
 
 
 def kind_fields(name: str, *, flops: float, memory: float, memory_bandwidth: float = 100.0) -> dict[str, Any]:

@@ -18,7 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("api",),
     ("cli",),
     ("integrations",),
-    ("report", "export", "lab"),
+    ("report", "exporters", "lab"),
     ("nbody",),
     ("runtime",),
     ("adapt",),
@@ -45,7 +45,6 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("plan", "api"): "a plan's methods lead into the rest of the package",
     ("plan", "report"): "a method returns a report",
     ("plan", "timeline"): "a method returns a timeline",
-    ("export", "api"): "the package is called as the function of its name",
     ("units", "errors"): "what is wrong with a text is said as errors says it",
 }
 """Imports that do not point down, each with its reason."""

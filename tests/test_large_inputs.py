@@ -57,6 +57,15 @@ def test_a_large_file_is_answered(name: str, tmp_path: Path) -> None:
     assert len(refused.value.problems) <= MOST_PROBLEMS + 1
 
 
+def test_a_long_trace_that_many_links_follow_is_refused(tmp_path: Path) -> None:
+    rows = "".join(f"{at},1 GB/s\n" for at in range(10_001))
+    (tmp_path / "long.csv").write_text(f"seconds,bandwidth\n{rows}")
+    path = tmp_path / "cluster.toml"
+    path.write_text(f'{NODE}[[changes]]\nlink = "a*.nic"\ntrace = "long.csv"\n')
+    with pytest.raises(InputError, match="found 10001000, expected at most 10,000,000 values of traces"):
+        load_cluster(path)
+
+
 def test_dots_that_are_no_key_are_read(tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
     path.write_text(f"# {'a.' * 500}\n{NODE}[[kinds]]\nname = 'k'\nsource = \"{'a.' * 500}\"\nmemory = '1 GB'\n"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import pytest
 
 import argosy
+from argosy.cli import main
 from argosy.errors import InputError
 from argosy.plan.file import dumps_plan
 
@@ -49,17 +48,26 @@ def test_a_comparison_is_a_table_and_its_rows() -> None:
     assert [row.name for row in shown.value][:1] == ["argosy"] and "megatron" in repr(shown)
 
 
-def test_the_package_of_exports_is_the_function(tmp_path: Path) -> None:
-    """Also after its modules were imported, which binds its name to the package."""
-    import argosy.export.form
-
-    made = argosy.export(BUNDLED, "torchrun", folder=tmp_path, steps=7)  # type: ignore[operator]
+def test_a_plan_is_exported_from_python_as_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = argosy.export(BUNDLED, "torchrun", folder=tmp_path, steps=7)
     assert made.files and (tmp_path / made.files[0][0]).read_text() == made.files[0][1]
-    assert argosy.export.form.Export is type(made) and '"steps": 7' in made.files[0][1]
-    with pytest.raises(InputError, match="to: "):
-        argosy.export(BUNDLED, "megatorn")  # type: ignore[operator]
-    with pytest.raises(InputError, match=r"options: .*expected zone, program, steps or image"):
-        argosy.export(BUNDLED, "torchrun", stepps=7)  # type: ignore[operator]
+    with pytest.raises(SystemExit):
+        main(["export", BUNDLED, "--to", "torchrun", "--steps", "7"])
+    assert capsys.readouterr().out == made.files[0][1]
+
+
+@pytest.mark.parametrize(
+    ("to", "options", "message"),
+    [
+        ("megatorn", {}, 'to: .*did you mean "megatron"'),
+        ("megatron", {"steps": 7}, "--steps: found 7, expected no such option for megatron"),
+        ("torchrun", {"zone": "z"}, '--zone: found "z", expected no such option for torchrun'),
+        ("jobset", {}, "--image: .*expected a container image"),
+    ],
+)
+def test_what_a_system_does_not_take_is_refused(to: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        argosy.export(BUNDLED, to, **options)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +92,6 @@ def test_every_public_function_is_documented_with_types() -> None:
     for name in argosy.__all__:
         value = getattr(argosy, name)
         assert inspect.getdoc(value) or name == "__version__", name
-    code = "import argosy; print(type(argosy.find_plan).__name__, argosy.export.__name__)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["function", "argosy.export"]
 
 
 def test_a_saved_plan_is_what_the_commands_write(tmp_path: Path) -> None:

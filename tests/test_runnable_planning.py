@@ -19,8 +19,6 @@ def test_runnable_plans_run(cluster: str, level: int) -> None:
     chain = load_model("gpt2-xl", sequence_length=1024, dtype="fp16")
     plan = find_plan(chain, load_cluster(cluster), global_batch=64, settings=settings)
     assert unsupported(plan) == ()
-    assert plan.certificate is not None
-    assert "of one width" in plan.certificate.scope
 
 
 def test_what_is_left_out_of_the_space_is_no_faster_without_it() -> None:

@@ -14,10 +14,10 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from argosy import export as export
     from argosy.api import Shown as Shown
     from argosy.api import check_plan as check_plan
     from argosy.api import compare as compare
+    from argosy.api import export as export
     from argosy.api import find_plan as find_plan
     from argosy.api import simulate as simulate
     from argosy.cluster.file import load_cluster as load_cluster
@@ -70,7 +70,7 @@ _HOMES = {
     "compare": "argosy.api",
     "dumps_plan": "argosy.plan.file",
     "dumps_timeline": "argosy.timeline.file",
-    "export": "argosy.export",
+    "export": "argosy.api",
     "find_plan": "argosy.api",
     "load_cluster": "argosy.cluster.file",
     "load_model": "argosy.workload.load",
@@ -89,8 +89,7 @@ __all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = importlib.import_module(_HOMES[name])
-    value = home if _HOMES[name] == f"{__name__}.{name}" else getattr(home, name)
+    value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 

@@ -38,7 +38,7 @@ from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
 
 if TYPE_CHECKING:
-    from argosy.export.form import Export
+    from argosy.exporters.form import Export
     from argosy.report.page import Report
 
 _COLUMNS = 120
@@ -242,28 +242,26 @@ def export(
     cluster: Cluster | str | Path | None = None,
     lossy: bool = False,
     folder: str | Path | None = None,
-    **options: Any,
+    zone: str | None = None,
+    program: str | None = None,
+    steps: int | None = None,
+    image: str | None = None,
 ) -> Export:
     """Write a plan for another system; ``files`` are names and contents, ``lost`` what they cannot express.
 
-    ``folder`` is where the files are written, if anywhere. ``options`` are those of ``argosy export``: ``zone`` for
-    sailor, ``program`` and ``steps`` for torchrun, jobset and skypilot, ``image`` for the last two.
+    ``folder`` is where the files are written, if anywhere. ``zone`` is for sailor, ``program`` and ``steps`` are for
+    torchrun, jobset and skypilot, ``image`` is for jobset.
     """
-    from argosy.cli.export import Target, _export
     from argosy.cli.names import known_name
+    from argosy.exporters.systems import System
+    from argosy.exporters.write import ExportOptions, export_plan
 
-    target = Target(known_name("to", to, [str(one) for one in Target]))
+    system = System(known_name("to", to, [str(name) for name in System]))
     found = _plan(plan)
-    if found.model.content and target is not Target.TORCHRUN:
-        raise bad_input("torchrun for the plan of a captured program", to, where="to")
     where = cluster_from_content(found.cluster.content) if cluster is None else _cluster(cluster)
-    check.check_devices(found, where)
     file = str(plan) if isinstance(plan, str | Path) else "plan.json"
-    settings = {"zone": None, "plan_file": file, "program": "train.py:build", "steps": 100, "image": None}
-    unknown = set(options) - {"zone", "program", "steps", "image"}
-    if unknown:
-        raise bad_input("zone, program, steps or image", sorted(unknown)[0], where="options")
-    made = _export(found, where, target, lossy=lossy, **{**settings, **options})
+    options = ExportOptions(lossy=lossy, zone=zone, plan_file=file, program=program, steps=steps, image=image)
+    made = export_plan(found, where, system, options)
     for name, text in made.files if folder is not None else ():
         path = Path(folder or "") / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -26,11 +26,27 @@ from argosy.solve.history import History, with_history
 from argosy.solve.interleave import with_interleaved
 from argosy.solve.pool_search import PoolSearch
 from argosy.solve.program_plans import CapturedProgram, divided_plan, undivided_plan
-from argosy.solve.settings import SCHEDULES, Progress, Settings, for_target, search_scope, without_deadlock
+from argosy.solve.settings import (
+    SCHEDULES,
+    Progress,
+    Settings,
+    for_target,
+    search_scope,
+    without_deadlock,
+)
+from argosy.solve.uneven_parts import with_uneven_parts
 from argosy.solve.verdict import placed
 from argosy.workload.chain import Chain
 
-__all__ = ["SCHEDULES", "CapturedProgram", "Progress", "Settings", "find_plan", "kept_plans", "search_scope"]
+__all__ = [
+    "SCHEDULES",
+    "CapturedProgram",
+    "Progress",
+    "Settings",
+    "find_plan",
+    "kept_plans",
+    "search_scope",
+]
 
 _MOST_SAMPLES = 10_000_000
 """Of a global batch."""
@@ -55,7 +71,7 @@ def find_plan(
         if global_batch not in (None, workload.samples):
             expected = f"{workload.samples}, the samples of the program's batch"
             raise bad_input(expected, global_batch, where="global_batch")
-        return _find_for_program(workload.on(cluster), cluster, settings, model)
+        return workload.complete(_find_for_program(workload.on(cluster), cluster, settings, model))
     if global_batch is None:
         raise bad_input("a number of samples", where="global_batch")
     return _find_for_chain(workload, cluster, global_batch, settings, model)
@@ -107,7 +123,8 @@ def _find_for_chain(chain: Chain, cluster: Cluster, global_batch: int, settings:
     elif _is_even(settings):
         plan = EvenSearch(chain, cluster, global_batch, settings, model).run()[0]
     else:
-        plan = PoolSearch(chain, cluster, global_batch, settings, model).run()
+        search = PoolSearch(chain, cluster, global_batch, settings, model)
+        plan = with_uneven_parts(search.run(), search, at_time_zero(cluster))
     return with_cost_model(with_history(plan, settings.progress), chain, cluster, model)
 
 

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Context, Decimal, localcontext
+from functools import cached_property
 
 from argosy.errors import Mismatch
 
@@ -73,6 +74,8 @@ _WRONG_SPELLINGS = {
 
 _MOST_DIGITS = 17
 """That a float has."""
+_SMALLEST_NORMAL = 1e-300
+"""Below this, a product with a power of two may be rounded."""
 _PER_SECOND = ("", "/s", "ps", "/sec", "/second", " per second")
 
 
@@ -108,7 +111,7 @@ class Quantity:
             raise Mismatch(text, self.expected, self._suggest_spelling(match[1], unit))
         if digits.startswith("-"):
             raise Mismatch(text, f"{self.expected}, not negative")
-        value = _product(digits, factor)
+        value = _product(digits, factor, self._powers[unit])
         if not math.isfinite(value):
             raise Mismatch(text, f"{self.expected}, within the range of a float")
         return value
@@ -123,8 +126,7 @@ class Quantity:
         """
         value = float(value) + 0.0  # -0.0 is 0
         if digits is None:
-            base = next(unit for unit, factor in self.units.items() if factor == 1)
-            return f"{value!r} {base}"
+            return self.exact([value])[0]
         if not math.isfinite(value):
             return "never" if self.name == "time" and value > 0 else str(value)
         unit = self.printed[0]
@@ -132,6 +134,15 @@ class Quantity:
             if abs(value) >= float(self.units[candidate]) * (1 - 0.5 * 10.0**-digits):
                 unit = candidate
         return f"{_plain(value / float(self.units[unit]), digits)} {unit}"
+
+    def exact(self, values: Iterable[float]) -> list[str]:
+        """Texts that parse back exactly.
+
+        >>> RATE.exact([0.1, 3e9])
+        ['0.1 B/s', '3000000000.0 B/s']
+        """
+        base = self._base
+        return [f"{float(value) + 0.0!r} {base}" for value in values]
 
     def apart(self, one: float, other: float, *, digits: int = 4) -> tuple[str, str]:
         """Both for people, with as many digits as tell them apart where they are not the same.
@@ -144,6 +155,16 @@ class Quantity:
             if texts[0] != texts[1] or one == other or digits >= _MOST_DIGITS:
                 return texts
             digits += 1
+
+    @cached_property
+    def _base(self) -> str:
+        """The SI unit."""
+        return next(unit for unit, factor in self.units.items() if factor == 1)
+
+    @cached_property
+    def _powers(self) -> dict[str, tuple[str, float] | None]:
+        """``_as_powers`` of every unit."""
+        return {unit: _as_powers(factor) for unit, factor in self.units.items()}
 
     def _suggest_unit(self, number: object) -> str | None:
         """For a bare number, which has no unit at all."""
@@ -194,8 +215,29 @@ def _respelt(unit: str) -> Iterator[str]:
                     yield f"{known}/s"
 
 
-def _product(digits: str, factor: Decimal) -> float:
-    """``digits`` times ``factor``, rounded once; infinity where that is out of range, zero apart."""
+def _as_powers(factor: Decimal) -> tuple[str, float] | None:
+    """A factor 10**e * 2**k as the text of its power of ten and the value of its power of two; None for another.
+
+    >>> _as_powers(Decimal(10**9) / 8), _as_powers(Decimal(1024)), _as_powers(Decimal(3600))
+    (('e9', 0.125), ('e0', 1024.0), None)
+    """
+    for k in range(-3, 51):
+        power_of_two = Decimal(2) ** k
+        exponent = (factor / power_of_two).normalize()
+        if exponent.as_tuple().digits == (1,):
+            return f"e{exponent.adjusted()}", float(power_of_two)
+    return None
+
+
+def _product(digits: str, factor: Decimal, powers: tuple[str, float] | None) -> float:
+    """``digits`` times ``factor``, rounded once; infinity if that is out of range, but not for zero.
+
+    A power of ten is read with the digits and a power of two is exact: so a float does what else takes decimals.
+    """
+    if powers is not None and digits.isascii() and "e" not in digits and "E" not in digits:
+        value = float(digits + powers[0]) * powers[1]
+        if value > _SMALLEST_NORMAL:
+            return value
     with localcontext(Context(traps=[])):
         number = Decimal(digits)
         value = float(number * factor)

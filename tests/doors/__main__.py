@@ -18,20 +18,26 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from argosy.cli import main as argosy
-from argosy.export.deepspeed import export_deepspeed
+from argosy.dtype import Dtype
+from argosy.exporters.deepspeed import export_deepspeed
+from argosy.exporters.form import Export
+from argosy.exporters.torchtitan import export_torchtitan
 from argosy.plan.file import plan_from_document, read_plan
 from argosy.plan.model import planned_chain
-from argosy.plan.plan import Replica, Stage
+from argosy.plan.plan import Plan, Replica, Stage
 from argosy.plan.targets import TARGETS, TargetName
+from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.workload.load import load_architecture
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent / "build" / "doors"
 TORCH = "torch==2.13.0"  # the newest with a build for CPUs that is small
+NEWEST_TORCH = "torch==2.15.0"  # with CUDA, three gigabytes; it runs on CPUs as well
 MODEL, CLUSTER, BATCH = "llama-3-8b", "mixed-16", "64"
 PARSERS = {
     "ARGOSY_MEGATRON_LM": "https://github.com/NVIDIA/Megatron-LM",
@@ -56,6 +62,7 @@ class Door:
     """What it imports and does not name."""
     arguments: Callable[[Path], list[str]]
     """Of its reader, behind the folder of exports."""
+    torch: str = TORCH
 
 
 def run(*command: str | Path, **options: object) -> str:
@@ -108,7 +115,7 @@ def flagscale_arguments(folder: Path) -> list[str]:
 
 
 DOORS = {
-    TargetName.TORCHTITAN: Door("torchtitan", ("triton",), lambda folder: []),
+    TargetName.TORCHTITAN: Door("torchtitan", (), lambda folder: [], torch=NEWEST_TORCH),
     TargetName.MEGATRON: Door("megatron-core", ("pydantic", "pyyaml", "regex", "six", "triton"), megatron_arguments),
     TargetName.DEEPSPEED: Door("deepspeed", ("setuptools", "wheel", "numpy"), lambda folder: []),
     TargetName.FLAGSCALE: Door(
@@ -120,7 +127,7 @@ DOORS = {
 
 
 def export(name: TargetName, folder: Path) -> None:
-    """``planned``: the plan that was made for the system; ``small``: two uneven stages that a CPU can train."""
+    """``planned``: the plan that was made for the system; ``small``: uneven stages on two processes of a CPU."""
     dtype = next(str(dtype) for dtype in TARGETS[name].dtypes)
     command = ["plan", "-m", MODEL, "-c", CLUSTER, "-b", BATCH, "--dtype", dtype, "--for", str(name), "-q"]
     written = folder / "planned"
@@ -139,17 +146,47 @@ def export(name: TargetName, folder: Path) -> None:
             except SystemExit as stop:
                 if stop.code:
                     raise ClosedError(said.getvalue()) from stop
+    plan = plan_from_document(read_plan(str(folder / "plan.json")))
+    for words, small, made in small_exports(name, plan):
+        (folder / words).mkdir(exist_ok=True)
+        for file, text in made(small).files:
+            (folder / words / file).write_text(text)
+
+
+def small_exports(name: TargetName, plan: Plan) -> Iterator[tuple[str, Plan, Callable[[Plan], Export]]]:
+    """Plans of uneven stages on two devices, by the folders that they are written to."""
+    chain = planned_chain(plan.model)
     if name is TargetName.DEEPSPEED:
-        plan = plan_from_document(read_plan(str(folder / "plan.json")))
-        stages = tuple(
-            Stage(first=first, end=end, replicas=(Replica(devices=(device,), samples=2),))
-            for first, end, device in ((0, 3, "a0.0"), (3, 4, "a0.1"))
+        yield (
+            "small",
+            two_devices(plan, ((0, 3, 0), (3, 4, 1)), samples=2),
+            lambda small: export_deepspeed(small, chain),
         )
-        small = replace(plan, stages=stages, micro_batch_size=2, num_micro_batches=4, global_batch=8)
-        small = replace(small, model=replace(small.model, dtype="fp32"), collectives=())
-        (folder / "small").mkdir(exist_ok=True)
-        for file, text in export_deepspeed(small, planned_chain(plan.model)).files:
-            (folder / "small" / file).write_text(text)
+    if name is TargetName.TORCHTITAN:
+        architecture = load_architecture(plan.model.name)
+        cuts = {
+            ScheduleKind.ONE_F_ONE_B: ((0, 20, 0), (20, 34, 1)),
+            ScheduleKind.ZERO_BUBBLE: ((0, 20, 0), (20, 34, 1)),
+            ScheduleKind.INTERLEAVED: ((0, 3, 0), (3, 20, 1), (20, 30, 0), (30, 34, 1)),
+            ScheduleKind.ZERO_BUBBLE_V: ((0, 3, 0), (3, 20, 1), (20, 30, 1), (30, 34, 0)),
+            ScheduleKind.DUALPIPE_V: ((0, 3, 0), (3, 20, 1), (20, 30, 1), (30, 34, 0)),
+        }
+        for kind, places in cuts.items():
+            small = replace(
+                two_devices(plan, places, samples=1),
+                schedule=ScheduleSpec(kind=kind, chunks=2 if kind is ScheduleKind.INTERLEAVED else 1),
+            )
+            yield f"small-{kind}", small, lambda small: export_torchtitan(small, chain, architecture)
+
+
+def two_devices(plan: Plan, places: Sequence[tuple[int, int, int]], *, samples: int) -> Plan:
+    """A plan in fp32 whose stages are first layer, end and number of the device."""
+    stages = tuple(
+        Stage(first=first, end=end, replicas=(Replica(devices=(f"a0.{device}",), samples=samples),))
+        for first, end, device in places
+    )
+    small = replace(plan, stages=stages, micro_batch_size=samples, num_micro_batches=4, global_batch=4 * samples)
+    return replace(small, model=replace(small.model, dtype=Dtype.FP32), collectives=())
 
 
 def install(name: TargetName, door: Door, folder: Path, *, newest: bool) -> str:
@@ -160,9 +197,9 @@ def install(name: TargetName, door: Door, folder: Path, *, newest: bool) -> str:
     if not python.exists():
         run(sys.executable, "-m", "venv", folder / "venv")
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    run(*pip, TORCH, *door.beside)
+    run(*pip, door.torch, *door.beside)
     if wanted:
-        run(*pip, *(["--upgrade"] if newest else []), "--no-build-isolation", TORCH, *wanted)
+        run(*pip, *(["--upgrade"] if newest else []), "--no-build-isolation", door.torch, *wanted)
         return run(python, "-c", f"from importlib.metadata import version; print(version({door.package!r}))").strip()
     return version
 

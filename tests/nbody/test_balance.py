@@ -23,9 +23,9 @@ HERE = Path(__file__).parent
 
 def check(found: dict[str, list[float]]) -> None:
     assert found["start"][0] > 2.0, "equal counts on unequal devices are far from even"
-    assert min(found["start"][:6]) <= 1.1
+    assert max(found["start"][3:]) <= 1.05
     assert found["slowed"][0] > 1.3
-    assert min(found["slowed"][:6]) <= 1.15
+    assert max(found["slowed"][3:]) <= 1.05
     assert found["difference"][0] <= 1e-5
 
 

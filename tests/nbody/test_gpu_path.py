@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from thread_ranks import ThreadRanks, on_threads
 from argosy.nbody.balance import Balancer
 from argosy.nbody.evolve import BlockSteps, LocalGravity, evolve, evolve_in_blocks, expansion_steps
 from argosy.nbody.gpu import GpuGravity, GpuTree, for_gpu, gpu_forces
+from argosy.nbody.gpu_shared import SharedGpuGravity
 from argosy.nbody.gpu_tree import device_keys, grow_on_device, walk_on_device
 from argosy.nbody.gravity import compute_forces, tree_force
 from argosy.nbody.hilbert import hilbert_keys
@@ -57,7 +59,7 @@ def test_larger_leaves_do_not_lose_accuracy() -> None:
 
 
 def test_a_device_takes_the_steps_of_the_threads() -> None:
-    """Plain and block steps, alone and by two ranks whose pairs a device sums."""
+    """Plain and block steps, alone, by two ranks whose pairs a device sums, and by two with a device each."""
     box = initial_conditions(box=20.0, per_side=8, redshift=9, seed=3)
     strength = box.cosmology.particle_gravity(box.size, len(box.particles))
     settings = GravitySettings(mesh_cells=32, softening=0.05, tolerance=0.0, threads=1, cell_size=64, leaf_size=16)
@@ -65,16 +67,13 @@ def test_a_device_takes_the_steps_of_the_threads() -> None:
     on_cpu = LocalGravity(size=box.size, strength=strength, settings=settings)
     on_device = GpuGravity(size=box.size, strength=strength, settings=settings, device=DEVICE)
 
-    def shared(ranks: ThreadRanks, mesh_ranks: ThreadRanks) -> Particles:
-        engine = SharedGravity(
-            size=box.size,
-            strength=strength,
-            settings=settings,
-            ranks=ranks,
-            mesh_ranks=mesh_ranks,
-            balancer=Balancer(capacity=(math.inf,) * 2),
-            sum_tree=GpuTree(DEVICE),
-        )
+    def shared(ranks: ThreadRanks, mesh_ranks: ThreadRanks, *, all_on_devices: bool) -> Particles:
+        common = {"size": box.size, "strength": strength, "settings": settings, "ranks": ranks}
+        common |= {"mesh_ranks": mesh_ranks, "balancer": Balancer(capacity=(math.inf,) * 2)}
+        if all_on_devices:
+            engine = SharedGpuGravity(**common, device=DEVICE)
+        else:
+            engine = SharedGravity(**common, sum_tree=GpuTree(DEVICE))
         mine = box.particles.taken(np.flatnonzero(np.arange(len(box.particles)) % 2 == ranks.rank))
         return evolve_in_blocks(replace(box, particles=mine), steps, engine, blocks).particles
 
@@ -83,10 +82,32 @@ def test_a_device_takes_the_steps_of_the_threads() -> None:
     divided = evolve_in_blocks(box, steps, on_cpu, blocks).particles
     alone = evolve_in_blocks(box, steps, on_device, blocks).particles.positions
     np.testing.assert_allclose(alone, divided.positions, atol=1e-4)
-    parts = on_threads(2, shared)
-    together = np.concatenate([part.positions for part in parts])
-    order = np.argsort(np.concatenate([part.ids for part in parts]))
-    np.testing.assert_allclose(together[order], divided.positions[np.argsort(divided.ids)], atol=1e-4)
+    for all_on_devices in (False, True):
+        parts = on_threads(2, partial(shared, all_on_devices=all_on_devices))
+        together = np.concatenate([part.positions for part in parts])
+        order = np.argsort(np.concatenate([part.ids for part in parts]))
+        np.testing.assert_allclose(together[order], divided.positions[np.argsort(divided.ids)], atol=1e-4)
+
+
+@pytest.mark.parametrize("planes", [(0, 11, 25, 40), (0, 40, 40, 40)])
+def test_devices_that_divide_tree_and_mesh_have_the_forces_of_one(planes: tuple[int, ...]) -> None:
+    positions = clustered(1500, 10.0, seed=25)
+    settings = GravitySettings(mesh_cells=40, softening=0.01, threads=1, leaf_size=16)
+    alone = gpu_forces(positions, 10.0, 2.0, settings, DEVICE).total
+    particles = Particles(positions=positions, momenta=np.zeros_like(positions), ids=np.arange(1500))
+
+    def work(ranks: ThreadRanks, mesh_ranks: ThreadRanks) -> tuple[np.ndarray, np.ndarray]:
+        common = {"size": 10.0, "strength": 2.0, "settings": settings, "ranks": ranks, "mesh_ranks": mesh_ranks}
+        engine = SharedGpuGravity(**common, device=DEVICE, planes=planes)
+        engine.starts = np.array([0, 1 << 61, 1 << 61])  # the second owns nothing
+        mine, force = engine.forces(particles.taken(np.arange(ranks.rank, 1500, 3)))
+        return mine.ids, force
+
+    found = on_threads(3, work)
+    order = np.argsort(np.concatenate([ids for ids, _ in found]))
+    together = np.concatenate([force for _, force in found])[order]
+    errors = np.linalg.norm(together - alone, axis=1) / np.linalg.norm(alone, axis=1)
+    assert np.median(errors) <= 1e-5 and np.percentile(errors, 99) <= 1e-3
 
 
 @pytest.mark.parametrize("leaf_size", [1, 16, 100])
@@ -141,5 +162,6 @@ def test_a_device_counts_the_work_of_the_threads() -> None:
     job = (tree, target_cells(tree, settings.cell_size), positions[order], 10.0, settings.split(10.0), settings)
     with ThreadPoolExecutor(1) as pool:
         here, there = tree_force(*job, pool), GpuTree(DEVICE)(*job, pool)
-    assert np.array_equal(here.work, there.work)
+    assert np.array_equal(here.work[:, 0], there.work[:, 0])
+    assert (here.work[:, 1] <= there.work[:, 1]).all()  # threads leave out sources beyond the cut-off of a leaf
     assert here.pair_equivalents > 0

@@ -10,7 +10,7 @@ from thread_ranks import ThreadRanks, on_threads
 from argosy.nbody.domain import common_cells
 from argosy.nbody.gravity import compute_forces
 from argosy.nbody.hilbert import hilbert_keys
-from argosy.nbody.mesh import mesh_force
+from argosy.nbody.mesh import MeshShape, mesh_force
 from argosy.nbody.particles import Particles
 from argosy.nbody.ranks import Alone
 from argosy.nbody.settings import Cloud, GravitySettings
@@ -70,13 +70,14 @@ def test_a_rank_may_own_nothing() -> None:
 @pytest.mark.parametrize("cloud", list(Cloud))
 def test_slabs_are_one_mesh(cloud: Cloud) -> None:
     positions = clustered(800, 10.0, seed=3)
-    alone = mesh_force(positions, 10.0, 12, 0.8, cloud=cloud)
+    shape = MeshShape(box=10.0, cells=12, scale=0.8, cloud=cloud)
+    alone = mesh_force(positions, shape)
     for planes in ((0, 1, 2, 12), (0, 0, 11, 12), (0, 12, 12, 12)):
         parts = np.array_split(np.arange(800), 3)
         found = on_threads(
             3,
             lambda ranks, _, planes=planes, parts=parts: mesh_force(
-                positions[parts[ranks.rank]], 10.0, 12, 0.8, cloud=cloud, ranks=ranks, planes=planes
+                positions[parts[ranks.rank]], shape, ranks=ranks, planes=planes
             ),
         )
         assert np.array_equal(np.concatenate(found), alone)

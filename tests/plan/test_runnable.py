@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from argosy.errors import InputError
 from argosy.plan.file import load_plan
 from argosy.plan.plan import Plan, PolicyRule, Recompute, Replica
-from argosy.plan.runnable import check_movable, unsupported
+from argosy.plan.runnable import max_width_after, unsupported
 from argosy.schedule import ScheduleKind, ScheduleSpec
 
 
@@ -33,24 +32,27 @@ def test_settings_that_run(plain: Plan, runs: dict[str, object]) -> None:
     assert unsupported(replace(plain, stages=tuple(replace(stage, **runs) for stage in plain.stages))) == ()  # type: ignore[arg-type]
 
 
-def test_groups_run_and_are_not_moved(plain: Plan) -> None:
+def test_groups_run_and_runs_that_have_them_may_get_others(plain: Plan) -> None:
     groups = tuple(Replica(devices=(f"a0.{at}", f"a0.{at + 1}"), samples=4, ratios=(0.7, 0.3)) for at in (0, 2))
     plan = replace(plain, stages=(plain.stages[0], replace(plain.stages[1], replicas=groups, zero=3)))
     assert unsupported(plan) == ()
-    check_movable(plain)
-    with pytest.raises(InputError, match=r"stages\[1\]: found tensor width 2.*argosy plan --max-width 1"):
-        check_movable(plan)
+    assert max_width_after(plan) is None
+    assert max_width_after(replace(plain, model=replace(plain.model, content="{}"))) is None
+    assert max_width_after(plain) == max_width_after(plan, is_compiled=True) == 1
 
 
 @pytest.mark.parametrize(
     ("asks", "sentence"),
     [
-        ({"context": 2}, "Stage 1 asks for context parallelism 2, and the runtime executes only 1."),
-        ({"expert": 4}, "Stage 1 asks for expert parallelism 4, and the runtime executes only 1."),
         (
-            {"replicas": (Replica(devices=("a0.0", "a0.1"), samples=4), Replica(devices=("a0.2",), samples=4))},
-            "Stage 1 asks for tensor-parallel groups of unequal width or ratios, and the runtime executes only all of "
-            "one width and ratios.",
+            {"context": 2, "replicas": (Replica(devices=tuple(f"a0.{at}" for at in range(4)), samples=8),)},
+            "Stage 1 asks for context parallelism over tensor-parallel groups, and the runtime executes only over "
+            "single devices.",
+        ),
+        (
+            {"expert": 2, "replicas": (Replica(devices=("a0.0", "a0.1"), samples=4),) * 2},
+            "Stage 1 asks for expert parallelism over tensor-parallel groups, and the runtime executes only over "
+            "single devices.",
         ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

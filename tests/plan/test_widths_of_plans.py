@@ -8,7 +8,7 @@ import pytest
 
 from argosy.cluster.file import cluster_from_content
 from argosy.errors import InputError
-from argosy.plan.check import check_plan
+from argosy.plan.check import _differ, check_plan
 from argosy.plan.file import dumps_plan, load_plan, loads_plan
 from argosy.plan.plan import Plan, Replica, Stage
 from argosy.workload.load import load_model
@@ -83,9 +83,16 @@ def test_what_fits_passes_and_survives_a_file() -> None:
             "stages[0].expert: found 2, expected a divisor of the 1 holders of the stage's weights",
         ),
         (
-            plan_with("mixtral-8x7b", devices=1, expert=2, replicas=pair(samples=1)),
-            "stages[0].replicas: found others, expected replicas of one width, with as many samples and the same "
-            "ratios, in each group that shares experts",
+            plan_with("mixtral-8x7b", devices=1, expert=2, replicas=pair(), experts=(4, 3)),
+            "stages[0].experts: found 7 experts, expected the 8 experts of every layer",
+        ),
+        (
+            plan_with("mixtral-8x7b", devices=1, expert=2, replicas=pair(), experts=(4, 3, 1)),
+            "stages[0].experts: found 3 numbers, expected one for each of 2 holders",
+        ),
+        (
+            plan_with("mixtral-8x7b", devices=2, context=2, expert=2, experts=(5, 3)),
+            "stages[0].experts: found replicas of several devices, expected replicas of one device each",
         ),
     ],
 )
@@ -93,10 +100,22 @@ def test_what_does_not_fit_is_named(plan: Plan, problem: str) -> None:
     assert problem in problems_of(plan)
 
 
-def test_ratios_repeat_from_part_to_part() -> None:
-    plan = plan_with("llama-3-8b", devices=2, context=2)
+def test_parts_may_be_uneven_of_any_length_and_survive_a_file() -> None:
+    plan = plan_with("llama-3-8b", devices=2, length=2051, context=2)
     (stage,) = plan.stages
     uneven = replace(stage, replicas=(replace(stage.replicas[0], ratios=(0.75, 0.25)),))
-    assert problems_of(replace(plan, stages=(uneven,))) == [
-        "stages[0].replicas[0].ratios: found others, expected the same ratios in each of the 2 parts of the sequence"
-    ]
+    plan = replace(plan, stages=(uneven,))
+    assert problems_of(plan) == []
+    assert loads_plan(dumps_plan(plan)) == plan
+
+
+def test_experts_may_be_uneven_and_survive_a_file() -> None:
+    plan = plan_with("mixtral-8x7b", devices=1, expert=2, replicas=pair(samples=1), experts=(5, 3))
+    assert problems_of(plan) == []
+    assert loads_plan(dumps_plan(plan)) == plan
+
+
+def test_groups_share_all_parts_in_the_same_ratios() -> None:
+    assert not _differ((0.4, 0.2, 0.2, 0.1, 0.08, 0.04), 2)
+    assert _differ((0.4, 0.2, 0.2, 0.2), 2)
+    assert _differ((1.0, 0.0), 1), "a part without tokens"

@@ -2,9 +2,10 @@
 
 A seed draws hosts and devices (three or four processes), the network (which decides the plans: replicas or pipelines),
 how often copies and checkpoints are made, and four or five misfortunes with the seconds between them; every third seed
-adapts, and from 32 on the others train a captured program, in stages of operations. At any time one host at least is up
-and connected. What was taken away comes back in time or not at all. Odd seeds run in the lab, where there is one, and
-cut links.
+adapts, and from 32 on the others train a captured program, in stages of operations. From 62 on runs begin with one
+tensor-parallel group of all devices, over several hosts, and odd ones train a captured program. At any time one host at
+least is up and connected. What was taken away comes back in time or not at all. Odd seeds run in the lab, where there
+is one, and cut links.
 """
 
 from __future__ import annotations
@@ -26,11 +27,15 @@ from argosy.lab.system import namespaces, why_not
 
 STEP = 0.15
 """Seconds of a step, at least."""
-LONGEST = 180.0
+SOAK_STEP = 2.0
+"""Seconds of a step of a soak, at least: its losses are computed by one process, too."""
+LONGEST = 600.0
 """Seconds in which something must happen: well above patience and the silences after which hosts are lost."""
 _RATE = 300e6 / 8
 _LAYERS_ONLY = 32
 """Seeds below this train a model that is made of layers."""
+_WITHOUT_GROUPS = 62
+"""Seeds below this begin with the plan that is found for devices alone."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +65,13 @@ class Schedule:
     adapt: str = "off"
     """Every third seed adapts as far as it can."""
     is_captured: bool = False
+    is_grouped: bool = False
+    step_seconds: float = STEP
 
     @property
     def steps(self) -> int:
         """So many that the last misfortune comes before the end."""
-        return round((sum(one.after for one in self.misfortunes) + 2) / STEP)
+        return round((sum(one.after for one in self.misfortunes) + 2) / self.step_seconds)
 
 
 def is_cut(seed: int) -> bool:
@@ -76,12 +83,31 @@ def draw(seed: int, *, cuts: bool) -> Schedule:
     chance = random.Random(seed)
     hosts, devices = chance.choice(((3, 1), (4, 1), (2, 2)))
     bandwidth = "300 Mbit/s" if cuts else chance.choice(("10 Gbit/s", "300 Mbit/s"))
+    found = _misfortunes(chance, hosts, chance.choice((4, 5)), 4.0, cuts=cuts)
+    copy_every, save_every = chance.choice((1, 1, 3)), chance.choice((0, 5))
+    adapt = "full" if seed % 3 == 0 else "off"
+    is_grouped = seed >= _WITHOUT_GROUPS
+    is_captured = seed % 2 == 1 if is_grouped else seed >= _LAYERS_ONLY and adapt == "off"
+    about = (hosts, devices, bandwidth, copy_every, save_every)
+    return Schedule(seed, *about, found, adapt, is_captured, is_grouped)
+
+
+def soak(seed: int, minutes: float, *, captured: bool) -> Schedule:
+    """One run for so long on three hosts, with a misfortune every 11 s on average; none that slows it for good."""
+    found = _misfortunes(random.Random(seed), 3, round(60 * minutes / 11), 21.7, cuts=False, slow=False)
+    return Schedule(seed, 3, 1, "10 Gbit/s", 1, 20, found, is_captured=captured, step_seconds=SOAK_STEP)
+
+
+def _misfortunes(
+    chance: random.Random, hosts: int, count: int, longest: float, *, cuts: bool, slow: bool = True
+) -> tuple[Misfortune, ...]:
+    """What befalls hosts, each up to so many seconds after the one before; one of them at least is up at any time."""
     found: list[Misfortune] = []
     away: set[int] = set()
     cut: set[int] = set()
-    for _ in range(chance.choice((4, 5))):
+    for _ in range(count):
         free = [host for host in range(hosts) if host not in away | cut]
-        choices = ["kill-worker", "slow", "freeze-worker", "freeze-agent"]
+        choices = ["kill-worker", *(["slow"] if slow else []), "freeze-worker", "freeze-agent"]
         choices += ["kill-host", "tell-to-go"] * 2 if len(free) > 1 else []
         choices += ["return"] * 3 if away else []
         choices += ["cut"] * 3 if cuts and len(free) > 1 else []
@@ -93,11 +119,8 @@ def draw(seed: int, *, cuts: bool) -> Schedule:
         away -= {host} if what == "return" else set()
         cut |= {host} if what == "cut" else set()
         cut -= {host} if what == "mend" else set()
-        found.append(Misfortune(round(chance.uniform(0.3, 4.0), 2), what, host))
-    copy_every, save_every = chance.choice((1, 1, 3)), chance.choice((0, 5))
-    adapt = "full" if seed % 3 == 0 else "off"
-    is_captured = seed >= _LAYERS_ONLY and adapt == "off"
-    return Schedule(seed, hosts, devices, bandwidth, copy_every, save_every, tuple(found), adapt, is_captured)
+        found.append(Misfortune(round(chance.uniform(0.3, longest), 2), what, host))
+    return tuple(found)
 
 
 class Fate:
@@ -157,18 +180,19 @@ def play(schedule: Schedule, folder: Path, *, cuts: bool) -> dict[str, object]:
         devices=schedule.devices,
         steps=schedule.steps,
         bandwidth=schedule.bandwidth,
-        step_seconds=STEP,
+        step_seconds=schedule.step_seconds,
         copy_every=schedule.copy_every,
         save_every=schedule.save_every,
         adapt=schedule.adapt,
         grace=10.0,
+        is_grouped=schedule.is_grouped,
         environment={"CAPTURED": "1"} if schedule.is_captured else None,
     )
     begin = time.monotonic()
     with _lab(run) if cuts else contextlib.nullcontext() as lab, run:
         fate, struck = Fate(run, lab), 0
         run.start()
-        run.await_step(1)
+        run.await_step(1, LONGEST)
         for one in schedule.misfortunes:
             time.sleep(one.after)
             if run.is_over():

@@ -10,17 +10,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from argosy.cluster.file import cluster_from_content
-from argosy.cluster.topology import canonical
+from argosy.cluster.topology import Cluster, canonical
 from argosy.plan.file import dumps_plan
+from argosy.plan.plan import Plan, Replica, Stage
 from argosy.planner import Settings, find_plan
 from argosy.runtime.folder import EVENTS, read_lines
 from argosy.runtime.run_spec import RunSpec, dumps_run_spec
+from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.load import load_model
 
 PROGRAM = Path(__file__).parent / "programs" / "double_gpt.py"
@@ -38,6 +41,27 @@ def losses_alone(steps: int, captured: str = "") -> list[float]:
     return losses
 
 
+def in_one_group(plan: Plan, cluster: Cluster) -> Plan:
+    """All layers on one tensor-parallel group of all devices, which may be on several hosts; the first does most."""
+    devices = tuple(device.name for device in cluster.devices)
+    rest = (1 - 0.4) / (len(devices) - 1)
+    group = Replica(devices=devices, samples=4, ratios=(0.4, *[rest] * (len(devices) - 1)))
+    stage = Stage(first=0, end=plan.stages[-1].end, replicas=(group,))
+    schedule = ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B)
+    return replace(
+        plan,
+        stages=(stage,),
+        micro_batch_size=4,
+        num_micro_batches=plan.global_batch // 4,
+        schedule=schedule,
+        left_out=(),
+        collectives=(),
+        policy=(),
+        predicted=None,
+        certificate=None,
+    )
+
+
 class ElasticRun:
     """A job on a few hosts, all on this machine; leaving it ends whatever still runs."""
 
@@ -51,6 +75,7 @@ class ElasticRun:
         bandwidth: str = "10 Gbit/s",
         step_seconds: float = 0.1,
         chain: bool = True,
+        is_grouped: bool = False,
         gate: int | None = None,
         environment: Mapping[str, str] | None = None,
         **settings: Any,
@@ -79,6 +104,8 @@ class ElasticRun:
         config.write_text(json.dumps(_MODEL))
         model = load_model(str(config), dtype="fp32")
         self.plan = find_plan(model, self.cluster, global_batch=8, settings=Settings(runnable=True, max_width=1))
+        if is_grouped:
+            self.plan = in_one_group(self.plan, self.cluster)
         (folder / "plan.json").write_text(dumps_plan(self.plan))
         self.settings = {"lost_after": 2.0, "gather": 120.0, "wait": 60.0, "patience": 60.0, **settings}
         self.settings |= {"model": str(config)} if chain else {}
@@ -218,9 +245,10 @@ class ElasticRun:
             assert self.agents[host].returncode == 0, self.told()
         final: dict[int, float] = {}
         position = None
+        begun = {event["generation"]: event["step"] for event in reversed(self.events("generation"))}
         for line in self.lines():
-            started = [e for e in self.events("generation") if e["generation"] == line["generation"]]
-            expected = position if position is not None and line["step"] == position else started[0]["step"]
+            is_next = position is not None and line["step"] == position
+            expected = position if is_next else begun[line["generation"]]
             assert line["step"] == expected, f"a step was skipped\n{self.told()}"
             position = line["step"] + 1
             final[line["step"]] = line["loss"]

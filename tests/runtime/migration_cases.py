@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_map
 from training_cases import Outcome, box_of
 
 from argosy.cluster.file import build_cluster
+from argosy.cluster.topology import Cluster
 from argosy.cost.moving import migration
 from argosy.document import parse_toml
 from argosy.dtype import Dtype
@@ -33,10 +35,14 @@ ROSTER = tuple(f"n{index // 2}.{index % 2}" for index in range(4))
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A plan in short: per stage (layers, {rank: samples}, ZeRO level)."""
+    """A plan in short: per stage (layers, replicas, ZeRO level)."""
 
-    stages: tuple[tuple[int, tuple[tuple[int, int], ...], int], ...]
+    stages: tuple[tuple[int, tuple[Replica, ...], int], ...]
     schedule: ScheduleSpec = ONE
+
+    @property
+    def micro_batch_size(self) -> int:
+        return sum(replica.samples for replica in self.stages[0][1])
 
 
 Change = Shape | ScheduleSpec | tuple[int, tuple[int, ...]]
@@ -57,15 +63,14 @@ class Journey:
 
 def plan_of(shape: Shape, model: str) -> Plan:
     built, first = [], 0
-    for count, members, zero in shape.stages:
-        replicas = tuple(Replica(devices=(ROSTER[rank],), samples=samples) for rank, samples in members)
+    for count, replicas, zero in shape.stages:
         built.append(Stage(first=first, end=first + count, replicas=replicas, zero=zero))
         first += count
     assert first == NUM_LAYERS.get(model, 6)
-    size = sum(samples for _, samples in shape.stages[0][1])
+    size = shape.micro_batch_size
     return Plan(
         model=ModelRef(name=model, sequence_length=1, dtype=Dtype.FP32),
-        cluster=ClusterRef(name="local", hash="", content="{}"),
+        cluster=ClusterRef.of(cluster()),
         global_batch=BATCH,
         micro_batch_size=size,
         num_micro_batches=BATCH // size,
@@ -98,16 +103,21 @@ def chain_of(journey: Journey) -> Chain:
     return Chain(name=journey.model, layers=tuple(layers), sequence_length=1, dtype=Dtype.FP32)
 
 
-def predicted_bytes(journey: Journey) -> list[list[int]]:
-    """Move by move, what the cost model has each rank receive, in double precision: twice the bytes of fp32."""
+@cache
+def cluster() -> Cluster:
+    """Two nodes of two devices."""
     nodes = '[[nodes]]\nname = "n"\ncount = 2\ndevices = { kind = "V100-32GB", count = 2 }\n'
     nodes += 'intra = [{ medium = "nvlink", bandwidth = "100 GB/s" }]\nnic = { bandwidth = "25 Gbit/s" }\n'
-    cluster = build_cluster(parse_toml(f'name = "local"\n{nodes}', file="local.toml"), folder=Path())
+    return build_cluster(parse_toml(f'name = "local"\n{nodes}', file="local.toml"), folder=Path())
+
+
+def predicted_bytes(journey: Journey) -> list[list[int]]:
+    """Move by move, what the cost model has each rank receive, in double precision: twice the bytes of fp32."""
     chain, plan, moves = chain_of(journey), plan_of(journey.first, journey.model), []
     for change in journey.changes:
         if isinstance(change, Shape):
             new = plan_of(change, journey.model)
-            received = migration(plan, new, chain, cluster).received
+            received = migration(plan, new, chain, cluster()).received
             moves.append([2 * round(received.get(device, 0.0)) for device in ROSTER])
             plan = new
     return moves
@@ -147,8 +157,8 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.01)
 
 
-Held = dict[tuple[str, str], tuple[int, int, int]]
-"""(begin, end, bytes of a row) by name and what."""
+Held = dict[tuple[str, str], tuple[Any, int]]
+"""Which elements of the whole, and bytes of each, by name and what."""
 
 
 def travel(journey: Journey) -> tuple[list[float], list[tuple[Held, Held, Moved]], Outcome, int]:
@@ -189,20 +199,24 @@ def begin_and_move(journey: Journey, plan: Plan) -> None:
 
 
 def holding(trainer: Trainer, model: nn.Module) -> Held:
-    """Which rows are in this rank's memory, weights whole where they are, state as the optimizer has it."""
+    """Which elements are in this rank's memory: weights as modules have them, state as the optimizer has it."""
     found: Held = {}
     for name, value in trainer.state_dict().items():
         kind, _, rest = name.partition(".")
-        rows = value.as_subclass(Tensor)
-        if rows.dim() == 0 or not isinstance(value, Rows):
+        if not isinstance(value, Rows) or not value.whole:
             continue
+        there = np.zeros(tuple(value.whole), dtype=bool)
+        for box in value.boxes:
+            there[box_of(box.whole, np.empty(box.sizes))] = True
         weight, what = (rest, "value") if kind == "model" else rest.rsplit(".", 1)
-        found[weight, what] = (value.first, value.first + rows.shape[0], rows[:1].numel() * rows.element_size())
+        found[weight, what] = there, value.as_subclass(Tensor).element_size()
+    parts = {shard.weight.name: shard.weight for shards in trainer.gradients.shards for shard in shards.shards}
     for name, parameter in model.named_parameters():
-        whole = not parameter.is_meta and parameter.untyped_storage().nbytes() > 0
-        if whole and parameter.dim() > 0:
-            row = parameter[:1].numel() * parameter.element_size()
-            found[name, "value"] = (0, parameter.shape[0], row)
+        is_there = not parameter.is_meta and parameter.untyped_storage().nbytes() > 0
+        if is_there and name in parts:
+            there, _ = found[name, "value"]
+            for box in parts[name].boxes or [None]:
+                there[... if box is None else box_of(box.whole, np.empty(box.sizes))] = True
     return found
 
 
@@ -214,7 +228,7 @@ def alone(journey: Journey) -> Outcome:
     shape = journey.first
     for step, change in enumerate(journey.changes):
         shape = change if isinstance(change, Shape) else shape
-        size = sum(samples for _, samples in shape.stages[0][1])
+        size = shape.micro_batch_size
         total = 0.0
         for index in range(BATCH // size):
             rows = slice(index * size, (index + 1) * size)
@@ -232,18 +246,27 @@ def alone(journey: Journey) -> Outcome:
 
 
 def bytes_that_were_missing(before: Held, after: Held) -> int:
-    """By brute force: row by row."""
+    """By brute force: element by element."""
     total = 0
-    for key, (begin, end, size) in after.items():
-        first, last, _ = before.get(key, (0, 0, 0))
-        total += size * sum(1 for row in range(begin, end) if not first <= row < last)
+    for key, (there, size) in after.items():
+        had = before[key][0] if key in before else np.zeros_like(there)
+        total += size * int((there & ~had).sum())
     return total
 
 
-def spread(*stages: tuple[int, dict[int, int], int], schedule: ScheduleSpec = ONE) -> Shape:
-    return Shape(
-        stages=tuple((layers, tuple(members.items()), zero) for layers, members, zero in stages), schedule=schedule
-    )
+def group(*ranks: int, samples: int, ratios: tuple[float, ...] = ()) -> Replica:
+    """A replica that a tensor-parallel group shares."""
+    return Replica(devices=tuple(ROSTER[rank] for rank in ranks), samples=samples, ratios=ratios)
+
+
+def spread(*stages: tuple[int, Any, int], schedule: ScheduleSpec = ONE) -> Shape:
+    """Stages of (layers, {rank: samples} or replicas, ZeRO level)."""
+    built = []
+    for layers, members, zero in stages:
+        if isinstance(members, dict):
+            members = [group(rank, samples=samples) for rank, samples in members.items()]
+        built.append((layers, tuple(members), zero))
+    return Shape(stages=tuple(built), schedule=schedule)
 
 
 def worst(outcomes: Sequence[Outcome], wanted: Outcome) -> float:

@@ -6,9 +6,11 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import gradient_programs  # noqa: F401 (registers its programs)
 import library_programs
 import model_programs  # noqa: F401 (registers its programs)
 import odd_programs  # noqa: F401 (registers its programs)
+import pytest
 import torch
 import torch.distributed as dist
 from own_programs import BATCH, PROGRAMS
@@ -21,7 +23,8 @@ from argosy.errors import InputError
 from argosy.plan.file import dumps_plan, loads_plan
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Recompute, Replica, Stage
 from argosy.planner import CapturedProgram, find_plan
-from argosy.runtime.operations import divides, forward_of, mixes_samples
+from argosy.runtime import tensorstage
+from argosy.runtime.operations import divides, forward_of, group_programs, mixes_samples
 from argosy.runtime.trainer import parallelize
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.solve.stagecut import cut_graph
@@ -57,7 +60,7 @@ UNEQUAL = json.dumps(
         ],
     }
 )
-WAYS = ("replicas", "stages", "group")
+WAYS = ("replicas", "stages")
 
 
 def optimizer(parameters: Any) -> torch.optim.Optimizer:
@@ -132,19 +135,35 @@ def captured(name: str) -> CapturedProgram:
         samples=BATCH,
         mixes=mixes_samples(forward),
         divides=lambda plan: divides(forward, plan),
+        programs=lambda plan: group_programs(fake, plan),
     )
 
 
 def plan_for(name: str, way: str) -> str:
-    """A plan of segments as a file: what the planner finds on three unequal devices, or one that saves memory."""
+    """A plan of segments as a file: what the planner finds on three unequal devices, one that saves memory, or one
+    group of all devices."""
     torch.set_default_dtype(torch.float64)
     try:
         program = captured(name)
         if way == "planned":
             return dumps_plan(find_plan(program, cluster_from_content(UNEQUAL)))
+        if way == "group":
+            return dumps_plan(grouped(program))
         return dumps_plan(_saving(program.chain))
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def grouped(program: CapturedProgram) -> Plan:
+    """One group of three unequal shares, with what it does."""
+    plan = plan_of(program.name, "group")
+    (stage,) = plan.stages
+    stage = replace(stage, end=len(program.chain.layers))
+    return program.complete(replace(plan, model=ModelRef.of(program.chain), stages=(stage,)))
+
+
+def no_search(*_: Any, **__: Any) -> None:
+    raise AssertionError("a program was searched although the plan has it")
 
 
 def _saving(chain: Chain) -> Plan:
@@ -162,7 +181,7 @@ def _saving(chain: Chain) -> Plan:
 
 
 def plans_of_a_journey(name: str) -> list[str]:
-    """From a pipeline that saves memory over replicas with sharded state to another pipeline and back."""
+    """From a pipeline that saves memory over a tensor-parallel group and replicas with sharded state to a pipeline."""
     torch.set_default_dtype(torch.float64)
     try:
         chain = captured(name).chain
@@ -187,7 +206,10 @@ def plans_of_a_journey(name: str) -> list[str]:
             strict=False,
         )
     )
-    return [dumps_plan(plan) for plan in (first, wide, replace(first, stages=moved), first)]
+    group = Replica(devices=("n0.0", "n0.1"), samples=first.micro_batch_size, ratios=(0.7, 0.3))
+    shared = replace(pipeline[0], zero=0, recompute=Recompute.NONE, replicas=(group,))
+    grouped = replace(first, stages=(shared, *pipeline[1:]))
+    return [dumps_plan(plan) for plan in (first, grouped, wide, replace(first, stages=moved))]
 
 
 def travel(name: str, plans: list[str]) -> list[float]:
@@ -221,8 +243,11 @@ def train(name: str, way: str, plan: str | None = None) -> tuple[str, Any]:
         model, loss_fn, batch = run_build(PROGRAMS[name], recording)
         batch = tree_map(lambda leaf: recording.materialise([leaf])[0] if isinstance(leaf, Tensor) else leaf, batch)
         options: dict[str, Any] = {"recording": recording, "seed": SEED, "cut": cut}
-        trainer = parallelize(model, loss_fn, optimizer, batch, chosen, **options)
-        return "losses", [trainer.step(batch) for _ in range(STEPS)]
+        with pytest.MonkeyPatch.context() as patch:
+            if chosen.programs:
+                patch.setattr(tensorstage, "program_at", no_search)
+            trainer = parallelize(model, loss_fn, optimizer, batch, chosen, **options)
+            return "losses", [trainer.step(batch) for _ in range(STEPS)]
     except InputError as error:
         dist.barrier()  # a rank that leaves early would look like one that crashed
         return "refused", str(error)

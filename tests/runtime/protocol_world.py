@@ -397,7 +397,7 @@ class World:
         group, arrived = self.groups[generation], True
         for rank, (workers, _, task) in group.items():
             own = [f"e{at}" for at in range(ENTRIES) if at % len(group) == rank]
-            pieces = [Piece(entry=e, first=0, rows=1, whole=(1,), dtype="u1", begin=0, end=1) for e in own]
+            pieces = [Piece(entry=e, first=(0,), sizes=(1,), whole=(1,), dtype="u1", begin=0, end=1) for e in own]
             header = Header(
                 generation=generation, step=done, rank=rank, scale=1.0, entries=ENTRIES, elements=ENTRIES,
                 pieces=tuple(pieces),

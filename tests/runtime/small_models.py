@@ -367,8 +367,10 @@ NUM_LAYERS = {"t5": 7}
 
 def build(name: str, samples: int, *, tied: bool, dtype: torch.dtype, seed: int = 0) -> Built:
     from graph_models import GRAPH_MODELS
+    from llama_models import LLAMA_MODELS
 
     torch.manual_seed(seed)
-    model, loss_fn, batch = (MODELS | HUGGING_FACE | GRAPH_MODELS | DROPPING | FROZEN)[name](samples, tied=tied)
+    known = MODELS | HUGGING_FACE | GRAPH_MODELS | DROPPING | FROZEN | LLAMA_MODELS
+    model, loss_fn, batch = known[name](samples, tied=tied)
     model = model.to(dtype)
     return model, loss_fn, tree_map(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, batch)

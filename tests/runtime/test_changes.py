@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rank_pool import RankPool
-from training_cases import Case, differences, train_by_policy, train_with_changes
+from training_cases import Case, differences, plan_of, train_by_policy, train_with_changes
 
 from argosy.plan.plan import PolicyRule
+from argosy.runtime.adapting import change_to
 from argosy.schedule import ScheduleKind, ScheduleSpec
 
 CHANGES = [
@@ -25,6 +28,14 @@ def test_schedule_and_shares_change_without_a_restart(ranks: RankPool) -> None:
     case = Case(shares=((3, 1), (2, 2)), zero=3, clip=False)
     outcomes = ranks(4, train_with_changes, case, CHANGES)
     assert not differences(replace(case, steps=1 + len(CHANGES)), outcomes)
+
+
+def test_other_ratios_of_a_group_are_a_move() -> None:
+    plan, other = (plan_of(Case(shares=((2,),), ratios=(ratios,))) for ratios in ((0.7, 0.3), (0.5, 0.5)))
+    moves: list[Any] = []
+    trainer: Any = SimpleNamespace(plan=plan, move=moves.append)
+    change_to(trainer, other)
+    assert moves == [other]
 
 
 @pytest.mark.exhaustive

@@ -35,7 +35,7 @@ OTHERS = [
     Case(shares=((4,),), tied=True),
     Case(shares=((2, 2), (4,), (3, 1)), zero=1, tied=True, kind=ScheduleKind.KFKB, k=2),
     Case(shares=((1, 1, 2), (1, 3)), zero=2, tied=True),
-    Case(shares=((2, 2), (4,)), zero=1, tied=True, ratios=((0.7, 0.3), (1.0,))),
+    Case(shares=((2, 2), (4,)), zero=1, tied=True, ratios=(((0.7, 0.3), (0.5, 0.5)), (1.0,))),
 ]
 
 

@@ -51,7 +51,7 @@ def test_generated_code_trains_as_one_process(ranks: RankPool) -> None:
         ),
         (
             Case(shares=((2,),), ratios=((0.5, 0.5),)),
-            r"stages\[0\]: found tensor width 2, expected width 1 for compiled stages",
+            r"stages\[0\]: found tensor width 2, expected tensor width 1 for compiled stages",
         ),
     ],
     ids=["split", "group"],

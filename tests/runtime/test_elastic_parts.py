@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from training_cases import CLUSTER, Case, plan_of
@@ -19,7 +23,10 @@ from argosy.cluster.file import cluster_from_content, load_cluster
 from argosy.cost.calibration import Calibration
 from argosy.errors import InputError
 from argosy.plan.file import dumps_plan, load_plan
+from argosy.plan.plan import Replica
 from argosy.planner import find_plan
+from argosy.runtime.boxes import Box
+from argosy.runtime.elastic import snapshot
 from argosy.runtime.elastic.agent import replanner_of
 from argosy.runtime.elastic.claims import Claim, Claims, Host, Outcome
 from argosy.runtime.elastic.copies import Header, Piece, Source, Store, is_whole, newest_whole
@@ -30,6 +37,7 @@ from argosy.runtime.elastic.replan import Replanner, regrouped
 from argosy.runtime.elastic.snapshot import Part, divide_duties
 from argosy.runtime.manifest import write_manifest
 from argosy.runtime.run_spec import RunSpec
+from argosy.runtime.state import Rows
 from argosy.schedule import ScheduleKind
 from argosy.workload.load import load_model
 
@@ -43,7 +51,15 @@ def header(
     made, at = [], 0
     for entry, first, rows in pieces:
         made.append(
-            Piece(entry=entry, first=first, rows=rows, whole=(ROWS, 4), dtype="float64", begin=at, end=at + 32 * rows)
+            Piece(
+                entry=entry,
+                first=(first, 0),
+                sizes=(rows, 4),
+                whole=(ROWS, 4),
+                dtype="float64",
+                begin=at,
+                end=at + 32 * rows,
+            )
         )
         at += 32 * rows
     return Header(
@@ -76,7 +92,7 @@ def test_the_newest_whole_copies_count() -> None:
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.sets(st.integers(0, 7), min_size=1)), min_size=2, max_size=6))
 def test_the_loss_of_any_host_loses_nothing(ranks: list[tuple[str, set[int]]]) -> None:
     """Parts are numbers here; hosts form a ring, as agents do."""
-    held = [(host, [Part(f"e{part}", 0, 1, (1,)) for part in sorted(parts)]) for host, parts in ranks]
+    held = [(host, [Part(f"e{part}", (0,), (1,), (1,)) for part in sorted(parts)]) for host, parts in ranks]
     hosts = sorted({host for host, _ in held})
     kept: dict[str, set[Part]] = {host: set() for host in hosts}
     for rank, (host, parts) in enumerate(held):
@@ -176,6 +192,59 @@ def test_a_plan_without_costs_is_kept_as_far_as_it_goes() -> None:
     assert without_first.stages[0].first == 0
     assert without_first.schedule.kind is ScheduleKind.ONE_F_ONE_B
     assert regrouped(plan, ()) is None
+
+
+def test_a_group_that_loses_members_goes_on_with_the_others() -> None:
+    plan = plan_of(Case(shares=((2, 2), (4,)), ratios=((0.5, 0.5), (0.5, 0.3, 0.2))))
+    devices = plan.devices
+    left = regrouped(plan, set(devices) - {devices[0], devices[5]})
+    assert left is not None
+    assert [[r.devices for r in stage.replicas] for stage in left.stages] == [
+        [devices[2:4]],
+        [(devices[4], devices[6])],
+    ]
+    assert left.stages[1].replicas[0].ratios == pytest.approx((5 / 7, 2 / 7))
+    alone = regrouped(plan, {devices[1], devices[4], devices[6]})
+    assert alone is not None
+    assert alone.stages[0].replicas == (Replica(devices=(devices[1],), samples=4),)
+
+
+@given(st.sampled_from([0, 1]), st.data())
+def test_any_region_is_read_from_the_parts_of_others(dim: int, data: st.DataObject) -> None:
+    """A matrix in two blocks, cut by rows or by columns; what the blocks hold travels row by row."""
+    whole = torch.arange(ROWS * 4, dtype=torch.float64).view(ROWS, 4)
+    blocks, sources = {}, []
+    for rank, part in enumerate(whole.split([2, whole.shape[dim] - 2], dim)):
+        first = (2 * rank, 0) if dim == 0 else (0, 2 * rank)
+        blocks[rank] = bytes(part.contiguous().view(-1).view(torch.uint8).tolist())
+        piece = Piece(
+            entry="a",
+            first=first,
+            sizes=tuple(part.shape),
+            whole=(ROWS, 4),
+            dtype="float64",
+            begin=0,
+            end=len(blocks[rank]),
+        )
+        head = Header(generation=1, step=0, rank=rank, scale=1.0, entries=1, elements=ROWS * 4, pieces=(piece,))
+        sources.append(Source(address="x", port=1, header=head))
+    assert is_whole([source.header for source in sources])
+    assert not is_whole([sources[0].header])
+
+    @contextmanager
+    def asking(address: str, port: int, token: str, greeting: Any, *, patience: float) -> Iterator[Any]:
+        yield io.BytesIO(b"".join(blocks[greeting["rank"]][begin:end] for begin, end in greeting["ranges"]))
+
+    rows, columns = (
+        data.draw(st.tuples(st.integers(0, n - 1), st.integers(1, n)).filter(lambda t: t[0] < t[1])) for n in (ROWS, 4)
+    )
+    sizes = (rows[1] - rows[0], columns[1] - columns[0])
+    box = Box((rows[0], columns[0]), (0, 0), sizes)
+    wanted = Rows.of(torch.zeros(sizes, dtype=torch.float64), (box,), (ROWS, 4))
+    places = {"a": [(source, source.header.pieces[0]) for source in sources]}
+    with mock.patch.object(snapshot, "asking", asking):
+        snapshot.Reading(places, token="", patience=1.0).fill({"a": wanted})
+    assert torch.equal(wanted.as_subclass(torch.Tensor), whole[slice(*rows), slice(*columns)])
 
 
 def test_samples_that_do_not_divide_go_where_they_are_fewest_for_what_was_planned() -> None:

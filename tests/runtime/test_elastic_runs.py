@@ -14,8 +14,9 @@ from elastic_cases import PROGRAM, ElasticRun, losses_alone
 from argosy.runtime.checkpoint import read_state_dict
 
 
-def test_the_command_goes_on_after_a_worker_was_killed(tmp_path: Path) -> None:
-    run = ElasticRun(tmp_path, hosts=2)
+def test_the_command_goes_on_after_a_member_of_a_group_was_killed(tmp_path: Path) -> None:
+    """A tensor-parallel group over two hosts."""
+    run = ElasticRun(tmp_path, hosts=2, is_grouped=True)
     command = [sys.executable, "-m", "argosy", "run", str(tmp_path / "plan.json"), f"{PROGRAM}:build"]
     command += ["--elastic", "--here", "--steps", "6", "--out", str(run.run), "--any-device", "--json"]
     command += ["--adapt", "k", "--model", str(tmp_path / "costs" / "config.json")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -40,7 +41,7 @@ def run(command: list[str]) -> None:
 
 
 def history(folder: Path) -> list[dict[str, float]]:
-    figures = ("step", "loss", "eval_loss", "learning_rate", "grad_norm", "epoch")
+    figures = ("step", "loss", "eval_loss", "eval_accuracy", "learning_rate", "grad_norm", "epoch")
     lines = json.loads((folder / "log.json").read_text())
     return [{name: line[name] for name in figures if name in line} for line in lines]
 
@@ -66,6 +67,9 @@ def test_a_script_trains_on_three_unequal_processes_as_on_one_and_is_resumed(tmp
     one, other = (GPT2LMHeadModel.from_pretrained(place / "model").state_dict() for place in (alone, folder))
     assert all(torch.allclose(one[name], other[name], rtol=1e-3, atol=1e-5) for name in one)
     assert not (folder / "model" / "argosy").exists()
+    assert any("eval_accuracy" in line for line in found)
+    logits, expected = (torch.tensor(json.loads((place / "predicted.json").read_text())) for place in (folder, alone))
+    assert logits.shape[0] == 11 and torch.allclose(logits, expected, atol=1e-4)
     shutil.rmtree(folder / "checkpoint-6")
     (folder / "log.json").unlink()
     run([*torchrun, "resume"])
@@ -97,7 +101,10 @@ FREE = SimpleNamespace(
         ({"train_batch_size": 4}, "per_device_train_batch_size: found 4, expected 8, the plan's global batch"),
         ({"bf16": True}, "bf16, fp16: found bf16, expected fp32, in which the plan computes"),
         ({"optimizer": 1}, "optimizers: found an object, expected optimizer_cls_and_kwargs, from which every rank"),
-        ({"compute_metrics": print}, "compute_metrics: found a function, expected none: logits stay on the ranks of"),
+        (
+            {"compute_metrics": print, "model": torch.nn.Linear(1, 1)},
+            "compute_metrics: found a function, expected none for a model that is captured: its program computes the",
+        ),
         (
             {"gradient_accumulation_steps": 2, "model_accepts_loss_kwargs": False},
             "gradient_accumulation_steps: found 2, expected 1 for a model that is captured or whose loss takes no",
@@ -117,3 +124,23 @@ def test_a_library_sees_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     with visible(hidden):
         assert os.environ["WORLD_SIZE"] == "3"
     assert "WORLD_SIZE" not in os.environ
+
+
+def test_a_missing_package_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "accelerate.state", None)
+    with pytest.raises(ModuleNotFoundError, match=r"hf needs accelerate.*; pip install 'argosy\[hf\]' installs it"):
+        runpy.run_path(str(hf.__file__))
+
+
+def test_models_that_ranks_build_without_a_seed_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[dict[str, str]] = []
+    monkeypatch.setattr(hf, "check_agreed", lambda facts, *_: compared.append(facts))
+    monkeypatch.setattr(hf, "device_of", lambda *_: torch.device("cpu"))
+    monkeypatch.setattr(hf.dist, "get_rank", lambda: 0)
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        trainer: Any = hf.Trainer.__new__(hf.Trainer)
+        trainer.model, trainer.roster = torch.nn.Linear(300, 3).bfloat16(), ("a0.0",)
+        trainer._compare_values()
+    assert compared[0] == compared[1] != compared[2]
+    assert all("set_seed" in name for facts in compared for name in facts)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +15,7 @@ from migration_cases import (
     alone,
     begin_and_move,
     bytes_that_were_missing,
+    group,
     plan_of,
     predicted_bytes,
     spread,
@@ -20,8 +24,8 @@ from migration_cases import (
 )
 from rank_pool import RankError, RankPool
 
-from argosy.cost.moving import missing
-from argosy.runtime.rows import Piece, moves_between, waves
+from argosy.cost.regions import Region, outside, shared_regions, volume
+from argosy.runtime.moves import Piece, moves_between, waves
 from argosy.schedule import ScheduleKind, ScheduleSpec
 
 KFKB = ScheduleSpec(kind=ScheduleKind.KFKB, k=2)
@@ -43,6 +47,10 @@ HEAD = spread((3, {0: 2, 1: 2}, 1), (2, {2: 4}, 0), (1, {3: 4}, 0))
 HEAD_MOVED = spread((3, {0: 2, 1: 2}, 1), (2, {3: 4}, 0), (1, {2: 4}, 0))
 HEAD_WITH_EMBEDDING = spread((5, {3: 4}, 0), (1, {0: 2, 1: 2}, 2))
 
+EVEN_GROUPS = spread((3, [group(0, 1, samples=4)], 0), (3, [group(2, 3, samples=4, ratios=(0.7, 0.3))], 0))
+UNEQUAL_GROUPS = spread((6, [group(0, 2, samples=2, ratios=(0.3, 0.7)), group(1, 3, samples=2)], 3))
+OTHER_WIDTHS = spread((2, {3: 4}, 0), (4, [group(0, 1, 2, samples=4, ratios=(0.5, 0.3, 0.2))], 0), schedule=KFKB)
+
 JOURNEYS = {
     "through every kind of plan": Journey(
         first=TWO_BY_TWO,
@@ -53,6 +61,9 @@ JOURNEYS = {
     ),
     "a head that shares its table": Journey(
         tied=True, first=HEAD, changes=(None, HEAD_MOVED, HEAD_WITH_EMBEDDING, WIDE, TWO_BY_TWO, HEAD)
+    ),
+    "through tensor-parallel groups": Journey(
+        tied=True, first=TWO_BY_TWO, changes=(None, EVEN_GROUPS, None, UNEQUAL_GROUPS, OTHER_WIDTHS, TWO_BY_TWO)
     ),
     "before the first step": Journey(first=WITH_IDLE, changes=(TWO_BY_TWO, None)),
     "built without values": Journey(first=WITH_IDLE, changes=(None, WIDE, TWO_BY_TWO, None), recorded=True),
@@ -94,34 +105,58 @@ def test_a_plan_that_is_not_for_this_job_is_refused_by_name(ranks: RankPool) -> 
         ranks(4, begin_and_move, Journey(first=TWO_BY_TWO, changes=()), other)
 
 
-intervals = st.tuples(st.integers(0, 12), st.integers(0, 12)).map(sorted).map(tuple)
+SHAPE = (6, 4)
+CELLS = list(itertools.product(*map(range, SHAPE)))
+intervals = [st.tuples(st.integers(0, size), st.integers(0, size)).map(sorted).map(tuple) for size in SHAPE]
 
 
-@given(intervals, intervals)
-def test_missing_rows_are_those_of_one_and_not_of_the_other(wanted: tuple[int, int], held: tuple[int, int]) -> None:
-    rows = [row for begin, end in missing(wanted, held) for row in range(begin, end)]
-    assert rows == [row for row in range(*wanted) if row not in range(*held)]
+def apart(found: list[Region]) -> list[Region]:
+    """The same elements, each in one region."""
+    return [part for at, region in enumerate(found) for part in outside([region], found[:at])]
+
+
+regions: st.SearchStrategy[Any] = st.lists(st.tuples(*intervals), max_size=3).map(apart)
+EVERYTHING = [tuple((0, size) for size in SHAPE)]
+
+
+def cells(found: Sequence[Region]) -> list[tuple[int, ...]]:
+    """Elements, once for each region that has them."""
+    return [cell for region in found for cell in itertools.product(*(range(*interval) for interval in region))]
+
+
+@given(regions, regions)
+def test_what_is_outside_is_in_one_and_not_in_the_other(wanted: list[Region], held: list[Region]) -> None:
+    assert set(cells(outside(wanted, held))) == set(cells(wanted)) - set(cells(held))
+    assert volume(wanted) == len(set(cells(wanted)))
+
+
+@given(st.lists(regions, max_size=4))
+def test_every_element_is_summed_by_all_that_hold_it(held: list[list[Region]]) -> None:
+    found = shared_regions(dict(enumerate(held)))
+    assert sorted(cells([region for region, _ in found])) == sorted({cell for own in held for cell in cells(own)})
+    for region, ranks in found:
+        for cell in cells([region]):
+            assert ranks == tuple(rank for rank, own in enumerate(held) if cell in cells(own))
 
 
 @st.composite
 def pieces(draw: st.DrawFn) -> Piece:
-    """Rows that somebody holds, each once or more often."""
-    before = {rank: draw(intervals) for rank in range(3)} | {3: (0, 12)}
-    after = {rank: draw(intervals) for rank in draw(st.sets(st.integers(0, 3)))}
-    return Piece(name=draw(st.sampled_from("abc")), what="value", row_bytes=8, before=before, after=after)
+    """Something that somebody holds, each element once or more often."""
+    before = {rank: draw(regions) for rank in range(3)} | {3: EVERYTHING}
+    after = {rank: draw(regions) for rank in draw(st.sets(st.integers(0, 3)))}
+    return Piece(name=draw(st.sampled_from("abc")), what="value", item_bytes=8, before=before, after=after)
 
 
-@given(st.lists(pieces(), max_size=6))
-def test_every_missing_row_comes_once_from_somebody_who_has_it(some: list[Piece]) -> None:
+@given(st.lists(pieces(), max_size=4))
+def test_every_missing_element_comes_once_from_somebody_who_has_it(some: list[Piece]) -> None:
     moves = moves_between(some, ["n0.0", "n0.1", "n1.0", "n1.1"])
     for piece in some:
         for target, wanted in piece.after.items():
             mine = [move for move in moves if move.piece is piece and move.target == target]
-            arrived = [row for move in mine for row in range(move.begin, move.end)]
-            assert sorted(arrived) == [row for row in range(*wanted) if row not in range(*piece.before[target])]
+            arrived = cells([move.region for move in mine])
+            assert sorted(arrived) == sorted(set(cells(wanted)) - set(cells(piece.before[target])))
             for move in mine:
-                first, last = piece.before[move.source]
-                assert first <= move.begin < move.end <= last
+                assert set(cells([move.region])) <= set(cells(piece.before[move.source]))
     portions = list(waves(some, moves, most=100))
     assert sorted(map(id, (piece for found, _ in portions for piece in found))) == sorted(map(id, some))
     assert sum(len(under_way) for _, under_way in portions) == len(moves)

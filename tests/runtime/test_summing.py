@@ -14,7 +14,7 @@ from training_cases import Case, differences, train_in_parallel, train_with_earl
 from argosy.plan.plan import Algorithm
 from argosy.runtime import overlap
 from argosy.runtime.ledger import MOST_BUCKETS
-from argosy.runtime.overlap import GradientSum
+from argosy.runtime.overlap import GradientSum, Summand
 from argosy.runtime.parameters import Weight
 from argosy.schedule import ScheduleKind
 
@@ -87,8 +87,8 @@ class _Doubling:
         return False
 
 
-def _weights(parameters: list[nn.Parameter]) -> list[Weight]:
-    return [Weight(str(index), parameter, (0,), ()) for index, parameter in enumerate(parameters)]
+def _weights(parameters: list[nn.Parameter]) -> list[Summand]:
+    return [Summand(Weight(str(index), parameter, (0,), ())) for index, parameter in enumerate(parameters)]
 
 
 def test_gradients_are_summed_in_buckets_and_those_that_nobody_has_stay_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,13 +98,13 @@ def test_gradients_are_summed_in_buckets_and_those_that_nobody_has_stay_away(mon
     for number, parameter in enumerate(parameters[:-1]):
         parameter.grad = torch.full_like(parameter, number)
     way: Any = Doubled()
-    GradientSum(way, _weights(parameters), is_early=False).finish()
+    GradientSum(way, _weights(parameters), set(), is_early=False).finish()
     assert way.under_way == 0
     assert way.most == MOST_BUCKETS + 1, "and who has a gradient at all"
     assert [float(p.grad[0]) for p in parameters[:-1] if p.grad is not None] == [3 * n for n in range(23)]
     assert parameters[-1].grad is None
     frozen = [nn.Parameter(torch.ones(1), requires_grad=False)]
-    GradientSum(way, _weights(frozen), is_early=False).finish()
+    GradientSum(way, _weights(frozen), set(), is_early=False).finish()
 
 
 def test_sums_begin_in_a_fixed_order_during_the_last_backward(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def test_sums_begin_in_a_fixed_order_during_the_last_backward(monkeypatch: pytes
     monkeypatch.setattr(overlap, "BUCKET_BYTES", 8)
     parameters = [nn.Parameter(torch.ones(size)) for size in (4, 5, 2, 3)]
     way: Any = Doubled()
-    summing = GradientSum(way, _weights(parameters), is_early=True)
+    summing = GradientSum(way, _weights(parameters), set(), is_early=True)
     seen: list[list[int]] = []
 
     def backward(used: list[nn.Parameter]) -> None:

@@ -12,6 +12,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from llama_models import EXPERT_LAYERS
 from small_models import NUM_LAYERS, build
 from torch import nn
 from torch.utils._pytree import tree_map
@@ -39,7 +40,7 @@ from argosy.runtime.tensorstage import Sharing
 from argosy.runtime.trainer import Trainer, parallelize
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.schedule.action import worker_of
-from argosy.solve.spmd import Program
+from argosy.solve.recorded import GroupSteps
 from argosy.space.sharding import State, sharded
 
 RATE = 0.1
@@ -89,16 +90,22 @@ class Case:
     """Shares of the work of stages made of operations; where empty, stages are as the runtime makes them."""
     offload: str = ""
     """What stages keep in host memory."""
-    ratios: tuple[tuple[float, ...], ...] = ()
-    """Per stage, how the devices of each replica's tensor-parallel group share its work; where empty, all are alone."""
+    ratios: tuple[tuple[Any, ...], ...] = ()
+    """Per stage, how the devices of each replica's tensor-parallel group share its work: ratios, or such for every
+    replica; where empty, all are alone."""
+    context: bool = False
+    """Whether these devices share the sequence instead of the weights."""
+    experts: tuple[int, ...] = ()
+    """Experts of a layer on each replica of a group, in stages with layers that have some."""
 
-    def width(self, stage: int) -> int:
-        return len(self.ratios[stage]) if self.ratios else 1
+    def groups(self, stage: int) -> list[tuple[float, ...]]:
+        """The ratios of every replica."""
+        ratios = self.ratios[stage] if self.ratios else (1.0,)
+        return list(ratios) if isinstance(ratios[0], tuple) else [ratios] * len(self.shares[stage])
 
     @property
     def num_ranks(self) -> int:
-        stages = self.shares[: len(self.shares) // self.chunks]
-        return sum(len(samples) * self.width(stage) for stage, samples in enumerate(stages))
+        return sum(len(group) for stage in range(len(self.shares) // self.chunks) for group in self.groups(stage))
 
     @property
     def chunks(self) -> int:
@@ -113,8 +120,17 @@ class Case:
         extras += [str(self.dtype)] if self.dtype is not Dtype.FP32 else []
         extras += ["operations"] if self.work else []
         extras += (
-            ["|".join(":".join(f"{ratio:g}" for ratio in ratios) for ratios in self.ratios)] if self.ratios else []
+            [
+                "|".join(
+                    "+".join(":".join(f"{ratio:g}" for ratio in group) for group in self.groups(stage))
+                    for stage in range(len(self.ratios))
+                )
+            ]
+            if self.ratios
+            else []
         )
+        extras += ["context"] if self.context else []
+        extras += [f"experts{':'.join(map(str, self.experts))}"] if self.experts else []
         extras += [f"{self.algorithm}{self.per_node}"] if self.algorithm is not Algorithm.RING else []
         return "-".join([self.model, f"{self.kind}{self.k}", shares, f"m{self.num_micro_batches}", *extras])
 
@@ -133,9 +149,9 @@ def plan_of(case: Case) -> Plan:
     size = sum(case.shares[0])
     workers = len(case.shares) // case.chunks
     names: list[list[str]] = []
-    for index, samples in enumerate(case.shares):
+    for index in range(len(case.shares)):
         used = sum(map(len, names[:workers]))
-        places = [divmod(used + at, case.per_node) for at in range(len(samples) * case.width(index))]
+        places = [divmod(used + at, case.per_node) for at in range(sum(map(len, case.groups(index))))]
         worker = worker_of(case.kind, index, workers)
         names.append(names[worker] if index >= workers else [f"n{node}.{at}" for node, at in places])
     layers = NUM_LAYERS.get(case.model, 6)
@@ -155,6 +171,8 @@ def plan_of(case: Case) -> Plan:
                 recompute=case.recompute,
                 zero=case.zero,
                 offload=parse_offload(case.offload) if case.offload else NO_OFFLOAD,
+                context=len(case.groups(index)[0]) if case.context else 1,
+                **_experts(case, cuts[index], cuts[index + 1]),
             )
             for index in range(len(case.shares))
         ),
@@ -165,11 +183,18 @@ def plan_of(case: Case) -> Plan:
     )
 
 
+def _experts(case: Case, first: int, end: int) -> dict[str, Any]:
+    """Of a stage of these layers, in how many parts experts are shared out, and how many each has."""
+    if not case.experts or not any(first <= layer < end for layer in EXPERT_LAYERS.get(case.model, (first,))):
+        return {}
+    return {"expert": len(case.experts), "experts": case.experts if len(set(case.experts)) > 1 else ()}
+
+
 def _replicas(case: Case, stage: int, names: list[str]) -> Iterator[Replica]:
-    width = case.width(stage)
-    for at, samples in enumerate(case.shares[stage]):
-        devices = tuple(names[at * width : (at + 1) * width])
-        yield Replica(devices=devices, samples=samples, ratios=case.ratios[stage] if width > 1 else ())
+    left = list(names)
+    for samples, ratios in zip(case.shares[stage], case.groups(stage), strict=True):
+        devices, left = tuple(left[: len(ratios)]), left[len(ratios) :]
+        yield Replica(devices=devices, samples=samples, ratios=ratios if len(ratios) > 1 else ())
 
 
 def built(case: Case) -> Any:
@@ -217,9 +242,9 @@ def train_with_early_sums(case: Case) -> Outcome:
 
 def train_with_rows(case: Case, name: str) -> Outcome:
     """With a weight that tensor-parallel groups cut by its rows, whatever they would choose themselves."""
-    chosen = Sharing._program
+    chosen = Sharing._search
 
-    def program(sharing: Sharing, samples: int, stored: Mapping[int, State]) -> Program:
+    def search(sharing: Sharing, samples: int, stored: Mapping[int, State]) -> GroupSteps:
         rows = {
             number: sharded(0, value.shape[0])
             for number, value in enumerate(sharing.cut.graph.values)
@@ -227,7 +252,7 @@ def train_with_rows(case: Case, name: str) -> Outcome:
         }
         return chosen(sharing, samples, {**stored, **rows})
 
-    with mock.patch.object(Sharing, "_program", program):
+    with mock.patch.object(Sharing, "_search", search):
         return train_in_parallel(case)
 
 

@@ -66,7 +66,12 @@ def test_a_length_that_no_number_of_parts_divides_is_not_cut() -> None:
 
 def test_what_the_runtime_does_not_execute_is_not_searched() -> None:
     scope = only_runnable(Scope(units=(1, 1)))
-    assert with_splits(scope, prices_of("mixtral-8x7b", "mixed-16", length=65536)) == scope
+    experts = with_splits(scope, prices_of("mixtral-8x7b", "mixed-16", length=65536))
+    assert (experts.widths, experts.context, experts.expert) == ((1,), (1,), (1, 2, 4, 8))
+    prices = prices_of("llama-3-8b", "mixed-16", length=65536)
+    options = stage_options(prices, 4, replace(scope, mixed=False, zero=(0,), prune=False), Counters())
+    widths = {option.parts[0].tensor_width for row in options.values() for option in row if option.context > 1}
+    assert widths == {1}
 
 
 def test_replicas_are_parts_of_nodes_or_whole_nodes() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
+from importlib.resources import files
+
 import pytest
 
-from argosy.workload.load import load_model, preset_names
+from argosy.workload.load import load_architecture, load_model, preset_names
 
 PUBLISHED = {
     "bert-base": 110_106_428,
@@ -110,3 +113,37 @@ def test_experts_are_part_of_the_parameters() -> None:
     assert block.num_experts == 8
     assert block.expert_parameters == 8 * 3 * 4096 * 14336
     assert block.parameters - block.expert_parameters == 41_943_040 + 8 * 4096 + 2 * 4096
+
+
+ROTARY = {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "phi3", "olmoe", "gemma3_text", "gpt_oss"}
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_presets_state_what_defaults_would_change(name: str) -> None:
+    """An export trains the published model only if its angles and norms are the published ones."""
+    config = tomllib.loads((files("argosy") / "data" / "models" / f"{name}.toml").read_text())["config"]
+    if config["model_type"] in ROTARY:
+        assert {"rope_theta", "rms_norm_eps"} <= config.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "scaling", "epsilon"),
+    [
+        ("llama-3.1-8b", 5e5, 8.0, 1e-5),
+        ("llama-3.2-1b", 5e5, 32.0, 1e-5),
+        ("llama-3.3-70b", 5e5, 8.0, 1e-5),
+        ("mistral-small-24b", 1e8, None, 1e-5),
+        ("qwen2.5-14b", 1e6, None, 1e-5),
+        ("qwen3-0.6b", 1e6, None, 1e-6),
+        ("phi-4", 2.5e5, None, 1e-5),
+    ],
+)
+def test_angles_and_norms_are_the_published_ones(name: str, base: float, scaling: float | None, epsilon: float) -> None:
+    shape = load_architecture(name)
+    assert shape.rotary is not None and (shape.rotary.base, shape.rotary.scaling) == (base, scaling)
+    assert shape.norm_epsilon == epsilon
+
+
+def test_a_part_of_each_head_may_be_rotated() -> None:
+    rotary = load_architecture("phi-4-mini").rotary
+    assert rotary is not None and (rotary.share, rotary.other_scaling) == (0.75, "longrope")

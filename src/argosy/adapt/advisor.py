@@ -49,6 +49,8 @@ class Brief:
     """Of re-planning."""
     undivided: tuple[int, ...] = ()
     """Layers that mix the samples of a micro-batch: their stage has one replica."""
+    max_width: int | None = 1
+    """Devices of a tensor-parallel group at most; None for any number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +109,8 @@ class Mind:
         devices = tuple(
             replace(d, speed=Trace.constant(1.0)) if abs(d.speed.at(0) - 1) < _NEAR else d for d in believed.devices
         )
-        settings = Settings(level=self.brief.level, runnable=True, max_width=1)
+        width = self.brief.max_width
+        settings = Settings(level=self.brief.level, runnable=True, max_width=width, max_context=1, max_expert=1)
         brief = self.brief
         plan = find_plan(
             brief.chain,

@@ -107,7 +107,7 @@ class Stage:
         found = [
             time
             for trace in traces
-            for time in (start, *(t for t in trace.times if start < t < end))
+            for time in (start, *trace.knots_between(start, end))
             if trace.at(time) == 0 and trace.next_change(time) > time + NOTICE
         ]
         return min(found, default=math.inf)
@@ -119,7 +119,7 @@ def seen_level(trace: Trace, start: float, end: float) -> float:
     >>> seen_level(Trace.from_steps([(2.0, 0.0), (9.0, 1.0)], initial=1.0), 0.0, 10.0)
     1.0
     """
-    edges = [start, *(time for time in trace.times if start < time < end), end]
+    edges = [start, *trace.knots_between(start, end), end]
     levels = sorted((trace.at(begin), last - begin) for begin, last in pairwise(edges))
     work = sum(level * seconds for level, seconds in levels)
     if end <= start or work == 0:

@@ -55,7 +55,7 @@ def moments(cluster: Cluster, horizon: float) -> list[float]:
     """When the state changes within a horizon, 0 first; evenly many of them where there are too many."""
     knots = {0.0}
     for trace in {link.bandwidth for link in cluster.links} | {device.speed for device in cluster.devices}:
-        knots.update(time for time in trace.times if time < horizon)
+        knots.update(trace.knots_between(0.0, horizon))
     ordered = sorted(knots)
     step = math.ceil(len(ordered) / MOST_STATES)
     return ordered[::step]

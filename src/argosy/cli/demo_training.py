@@ -201,7 +201,7 @@ def _plans(
     job = Job(chain=chain, cluster=cluster, global_batch=GLOBAL_BATCH, model=model)
     even = BASELINES[_EVEN](job)
     assert not isinstance(even, NoPlan), even.reason
-    settings = Settings(runnable=True, max_width=1)
+    settings = Settings(runnable=True, max_width=1, max_context=1, max_expert=1)
     plans = {
         "argosy": search(chain, cluster, global_batch=GLOBAL_BATCH, settings=settings, model=model, quiet=quiet),
         "even": with_prediction(even, chain, cluster, model=model),

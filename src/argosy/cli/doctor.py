@@ -15,6 +15,8 @@ PACKAGES = {
     "numpy": ("planning and simulating", "argosy"),
     "highspy": ("exact ratios in a stage", "argosy"),
     "torch": ("run, probe, profile", "argosy[torch]"),
+    "transformers": ("Hugging Face Trainers by a plan", "argosy[hf]"),
+    "accelerate": ("Hugging Face Trainers by a plan", "argosy[hf]"),
     "numba": ("nbody", "argosy[nbody]"),
     "scipy": ("nbody", "argosy[nbody]"),
     "h5py": ("snapshots of nbody", "argosy[nbody]"),

@@ -17,7 +17,7 @@ from argosy.cluster.file import build_cluster, cluster_from_content, load_cluste
 from argosy.cluster.fitted import fitted
 from argosy.cluster.schema import ChangeSchema
 from argosy.cluster.topology import Cluster, Fit, is_meant
-from argosy.cluster.tracefile import read_trace
+from argosy.cluster.tracefile import column_names
 from argosy.cost.calibration import Calibration
 from argosy.cost.calibration_file import read_calibration
 from argosy.cost.compute import ComputeModel
@@ -125,18 +125,6 @@ def another_cost_model(plan: Plan, chain: Chain, fit: Fit, model: ComputeModel) 
         return None
     made, here = cost_model_words(plan.cost_model), cost_model_words(used)
     return f"the plan was made with the {made}, and this command uses the {here}"
-
-
-def plan_of_known_model(document: Document) -> Plan:
-    """The plan in a document; an ``InputError`` for one of a captured program, which other systems do not know."""
-    plan = plan_from_document(document)
-    if plan.model.content:
-        expected = "a model that the target knows; for a captured program use --to torchrun, or argosy run"
-        raise document.error(("model", "content"), expected, "the layers of a program")
-    if not plan.model.tuning.is_full:
-        expected = "a plan that trains all weights, as the targets do; for frozen ones use argosy run"
-        raise document.error(("model", "tuning"), expected, str(plan.model.tuning))
-    return plan
 
 
 def model_of(plan: Plan, document: Document, *, suggestion: str | None = None) -> str | None:
@@ -331,7 +319,7 @@ def with_traces(cluster: Cluster, traces: Sequence[str], *, option: str = "--tra
 
 def _what(cluster: Cluster, target: str, file: str, option: str) -> str:
     """``link`` or ``device``: what ``target`` matches; the columns of its file decide where it matches both."""
-    columns = read_trace(file)
+    columns = column_names(file)
     edges = sorted(cluster.edges)
     devices = [device.name for device in cluster.devices]
     is_link = any(is_meant(edge, target) for edge in edges)
@@ -340,7 +328,7 @@ def _what(cluster: Cluster, target: str, file: str, option: str) -> str:
         expected = f"a link or device of {cluster.name}, such as {edges[0]} or {devices[0]}"
         raise bad_input(expected, target, where=option, suggestion=closest(target, [*edges, *devices]))
     if is_link and is_device:
-        is_device = columns.speed is not None
+        is_device = "speed" in columns
     return "device" if is_device else "link"
 
 

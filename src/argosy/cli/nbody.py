@@ -38,10 +38,11 @@ def needs_extra() -> AbstractContextManager[None]:
 def ic(
     output: Output,
     box: Annotated[float, typer.Option("--box", help="Side of the box, Mpc/h.")] = 100.0,
-    per_side: Annotated[int, typer.Option("--per-side", help="Particles per side of the lattice.")] = 64,
+    per_side: Annotated[int, typer.Option("--per-side", help="Particles per side of the box.")] = 64,
     redshift: Annotated[float, typer.Option("--redshift", "-z", help="Where to start.")] = 49.0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random field.")] = 1,
     order: Annotated[str, typer.Option("--order", help="zeldovich or 2lpt.")] = "2lpt",
+    load: Annotated[str, typer.Option("--load", help="What is displaced: grid or glass.")] = "grid",
     matter: Annotated[float, typer.Option("--matter", help="Density of matter; the vacuum has the rest.")] = 0.308,
     baryons: Annotated[float, typer.Option("--baryons", help="Density of baryons.")] = 0.0482,
     hubble: Annotated[float, typer.Option("--hubble", help="h.")] = 0.678,
@@ -61,7 +62,7 @@ def ic(
 ) -> None:
     """Make initial conditions.
 
-    A lattice, displaced after Eisenstein and Hu's spectrum.
+    A lattice or a glass, displaced after Eisenstein and Hu's spectrum, or one of --spectrum.
 
     \b
     Example:
@@ -72,14 +73,22 @@ def ic(
     _check_new(output, "an HDF5 file")
     with needs_extra():
         from argosy.nbody.cosmology import Cosmology
-        from argosy.nbody.initial import Order, initial_conditions
+        from argosy.nbody.initial import Load, Order, initial_conditions
         from argosy.nbody.snapshot import write_snapshot
     chosen = Order(known_name("--order", order, Order))
+    unperturbed = Load(known_name("--load", load, Load))
     cosmology = Cosmology(matter=matter, vacuum=1 - matter, hubble=hubble, baryons=baryons, index=index)
     cosmology, table = _amplitude(cosmology, sigma8, amplitude, spectrum)
     with progress(f"displacing {per_side}^3 particles", quiet=quiet):
         made = initial_conditions(
-            box=box, per_side=per_side, redshift=redshift, seed=seed, cosmology=cosmology, order=chosen, table=table
+            box=box,
+            per_side=per_side,
+            redshift=redshift,
+            seed=seed,
+            cosmology=cosmology,
+            order=chosen,
+            table=table,
+            load=unperturbed,
         )
         write_snapshot(output, made)
     if json:
@@ -220,6 +229,40 @@ def picture(
     stdout_console().print(f"{output}: {pixels} x {pixels} pixels, z = {box.redshift:.3g}")
 
 
+def movie(
+    snapshots: Annotated[list[Path], typer.Argument(metavar="SNAPSHOT...", help="Of one run.", show_default=False)],
+    output: Output,
+    frames: Annotated[int, typer.Option("--frames", help="Those between snapshots are interpolated.")] = 48,
+    seconds: Annotated[float, typer.Option("--seconds", help="How long it plays.")] = 6.0,
+    pixels: Annotated[int, typer.Option("--pixels", help="Per side.")] = 400,
+    axis: Annotated[int, typer.Option("--axis", min=0, max=2, help="Along which to look: 0, 1 or 2.")] = 2,
+    begin: Annotated[float, typer.Option("--begin", help="Where the slice begins, as a part of the box.")] = 0.0,
+    depth: Annotated[float, typer.Option("--depth", help="How deep it is, as a part of the box.")] = 0.2,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """An animated PNG of the density in a slice, through the snapshots of a run.
+
+    \b
+    Example:
+        argosy nbody movie run/snapshot_*.hdf5 -o web.png
+    """
+    from argosy.cli.terminal import print_json, progress, stdout_console, write_file
+
+    _check_new(output, "a PNG file")
+    boxes = [_read(path) for path in snapshots]
+    from argosy.nbody.movie import movie as animated
+    from argosy.nbody.picture import Slice
+
+    with progress(f"drawing {frames} frames", quiet=quiet):
+        part = Slice(axis=axis, begin=begin, depth=depth)
+        write_file(output, animated(boxes, frames=frames, pixels=pixels, seconds=seconds, part=part))
+    if json:
+        print_json("nbody movie", {"file": str(output), "pixels": pixels, "frames": frames, "seconds": seconds})
+        return
+    stdout_console().print(f"{output}: {frames} frames of {pixels} x {pixels} pixels")
+
+
 def _check_new(output: Path, what: str) -> None:
     """A file that can be written and takes no other's place, known before anything is computed."""
     from argosy.cli.terminal import check_output, no_stdout
@@ -237,5 +280,5 @@ def _read(path: Path) -> Box:
     return read_snapshot(path)
 
 
-for command in (ic, run, plan, power, halos, picture):
+for command in (ic, run, plan, power, halos, picture, movie):
     nbody_app.command()(command)

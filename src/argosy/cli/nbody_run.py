@@ -19,11 +19,13 @@ from argosy.cli.options import Json, MeshCells, Quiet
 
 if TYPE_CHECKING:
     from argosy.cluster.topology import Cluster
+    from argosy.nbody.lightcone import LightConeSettings
     from argosy.nbody.plan_file import GravityPlan
     from argosy.nbody.run import Processes, Progress, RunResult, RunSettings
     from argosy.nbody.settings import GravitySettings
 
 _SECONDS_BETWEEN_LINES = 5.0
+_ENERGY_SAMPLES = 32
 _MOST_LEVELS = 8
 """Halvings of a step that the criterion of block steps may ask for."""
 
@@ -54,6 +56,20 @@ def run(
             "--block-levels", min=0, max=10, help="How often a step may be halved; by default 8, with --steps 0."
         ),
     ] = None,
+    energy_samples: Annotated[
+        int | None,
+        typer.Option(
+            "--energy-samples", min=0, help="Moments at which energy is measured; by default up to 32, on a GPU none."
+        ),
+    ] = None,
+    light_cone: Annotated[
+        float | None,
+        typer.Option("--light-cone", help="Keep particles as they cross the past light cone, from this redshift on."),
+    ] = None,
+    observer: Annotated[
+        tuple[float, float, float],
+        typer.Option("--observer", help="Of the light cone: parts of the box along each axis."),
+    ] = (0.0, 0.0, 0.0),
     restart_every: Annotated[int, typer.Option("--restart-every", min=1, help="Steps between restart files.")] = 16,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     threads: Annotated[
@@ -72,7 +88,9 @@ def run(
         Path | None,
         typer.Option("--plan", help="What argosy nbody plan -o wrote: its cluster's devices, cut as it says."),
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="Where pairs are summed: cpu, or cuda.")] = "cpu",
+    device: Annotated[
+        str, typer.Option("--device", help="cpu, cuda, or auto: for each process what its device in --cluster is.")
+    ] = "cpu",
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -80,8 +98,8 @@ def run(
 
     Runs on one process, on several of this machine (--processes), or on many machines under torchrun. A run that was
     killed goes on with --resume, to the same bits. With --cluster, process i is the cluster's device i: none gets more
-    than fits into its memory, runs begin cut by the devices' speeds, and go on by those measured. A process alone also
-    has its mesh on the --device; several keep theirs on the CPU.
+    than fits into its memory, runs begin cut by the devices' speeds, and go on by those measured. Forces are computed
+    on the --device; if only some processes have a GPU, these sum pairs there, and all grow their tree on CPUs.
 
     \b
     Examples:
@@ -107,6 +125,9 @@ def run(
         force_error=force_error,
         cloud=cloud,
         block_levels=block_levels,
+        energy_samples=energy_samples,
+        light_cone=light_cone,
+        observer=observer,
         restart_every=restart_every,
         threads=threads,
         cluster=cluster,
@@ -135,6 +156,9 @@ class _Choice:
     force_error: float
     cloud: str
     block_levels: int | None
+    energy_samples: int | None
+    light_cone: float | None
+    observer: tuple[float, float, float]
     restart_every: int
     threads: int | None
     cluster: str | None
@@ -156,12 +180,39 @@ class _Choice:
 
         return None if self.plan is None else gravity_plan_from_document(read_plan(self.plan))
 
+    def measured_energies(self, steps: int) -> int:
+        """A potential is computed on CPUs, where it costs as much as a force; beside a GPU that is long."""
+        if self.energy_samples is not None:
+            return self.energy_samples
+        return 0 if any(self.on_gpus()) else min(_ENERGY_SAMPLES, max(steps // 4, 8))
+
+    def on_gpus(self) -> list[bool]:
+        """Per process, or once for all, whether it computes on a GPU."""
+        if self.device != "auto":
+            return [self.device != "cpu"]
+        from argosy.errors import InputError, Problem
+        from argosy.nbody.pricing import CPU, architecture
+
+        where = self.devices()
+        if where is None:
+            raise InputError([Problem(expected="--device auto needs --cluster or --plan, which name the devices")])
+        return [architecture(device.kind) is not CPU for device in where.devices]
+
+    def cone(self) -> LightConeSettings | None:
+        from argosy.nbody.lightcone import LightConeSettings
+
+        if self.light_cone is None:
+            return None
+        return LightConeSettings(redshift=self.light_cone, observer=self.observer)
+
     def arguments(self) -> list[str]:
         """As a command line."""
-        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "snapshots"}
+        several = ("snapshots", "observer")
+        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in several}
         options = [(f"--{name.replace('_', '-')}", value) for name, value in given.items() if value is not None]
         options += [("--snapshot", redshift) for redshift in self.snapshots]
-        return [text for name, value in options for text in (name, str(value))]
+        words = [text for name, value in options for text in (name, str(value))]
+        return [*words, "--observer", *(str(part) for part in self.observer)]
 
     def gravity(self, box: float, count: int, processes: int) -> GravitySettings:
         from argosy.nbody.settings import Cloud, GravitySettings, accuracy_for
@@ -180,7 +231,7 @@ class _Choice:
             cloud=cloud,
             threads=self.threads or max((os.cpu_count() or 1) // processes, 1),
         )
-        if self.device == "cpu":
+        if not all(self.on_gpus()):
             return settings
         from argosy.nbody.gpu import for_gpu
 
@@ -208,7 +259,7 @@ def _evolve(snapshot: Path, output: Path, choice: _Choice, *, json: bool, quiet:
         from argosy.nbody.run import run_box
         from argosy.nbody.snapshot import num_particles, read_snapshot
     count = num_particles(snapshot)
-    device = _device(choice.device)
+    device = _device(choice)
     together = _processes(choice)
     rank, size = (together.ranks.rank, together.ranks.size) if together else (0, 1)
     try:
@@ -237,13 +288,16 @@ def _settings(choice: _Choice, gravity: GravitySettings, start: float) -> RunSet
     for redshift in (choice.until, *choice.snapshots):
         if redshift < 0:
             raise bad_input("a redshift of at least 0", redshift, where="--until or --snapshot")
+    steps = chosen_steps(start, 1 / (1 + choice.until)) if choice.steps is None else choice.steps
     return RunSettings(
         gravity=gravity,
-        steps=chosen_steps(start, 1 / (1 + choice.until)) if choice.steps is None else choice.steps,
+        steps=steps,
         integrator=integrator,
         end=1 / (1 + choice.until),
         snapshots=tuple(1 / (1 + redshift) for redshift in choice.snapshots),
         restart_every=choice.restart_every,
+        energy_samples=choice.measured_energies(steps),
+        light_cone=choice.cone(),
         blocks=BlockSteps(most_levels=levels) if levels else None,
     )
 
@@ -253,11 +307,14 @@ def _conclude(output: Path, result: RunResult, seconds: float, *, json: bool) ->
 
     files = sorted(str(path) for path in output.glob("snapshot_*.hdf5"))
     if json:
-        figures = {"redshift": result.box.redshift, "steps": result.steps, "momentum_drift": result.momentum_drift}
+        drift = {"momentum_drift": result.drift.momentum, "energy_drift": result.drift.energy}
+        figures = {"redshift": result.box.redshift, "steps": result.steps, **drift}
         print_json("nbody run", {"files": files, **figures, "seconds": seconds})
         return
     done = f"{result.steps} steps to z = {result.box.redshift:.3g} in {seconds:.1f} s"
-    stdout_console().print(f"{done}, momentum drift {result.momentum_drift:.1e}: {', '.join(files)}")
+    energy = "not measured" if result.drift.energy is None else f"{result.drift.energy:.1e}"
+    drifts = f"drift of momentum {result.drift.momentum:.1e}, of energy {energy}"
+    stdout_console().print(f"{done}, {drifts}: {', '.join(files)}")
 
 
 def _start_processes(count: int, snapshot: Path, output: Path, choice: _Choice, *, json: bool, quiet: bool) -> None:
@@ -272,11 +329,13 @@ def _start_processes(count: int, snapshot: Path, output: Path, choice: _Choice, 
         raise RunError(f"one of {count} processes failed; their messages are above")
 
 
-def _device(name: str) -> str:
-    if name == "cpu":
-        return name
+def _device(choice: _Choice) -> str:
+    on_gpus, rank = choice.on_gpus(), int(os.environ.get("RANK", "0"))
+    if not on_gpus[rank % len(on_gpus)]:
+        return "cpu"
     from argosy.nbody.gpu import usable_device
 
+    name = "cuda" if choice.device == "auto" else choice.device
     return usable_device(name, int(os.environ.get("LOCAL_RANK", "0")))
 
 

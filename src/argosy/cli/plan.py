@@ -322,8 +322,8 @@ def _divided(task: Task, program: CapturedProgram | None, choose: Callable[[Task
         return outcomes[-1].plan
 
     if divided_plan(program, task.settings, find) is not None:
-        return outcomes[-1]
-    return Outcome(plan=undivided_plan(program, task.cluster, task.model))
+        return replace(outcomes[-1], plan=program.complete(outcomes[-1].plan))
+    return Outcome(plan=program.complete(undivided_plan(program, task.cluster, task.model)))
 
 
 def _workers(name: str, count: int) -> AbstractContextManager[Executor | None]:

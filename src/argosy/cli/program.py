@@ -25,7 +25,7 @@ def capture_program(text: str, *, dtype: str | None, quiet: bool) -> CapturedPro
     from argosy.space.segments import chain_of_step
 
     with needs("capturing a program needs torch", "torch"):
-        from argosy.runtime.operations import divides, forward_of, mixes_samples
+        from argosy.runtime.operations import divides, forward_of, group_programs, mixes_samples
         from argosy.workload.capture.initial import build_fake
         from argosy.workload.capture.trace import capture_fake, num_samples
     with progress(f"capturing {text}", quiet=quiet):
@@ -43,6 +43,7 @@ def capture_program(text: str, *, dtype: str | None, quiet: bool) -> CapturedPro
         samples=samples,
         mixes=mixes,
         divides=lambda plan: divides(forward, plan),
+        programs=lambda plan: group_programs(fake, plan),
     )
 
 

@@ -34,6 +34,6 @@ def with_target(settings: Settings, name: str, calibration: str | None, *, named
 def check_target(target: Target | None, chain: Chain, model: str) -> None:
     """Raise ``InputError`` if the target cannot train the model."""
     if target is not None:
-        from argosy.export.check import check_model
+        from argosy.exporters.check import check_model
 
         check_model(target, chain, model)

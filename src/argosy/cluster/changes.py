@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from argosy.cluster.generators import BadParameter, generate
 from argosy.cluster.schema import ChangeSchema
 from argosy.cluster.topology import Cluster, is_meant
 from argosy.cluster.trace import Trace
-from argosy.cluster.tracefile import read_trace
+from argosy.cluster.tracefile import TraceColumns, read_columns
 from argosy.document import Document, Location, is_there
 from argosy.errors import InputError, Mismatch, Problem, closest
 from argosy.units import RATE, TIME
@@ -22,27 +22,20 @@ _MOMENT = replace(TIME, example="30 s")
 
 def link_steps(edge: str, trace: Trace) -> dict[str, Any]:
     """A change that makes an edge follow ``trace`` (bytes/s)."""
-    return {"link": edge, "steps": [[_seconds(t), RATE.format(v, digits=None)] for t, v in _knots(trace)]}
+    return {"link": edge, "steps": _knots(trace, RATE.exact(trace.values))}
 
 
 def device_steps(device: str, trace: Trace) -> dict[str, Any]:
     """A change that makes a device follow ``trace`` (relative speed)."""
-    return {"device": device, "steps": [[_seconds(t), v] for t, v in _knots(trace)]}
+    return {"device": device, "steps": _knots(trace, trace.values)}
 
 
 def _latency_steps(edge: str, trace: Trace) -> dict[str, Any]:
-    return {
-        "link": edge,
-        "latency_steps": [[_seconds(t), TIME.format(v, digits=None)] for t, v in _knots(trace)],
-    }
+    return {"link": edge, "latency_steps": _knots(trace, TIME.exact(trace.values))}
 
 
-def _knots(trace: Trace) -> list[tuple[float, float]]:
-    return list(zip(trace.times, trace.values, strict=True))
-
-
-def _seconds(time: float) -> str:
-    return TIME.format(time, digits=None)
+def _knots(trace: Trace, values: Iterable[object]) -> list[list[object]]:
+    return list(map(list, zip(TIME.exact(trace.times), values, strict=True)))
 
 
 def apply_change(
@@ -89,19 +82,24 @@ def _change_links(
     if not matches:
         expected = f"an edge of the cluster, such as {', '.join(sorted(edges)[:4])}"
         raise document.error((*place, "link"), expected, pattern, suggestion=closest(pattern, edges))
+    columns = _columns(change, len(matches), document, place, folder)
+    if columns is not None and "speed" in columns.values:
+        expected = "a trace with a bandwidth or latency column for a link"
+        raise document.error((*place, "trace"), expected, change.trace)
     links = list(cluster.links)
     written = []
     for offset, edge in enumerate(matches):
         first = stated.links[edges[edge][0]]
         parts = 2 if edges[edge][0] in stated.halved else 1
         bandwidth, latency = _link_traces(
-            change, first.bandwidth.at(0), first.latency.at(0) * parts, document, place, folder, offset
+            change, columns, first.bandwidth.at(0), first.latency.at(0) * parts, document, place, offset
         )
+        latency_of_part = latency.scaled(1 / parts) if latency else None
         for index in edges[edge]:
             links[index] = replace(
                 links[index],
                 bandwidth=bandwidth or links[index].bandwidth,
-                latency=latency.scaled(1 / parts) if latency else links[index].latency,
+                latency=latency_of_part or links[index].latency,
             )
         written += [link_steps(edge, bandwidth)] if bandwidth else []
         written += [_latency_steps(edge, latency)] if latency else []
@@ -110,19 +108,16 @@ def _change_links(
 
 def _link_traces(
     change: ChangeSchema,
+    columns: TraceColumns | None,
     bandwidth: float,
     latency: float,
     document: Document,
     place: Location,
-    folder: Path,
     offset: int,
 ) -> tuple[Trace | None, Trace | None]:
-    if change.trace is not None:
-        found = read_trace(folder / change.trace, bandwidth=bandwidth, latency=latency)
-        if found.bandwidth is None and found.latency is None:
-            expected = "a trace with a bandwidth or latency column for a link"
-            raise document.error((*place, "trace"), expected, change.trace)
-        return found.bandwidth, found.latency
+    if columns is not None:
+        traces = columns.traces(bandwidth=bandwidth, latency=latency)
+        return traces.bandwidth, traces.latency
     if change.generator is not None:
         return _generated(change, bandwidth, document, place, offset), None
     first = _steps(change.steps, RATE.parse, bandwidth, document, (*place, "steps")) if change.steps else None
@@ -141,11 +136,12 @@ def _change_devices(
         names = [device.name for device in cluster.devices]
         expected = f"a device of the cluster, such as {', '.join(names[:4])}"
         raise document.error((*place, "device"), expected, pattern, suggestion=closest(pattern, names))
+    columns = _columns(change, len(matches), document, place, folder)
     devices = list(cluster.devices)
     for offset, index in enumerate(matches):
         full = stated.devices[index].speed.at(0)
-        if change.trace is not None:
-            speed = read_trace(folder / change.trace, speed=full).speed
+        if columns is not None:
+            speed = columns.traces(speed=full).speed
             if speed is None:
                 raise document.error((*place, "trace"), "a trace with a speed column for a device", change.trace)
         elif change.generator is not None:
@@ -157,6 +153,20 @@ def _change_devices(
         devices[index] = replace(devices[index], speed=speed)
     written = [device_steps(devices[index].name, devices[index].speed) for index in matches]
     return replace(cluster, devices=tuple(devices)), written
+
+
+def _columns(
+    change: ChangeSchema, followers: int, document: Document, place: Location, folder: Path
+) -> TraceColumns | None:
+    """The trace file of a change that so many edges or devices follow, each with rows of its own."""
+    if change.trace is None:
+        return None
+    columns = read_columns(folder / change.trace)
+    rows = len(columns.times) * len(columns.values) * followers
+    if rows > _MOST_ROWS:
+        expected = f"at most {_MOST_ROWS:,} values of traces, counted for every edge or device that follows them"
+        raise document.error((*place, "trace"), expected, rows)
+    return columns
 
 
 def _generated(change: ChangeSchema, nominal: float, document: Document, place: Location, offset: int) -> Trace:
@@ -175,6 +185,7 @@ def _generated(change: ChangeSchema, nominal: float, document: Document, place: 
         raise InputError([document.mismatch((*place, "generator"), error)]) from None
 
 
+_MOST_ROWS = 10_000_000
 _FASTEST = 100.0
 _SPEED = f"a speed from 0 to {_FASTEST:g}, where 1 is full speed"
 

@@ -16,8 +16,8 @@ device x is seconds of work at full speed and v its speed, 0 while it is lost.
 from __future__ import annotations
 
 import bisect
-import itertools
 import math
+import operator
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Trace:
             raise bad_input("as many times as values, at least one", f"{len(self.times)} and {len(self.values)}")
         if self.times[0] != 0:
             raise bad_input("a trace that starts at 0 s", f"{self.times[0]} s")
-        if any(not a < b for a, b in itertools.pairwise(self.times)):
+        if not all(map(operator.lt, self.times, self.times[1:])):
             raise bad_input("strictly increasing times", "times that do not increase")
         if self.times[-1] >= _FOREVER:
             raise bad_input(f"times below {_FOREVER:g} s", f"{self.times[-1]} s")
@@ -91,6 +91,14 @@ class Trace:
         """The first knot after ``time``, or infinity."""
         index = bisect.bisect_right(self.times, time)
         return self.times[index] if index < len(self.times) else math.inf
+
+    def knots_between(self, start: float, end: float) -> tuple[float, ...]:
+        """The times after ``start`` and before ``end`` at which the value changes.
+
+        >>> Trace.from_steps([(30, 4.0), (90, 25.0)], initial=25.0).knots_between(30, 91)
+        (90.0,)
+        """
+        return self.times[bisect.bisect_right(self.times, start) : bisect.bisect_left(self.times, end)]
 
     def integral(self, start: float, end: float) -> float:
         """(1) between two times."""
@@ -141,6 +149,19 @@ class Trace:
         times = np.append(np.asarray(self.times), _FOREVER)
         done = np.concatenate(([0.0], np.cumsum(np.asarray(self.values) * np.diff(times))))
         return times, done
+
+    @cached_property
+    def steps(self) -> tuple[FloatArray, FloatArray]:
+        """Times and values as arrays."""
+        return np.asarray(self.times), np.asarray(self.values)
+
+    @cached_property
+    def _code(self) -> int:
+        return hash((self.times, self.values))
+
+    def __hash__(self) -> int:
+        """Computed once: a trace may have a million knots."""
+        return self._code
 
     @property
     def always_positive(self) -> bool:

@@ -45,6 +45,22 @@ class FileTrace:
     """Relative to full speed."""
 
 
+@dataclass(frozen=True)
+class TraceColumns:
+    """The rows of a trace file, which several edges or devices may follow."""
+
+    times: Sequence[float]
+    values: Mapping[str, Sequence[float]]
+    """By column."""
+
+    def traces(
+        self, *, bandwidth: float | None = None, latency: float | None = None, speed: float | None = None
+    ) -> FileTrace:
+        """The traces; the keywords hold before the first row (SI units; by default that row does)."""
+        initial = {"bandwidth": bandwidth, "latency": latency, "speed": speed}
+        return FileTrace(**{name: _trace(self.times, values, initial[name]) for name, values in self.values.items()})
+
+
 def read_trace(
     path: Path | str,
     *,
@@ -53,22 +69,26 @@ def read_trace(
     speed: float | None = None,
 ) -> FileTrace:
     """A trace in our CSV; the keywords hold before its first row (SI units; by default that row does)."""
-    header, *rows = _rows(path, separator=",") or [(1, [])]
-    columns = _columns(path, header)
-    values = _read(path, rows, columns)
-    initial = {"bandwidth": bandwidth, "latency": latency, "speed": speed}
-    times = [row[0] for row in values]
-    traces = {}
-    for index, name in enumerate(columns):
-        if name != "seconds":
-            traces[name] = _trace(times, [row[index] for row in values], initial[name])
-    return FileTrace(**traces)
+    return read_columns(path).traces(bandwidth=bandwidth, latency=latency, speed=speed)
+
+
+def read_columns(path: Path | str) -> TraceColumns:
+    """The rows of a trace in our CSV."""
+    rows = _rows(path, separator=",")
+    columns = _columns(path, next(rows, (1, [])))
+    times, *values = _read(path, rows, columns)
+    return TraceColumns(times, dict(zip(list(columns)[1:], values, strict=True)))
+
+
+def column_names(path: Path | str) -> list[str]:
+    """The header of a trace in our CSV."""
+    return list(_columns(path, next(_rows(path, separator=","), (1, []))))
 
 
 def read_oboe(path: Path | str) -> Trace:
     """Throughput in bytes/s, from lines of ``seconds  Mbit/s`` without a header; the first holds from 0."""
-    values = _read(path, _rows(path, separator=None), {"seconds": _plain_number, "Mbit/s": _plain_number})
-    return _trace([row[0] for row in values], [row[1] * 1e6 / 8 for row in values], None)
+    times, rates = _read(path, _rows(path, separator=None), {"seconds": _plain_number, "Mbit/s": _plain_number})
+    return _trace(times, [rate * 1e6 / 8 for rate in rates], None)
 
 
 def rescaled(trace: Trace, *, capacity: float) -> Trace:
@@ -86,9 +106,10 @@ def read_bamboo(path: Path | str) -> dict[str, Trace]:
     """
     columns: Columns = {"milliseconds": _plain_number, "action": _action, "node": str}
     steps: dict[str, list[tuple[float, float]]] = {}
-    for time, available, node in _read(path, _rows(path, separator=","), columns, may_repeat=True):
+    changes = _read(path, _rows(path, separator=","), columns, may_repeat=True)
+    for time, available, node in zip(*changes, strict=True):
         steps.setdefault(node, []).append((time / 1000, available))
-    return {node: Trace.from_steps(changes, initial=0.0) for node, changes in steps.items()}
+    return {node: Trace.from_steps(times, initial=0.0) for node, times in steps.items()}
 
 
 def _trace(times: Sequence[float], values: Sequence[float], initial: float | None) -> Trace:
@@ -96,17 +117,22 @@ def _trace(times: Sequence[float], values: Sequence[float], initial: float | Non
     return Trace.from_steps(zip(times, values, strict=True), initial=start)
 
 
-def _rows(path: Path | str, *, separator: str | None) -> list[Row]:
+def _rows(path: Path | str, *, separator: str | None) -> Iterator[Row]:
     """Lines that are not blank and no comment, cut into cells; without a separator at white space."""
-    rows = []
     for line, text in enumerate(read_text(path).removeprefix("\ufeff").splitlines(), start=1):
         if text.strip() and not text.lstrip().startswith("#"):
-            try:
-                cells = text.split() if separator is None else next(csv.reader([text], delimiter=separator))
-            except csv.Error as error:
-                raise InputError([Problem(file=str(path), line=line, found=str(error), expected="cells")]) from None
-            rows.append((line, [cell.strip() for cell in cells]))
-    return rows
+            if separator is None or '"' not in text:
+                cells = text.split(separator)
+            else:
+                cells = _quoted_cells(path, line, text, separator)
+            yield line, [cell.strip() for cell in cells]
+
+
+def _quoted_cells(path: Path | str, line: int, text: str, separator: str) -> list[str]:
+    try:
+        return next(csv.reader([text], delimiter=separator))
+    except csv.Error as error:
+        raise InputError([Problem(file=str(path), line=line, found=str(error), expected="cells")]) from None
 
 
 def _columns(path: Path | str, header: Row) -> Columns:
@@ -135,39 +161,37 @@ def _columns(path: Path | str, header: Row) -> Columns:
 
 
 def _read(path: Path | str, rows: Iterable[Row], columns: Columns, *, may_repeat: bool = False) -> list[list[Any]]:
-    """The rows as values. The first column is a time: it increases, or stays if it ``may_repeat``."""
-    values: list[list[Any]] = []
+    """The columns as values. The first one is a time: it increases, or stays if it ``may_repeat``."""
+    first = next(iter(columns))
+    values: list[list[Any]] = [[] for _ in columns]
+    readers = list(zip(columns, columns.values(), values, strict=True))
     problems: list[Problem] = []
     latest = -math.inf
     for line, cells in rows:
-        row, wrong = _read_row(cells, columns)
-        if not wrong and (row[0] < latest or (row[0] == latest and not may_repeat)):
-            name = next(iter(columns))
-            wrong = [(name, Mismatch(row[0], f"{name} that increase, after {latest:g}"))]
-        if not wrong:
-            latest = row[0]
-            values.append(row)
-        problems += [_problem(path, line, name, mismatch) for name, mismatch in wrong]
-    if not values and not problems:
+        known = len(problems)
+        if len(cells) != len(readers):
+            expected = f"{len(columns)} columns ({', '.join(columns)})"
+            problems.append(_problem(path, line, None, Mismatch(len(cells), expected)))
+            continue
+        for cell, (name, read, column) in zip(cells, readers, strict=True):
+            try:
+                column.append(read(cell))
+            except Mismatch as mismatch:
+                column.append(None)
+                problems.append(_problem(path, line, name, mismatch))
+        if len(problems) > known:
+            continue
+        time = values[0][-1]
+        if time < latest or (time == latest and not may_repeat):
+            late = Mismatch(time, f"{first} that increase, after {latest:g}")
+            problems.append(_problem(path, line, first, late))
+        else:
+            latest = time
+    if not values[0] and not problems:
         problems = [Problem(file=str(path), expected="at least one row of values", found="none")]
     if problems:
         raise InputError(_capped(path, problems))
     return values
-
-
-def _read_row(cells: list[str], columns: Columns) -> tuple[list[Any], list[tuple[str | None, Mismatch]]]:
-    """Values, and what is wrong as (column, mismatch)."""
-    if len(cells) != len(columns):
-        expected = f"{len(columns)} columns ({', '.join(columns)})"
-        return [], [(None, Mismatch(len(cells), expected))]
-    row: list[Any] = []
-    wrong: list[tuple[str | None, Mismatch]] = []
-    for cell, (name, read) in zip(cells, columns.items(), strict=True):
-        try:
-            row.append(read(cell))
-        except Mismatch as mismatch:
-            wrong.append((name, mismatch))
-    return row, wrong
 
 
 def _problem(path: Path | str, line: int, column: str | None, mismatch: Mismatch) -> Problem:

@@ -25,6 +25,10 @@ H and the device's own efficiency e':
          where d is the relative standard deviation of the speeds of equal devices and z_n the expected largest of n
          standard normal numbers, by Blom's formula the quantile at (n - 3/8) / (n + 1/4)
 
+r c stands for the share of a tensor-parallel group's weights; it is 1 where a part of a sequence has one device, of
+whatever size. Where experts or samples of a group are uneven, the FLOP of experts are those of the tokens that a
+device's experts take in, all experts taking in as many.
+
 Matrix products reach a share a of the datasheet's peak, attention proper (A, its part of the FLOP) a share a' of its
 own; everything between them (norms, activation functions, residuals) moves the ``kept`` bytes p times through memory,
 one kernel after the other, so the terms add up; and a host that launches kernels one by one needs the floor whatever
@@ -171,6 +175,8 @@ class Portion:
     """Parts of the sequence in its replica."""
     expert: int = 1
     """Holders that share out the experts."""
+    routed: float = 1.0
+    """Tokens that its experts take in over those that it routes."""
 
     @property
     def tensor_width(self) -> int:
@@ -187,10 +193,11 @@ def layer_seconds(model: ComputeModel, chain: Chain, layer: Layer, portion: Port
         expected = f"a measured profile of {chain.name} for {device.kind.name}, because the model states no FLOP"
         raise bad_input(expected, where=f"layer {layer.name}")
     rates = rates_of(model, chain, layer, device)
-    weights = portion.context * read_weights(chain, layer, portion) * chain.dtype.bytes
+    weights = read_weights(chain, layer, portion) * chain.dtype.bytes
+    held = 1.0 if portion.tensor_width == 1 else share * portion.context
     frozen = layer.frozen
     kept = layer.activation_bytes if frozen is None or frozen.moved_bytes is None else frozen.moved_bytes
-    moving = share * (weights + samples * kept) / rates.traffic
+    moving = (held * weights + share * samples * kept) / rates.traffic
     if portion.tensor_width > 1:
         bandwidth = device.efficiency * device.kind.memory_bandwidth
         times = model.gathered * (1.0 if chain.splits_stream else UNSPLIT)
@@ -198,8 +205,9 @@ def layer_seconds(model: ComputeModel, chain: Chain, layer: Layer, portion: Port
     work = samples * share
     has_products = layer.forward_flop > 0
     attention = attention_flops(layer)
-    forward = work * ((layer.forward_flop - attention[0]) / rates.forward + attention[0] / rates.attention)
-    backward = work * ((layer.backward_flop - attention[1]) / rates.backward + attention[1] / rates.attention)
+    more = 1.0 + (portion.routed - 1.0) * _expert_share(layer)
+    forward = work * (more * (layer.forward_flop - attention[0]) / rates.forward + attention[0] / rates.attention)
+    backward = work * (more * (layer.backward_flop - attention[1]) / rates.backward + attention[1] / rates.attention)
     forward += moving + model.forward_start * has_products
     backward += 2 * moving + model.backward_start * has_products
     if frozen is not None and frozen.packed_parameters:
@@ -209,6 +217,13 @@ def layer_seconds(model: ComputeModel, chain: Chain, layer: Layer, portion: Port
     launches = float(has_products) if layer.launches is None else layer.launches
     forward = max(forward, ahead * launches)
     return forward, max(backward, back * launches) if layer.has_backward else 0.0
+
+
+def _expert_share(layer: Layer) -> float:
+    """Of the FLOP of a layer's products, those of experts: as of the weights that a token meets."""
+    if not layer.expert_parameters or not layer.active_parameters:
+        return 0.0
+    return layer.active_share * layer.expert_parameters / layer.active_parameters
 
 
 def _unpack_seconds(chain: Chain, frozen: Frozen, portion: Portion) -> float:

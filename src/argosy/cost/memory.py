@@ -2,7 +2,8 @@
 
 With P parameters in a stage, Q of them in experts, share r of the work of a replica with n_samples on the device, the
 sequence in c parts and the experts over e holders, n = replicas x c holders of the weights, and the number of
-micro-batches in flight:
+micro-batches in flight. r c is 1 where a part of the sequence has one device, of whatever size; Q / e is that of the
+holder with most experts.
 
     (1)  weights    = (r c (P - Q) + r c Q / e) b     b bytes per element of the dtype
     (2)  gradients  = the same, with the bytes of ``gradient_dtype`` for b if that is stated
@@ -123,13 +124,14 @@ def shared_parameters(chain: Chain, stage: Stage) -> tuple[int, int]:
 def state_bytes(chain: Chain, stage: Stage, share: float) -> StateBytes:
     """(1) to (3) for one device of a stage."""
     common, split = shared_parameters(chain, stage)
-    tensor_share = share * stage.context
+    tensor_share = stage.tensor_share(share)
+    split_here = split * max(stage.expert_shares)
 
     def held(width: float, level: int) -> float:
         """Under ZeRO of this level, one of the holders that have an element keeps it: over all alike, split or not."""
         if stage.zero >= level:
-            return (common + split) * tensor_share * width / stage.num_holders
-        return (common + split / stage.expert) * tensor_share * width
+            return (common + split_here * stage.expert) * tensor_share * width / stage.num_holders
+        return (common + split_here) * tensor_share * width
 
     frozen = tensor_share * frozen_bytes(chain, stage) if chain.frozen_parameters else 0.0
     state = StateBytes(
@@ -244,7 +246,7 @@ def _on_device(chain: Chain, stage: Stage, total: float, whole: float, share: fl
     """What a device with a share of its replica's work has of kept bytes, of which ``whole`` are outside products."""
     if chain.splits_stream:
         return total * share
-    return share * (total - whole) + whole / stage.context
+    return share * (total - whole) + whole * (share if stage.parts_are_alone else 1 / stage.context)
 
 
 def passing_bytes(chain: Chain, stage: Stage, samples: int, share: float, *, backward: bool) -> float:
@@ -253,7 +255,7 @@ def passing_bytes(chain: Chain, stage: Stage, samples: int, share: float, *, bac
         return 0.0
     through = exchanged_bytes(chain, stage, samples, share, backward=backward)
     through += gathered_bytes(chain, stage, share, backward=backward)
-    if share * stage.context < 1:
+    if stage.tensor_share(share) < 1:
         largest = max(layer.output_bytes for layer in chain.layers[stage.first : stage.end])
         through += WHOLE_OUTPUTS * samples / stage.context * largest
     if not backward:
@@ -309,7 +311,7 @@ def gathered_bytes(chain: Chain, stage: Stage, share: float, *, backward: bool) 
     if not times:
         return 0.0
     largest = max(layer_weights(layer, stage.expert) for layer in chain.layers[stage.first : stage.end])
-    return times * largest * chain.dtype.bytes * share * stage.context
+    return times * largest * chain.dtype.bytes * stage.tensor_share(share)
 
 
 def times_whole(zero: int, holders: int, *, backward: bool) -> float:

@@ -3,8 +3,8 @@
 A device holds an interval of each layer's weights and one of its optimizer state: its part of a tensor-parallel group,
 of that its part among the stage's holders where ZeRO shares it out (state from level 1 on, weights at level 3). Weights
 that several layers use, such as a table of tokens, are held once by every device that has one of these layers, and as
-the runtime keeps them: whole, whatever ZeRO says, where they are in several stages, or under ZeRO 2 and 3 in several
-layers of one.
+the runtime keeps them: whole on every device where they are in several stages, and whole, whatever ZeRO says, under
+ZeRO 2 and 3 in several layers of one.
 
     (1)  a device receives what it holds under the new plan and did not under the old one
     (2)  from a device that held it: of several, of its own node, then from whoever sends the fewest bytes yet; where
@@ -18,31 +18,31 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.memory import optimizer_bytes
+from argosy.cost.regions import Interval, deliveries
 from argosy.plan.plan import Plan, Stage
 from argosy.workload.chain import Chain, Frozen
 
 PAUSE = 0.5
 """Seconds that a switch takes beside its bytes: groups are formed anew."""
 
-Number = TypeVar("Number", int, float)
-Holder = TypeVar("Holder", int, str)
-Interval = tuple[float, float]
-"""Begin and end, as parts of a layer."""
 _ROUNDING = 1e-9
 
 
 class _Kept(NamedTuple):
-    """What a device keeps of some weights."""
+    """What a device keeps of some weights, as parts of a layer."""
 
     weights: Interval
     state: Interval
+
+
+_ALL = _Kept((0.0, 1.0), (0.0, 1.0))
 
 
 class _Weights(NamedTuple):
@@ -115,7 +115,8 @@ class _Sources:
 
     def deliver(self, target: str, wanted: Interval, holders: Mapping[str, Interval], whole: float) -> None:
         """``whole``: bytes of the interval from 0 to 1."""
-        for source, begin, end in deliveries(target, wanted, holders, self._of, rounding=_ROUNDING):
+        regions = {name: [(held,)] for name, held in holders.items()}
+        for source, ((begin, end),) in deliveries(target, [(wanted,)], regions, self._of, rounding=_ROUNDING):
             if source is not None:
                 self.sent[source, target] += (end - begin) * whole
                 self.totals[source] += (end - begin) * whole
@@ -172,24 +173,20 @@ def _held(plan: Plan, weights: Sequence[_Weights]) -> _Held:
     held: _Held = {}
     for some in weights:
         stages = sorted({home[layer] for layer in some.layers})
-        is_shared = bool(some.frozen_bytes) or plan.zero_of(stages, len(some.layers)) == 0
-        held[some] = found = dict(kept[stages[0]][is_shared])
-        for stage in stages[1:]:
-            for device, own in kept[stage][is_shared].items():
-                found[device] = _joined(found.get(device, own), own)
+        if len(stages) > 1:
+            devices = (device for stage in stages for device in plan.stages[stage].devices)
+            held[some] = dict.fromkeys(devices, _ALL)
+        else:
+            is_shared = bool(some.frozen_bytes) or plan.zero_of(stages, len(some.layers)) == 0
+            held[some] = kept[stages[0]][is_shared]
     return held
-
-
-def _joined(one: _Kept, other: _Kept) -> _Kept:
-    """Of a device that has the same weights in two stages."""
-    return _Kept(*((min(a[0], b[0]), max(a[1], b[1])) for a, b in zip(one, other, strict=True)))
 
 
 def _kept(stage: Stage, *, whole: bool) -> Iterator[tuple[str, _Kept]]:
     """What each device of a stage keeps of each of its layers; ``whole``: of weights that ZeRO does not share out."""
     zero = 0 if whole else stage.zero
     shares = {
-        device: share * stage.context
+        device: stage.tensor_share(share)
         for replica in stage.replicas
         for device, share in zip(replica.devices, replica.shares, strict=True)
     }
@@ -202,38 +199,3 @@ def _kept(stage: Stage, *, whole: bool) -> Iterator[tuple[str, _Kept]]:
             own = (begin + index * part, begin + (index + 1) * part)
             yield device, _Kept(own if zero >= 3 else all_of_it, own if zero else all_of_it)
             begin += width
-
-
-def deliveries(
-    target: Holder,
-    wanted: tuple[Number, Number],
-    holders: Mapping[Holder, tuple[Number, Number]],
-    choose: Callable[[list[Holder], Holder], Holder | None],
-    *,
-    rounding: float = 0,
-) -> Iterator[tuple[Holder | None, Number, Number]]:
-    """(1) and (2): source, begin and end of all that ``target`` wants and does not hold itself.
-
-    ``choose`` takes one of those that hold the beginning of what is missing, or another if none does.
-    """
-    nothing = wanted[0], wanted[0]
-    for first, end in missing(wanted, holders.get(target, nothing)):
-        begin = first
-        while end - begin > rounding:
-            there = [name for name, (low, high) in holders.items() if low <= begin + rounding < high]
-            source = choose(there, target)
-            last = min(end, holders[source][1]) if source is not None and source in there else end
-            yield source, begin, last
-            begin = last
-
-
-def missing(wanted: tuple[Number, Number], held: tuple[Number, Number]) -> list[tuple[Number, Number]]:
-    """What of an interval lies outside of another.
-
-    >>> missing((0, 10), (3, 5)), missing((2, 4), (0, 9)), missing((0, 4), (0, 0))
-    ([(0, 3), (5, 10)], [], [(0, 4)])
-    """
-    first, last = max(wanted[0], held[0]), min(wanted[1], held[1])
-    if first >= last:
-        return [wanted] if wanted[0] < wanted[1] else []
-    return [(begin, end) for begin, end in ((wanted[0], first), (last, wanted[1])) if begin < end]

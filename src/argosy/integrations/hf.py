@@ -12,7 +12,8 @@ made (``processes``). Losses, schedules, evaluations, checkpoints and callbacks 
          that the Trainer counts in them; of a model that is captured, a mean over the targets that are not masked
     (3)  learning rates are those of the Trainer's own scheduler, whose optimizer has no weights; the optimizers of
          ranks follow it
-    (4)  a checkpoint holds the model as ``from_pretrained`` reads it, and under ``argosy`` what any plan goes on from
+    (4)  outputs that metrics and predictions need are gathered on every rank
+    (5)  a checkpoint holds the model as ``from_pretrained`` reads it, and under ``argosy`` what any plan goes on from
 
 Dropout draws other masks than torch's generator would: they are a function of the seed, the step and the sample.
 """
@@ -26,13 +27,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import transformers
-from accelerate.state import PartialState
 from torch import Tensor, nn
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from argosy.dtype import Dtype
 from argosy.errors import InputError, Problem, RunError, bad_input
+from argosy.integrations.predictions import Part, assembled, kept
 from argosy.integrations.processes import hidden_variables, visible
 from argosy.plan.file import load_plan
 from argosy.plan.plan import Plan
@@ -40,17 +39,29 @@ from argosy.runtime import checkpoint
 from argosy.runtime.agreement import batch_digest, check_agreed
 from argosy.runtime.folder import checkpoints
 from argosy.runtime.layers import has_layers
-from argosy.runtime.ranks import devices_by_rank
+from argosy.runtime.ranks import devices_by_rank, seats_of
 from argosy.runtime.trainer import Trainer as PlanTrainer
 from argosy.runtime.trainer import parallelize
 from argosy.runtime.world import device_of, join
 
+try:
+    import transformers
+    from accelerate.state import PartialState
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+except ModuleNotFoundError as missing:
+    sentence = f"argosy.integrations.hf needs {missing.name}; pip install 'argosy[hf]' installs it"
+    raise ModuleNotFoundError(sentence, name=missing.name) from None
 if not hasattr(transformers.Trainer, "_clip_grad_norm"):
     raise RunError(f"argosy.integrations.hf needs transformers 5.22 or newer; found {transformers.__version__}")
 _VARIABLES = hidden_variables()
 _FOLDER = "argosy"
 """Of a checkpoint: what a plan goes on from."""
 _ITEMS = "num_items_in_batch"
+_ROWS = "argosy_rows"
+"""In a batch whose outputs are kept: the numbers of its rows."""
+_SAMPLES = 64
+"""Numbers of each tensor that ranks compare, about."""
+_NO_LOGITS = "none for a model that is captured: its program computes the loss alone; eval_loss is there"
 
 
 class Trainer(transformers.Trainer):
@@ -74,6 +85,10 @@ class Trainer(transformers.Trainer):
         """This rank's part of the training, from when it is needed on."""
         self.compared = False
         """Whether ranks have compared a batch since the start."""
+        self.parts: list[Part] = []
+        """Outputs of parts of the batch that is predicted."""
+        self.ignored: set[str] = set()
+        """Names of outputs that are not gathered."""
         args = args or transformers.TrainingArguments(output_dir="tmp_trainer")
         if args.world_size > 1:
             expected = "argosy.integrations.hf to be imported before TrainingArguments are made"
@@ -110,10 +125,8 @@ class Trainer(transformers.Trainer):
         dtype = Dtype.BF16 if args.bf16 else Dtype.FP16 if args.fp16 else Dtype.FP32
         if dtype is not plan.model.dtype:
             refuse("bf16, fp16", dtype, f"{plan.model.dtype}, in which the plan computes")
-        if self.compute_metrics is not None:
-            refuse(
-                "compute_metrics", "a function", "none: logits stay on the ranks of the last stage; eval_loss is there"
-            )
+        if self.compute_metrics is not None and self.is_captured:
+            refuse("compute_metrics", "a function", _NO_LOGITS)
         several = args.gradient_accumulation_steps > 1
         if several and (self.is_captured or not self.model_accepts_loss_kwargs):
             expected = "1 for a model that is captured or whose loss takes no num_items_in_batch"
@@ -131,6 +144,7 @@ class Trainer(transformers.Trainer):
         """Divide the model, and make the optimizer that the scheduler drives (3)."""
         del model
         if self.optimizer is None:
+            self._compare_values()
             kind, options = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, self.model)
             strange = {"params", "model", "optimizer_dict"}.intersection(options)
             if strange or not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
@@ -161,10 +175,21 @@ class Trainer(transformers.Trainer):
             self.optimizer = kind(groups([]), **options)
         return self.optimizer
 
+    def _compare_values(self) -> None:
+        """Raise an ``InputError`` if ranks have built models with other values, such as without ``set_seed``."""
+        state = self.model.state_dict()
+        samples = {
+            name: value.detach().flatten()[:: max(1, value.numel() // _SAMPLES)].double().cpu()
+            for name, value in state.items()
+            if not value.is_meta
+        }
+        facts = {"the model's values (call set_seed before it is built)": batch_digest(samples)}
+        check_agreed(facts, self.roster, device_of(self.roster, dist.get_rank()))
+
     @property
     def is_captured(self) -> bool:
         """Whether stages are made of operations, with sizes that a batch gives, and not of layers."""
-        shared = any(stage.replicas[0].width > 1 for stage in self.plan.stages)
+        shared = any(replica.width > 1 for stage in self.plan.stages for replica in stage.replicas)
         return shared or self.plan.cut is not None or not has_layers(self.model)
 
     def _example(self) -> Any:
@@ -178,6 +203,10 @@ class Trainer(transformers.Trainer):
         """``compute_loss`` of the Trainer, as a mean over a part of the batch, or as the part's share of the whole loss
         if the number of items in the whole batch is known."""
         inputs = dict(batch)
+        rows = inputs.pop(_ROWS, None)
+        if rows is not None and not self._has_labels(inputs):
+            self._keep(rows, model(**inputs), first=0)
+            return torch.zeros((), device=rows.device), None
         counted = {name: inputs.pop(name) for name in (_ITEMS,) if name in inputs}
         if self.compute_loss_func is None and self.label_smoother is None:
             outputs = model(**inputs, **counted)
@@ -190,7 +219,20 @@ class Trainer(transformers.Trainer):
             else:
                 shifts = type(self.model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
                 loss = self.label_smoother(outputs, labels, shift_labels=shifts, **counted)
+        if rows is not None:
+            self._keep(rows, outputs, first=1)
         return (loss, None) if counted else loss
+
+    def _has_labels(self, inputs: dict[str, Any]) -> bool:
+        return bool(self.label_names) and all(inputs.get(name) is not None for name in self.label_names)
+
+    def _keep(self, rows: Tensor, outputs: Any, *, first: int) -> None:
+        """Keep the outputs of a part of the batch; of a tuple, those from ``first`` on."""
+        if isinstance(outputs, dict):
+            values = tuple(value for name, value in outputs.items() if name not in self.ignored)
+        else:
+            values = tuple(outputs[first:]) if isinstance(outputs, tuple) else (outputs,)
+        self.parts.append((rows, kept(values)))
 
     def _counted(self, inputs: dict[str, Any], items: Any) -> dict[str, Any]:
         """A batch with the number of items in the whole batch, which a captured model cannot take."""
@@ -237,14 +279,32 @@ class Trainer(transformers.Trainer):
 
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
-    ) -> tuple[Tensor | None, None, None]:
-        """The loss of a batch, without logits."""
-        del model, prediction_loss_only, ignore_keys
-        batch = self._counted(inputs, self._get_num_items_in_batch([inputs], self.args.device))
-        return torch.tensor(self._divided().evaluate(batch), device=self.args.device), None, None
+    ) -> tuple[Tensor | None, Any, Any]:
+        """The loss of a batch, and unless only that is asked for, its outputs and labels on every rank."""
+        del model
+        engine, has_labels = self._divided(), self._has_labels(inputs)
+        items = self._get_num_items_in_batch([inputs], self.args.device) if has_labels else None
+        batch = self._counted(inputs, items)
+        if prediction_loss_only:
+            return self._on_device(engine.evaluate(batch)) if has_labels else None, None, None
+        if self.is_captured:
+            raise bad_input(_NO_LOGITS, "predictions", where="predict")
+        if ignore_keys is None:
+            ignore_keys = getattr(getattr(self.model, "config", None), "keys_to_ignore_at_inference", [])
+        self.ignored = {*ignore_keys, "loss"}
+        count = len(next(value for value in inputs.values() if isinstance(value, Tensor)))
+        self.parts.clear()
+        loss = engine.evaluate({**batch, _ROWS: torch.arange(count)})
+        sources = [seat.rank for seat in seats_of(self.plan, self.roster)[-1]]
+        outputs = assembled(self.parts, count, sources, engine.device)
+        labels = tuple(inputs[name] for name in self.label_names) if has_labels else None
+        return self._on_device(loss) if has_labels else None, _single(outputs), _single(labels)
+
+    def _on_device(self, loss: float) -> Tensor:
+        return torch.tensor(loss, device=self.args.device)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the model as ``from_pretrained`` reads it (4). Every rank calls this."""
+        """Write the model as ``from_pretrained`` reads it (5). Every rank calls this."""
         folder = Path(output_dir or self.args.output_dir or ".")
         saved = self._divided().save(folder / _FOLDER)
         if self.args.should_save:
@@ -279,6 +339,11 @@ class Trainer(transformers.Trainer):
             expected = "a checkpoint that was written with save_only_model=False"
             raise bad_input(expected, str(self.state.best_model_checkpoint), where="load_best_model_at_end")
         checkpoint.load_weights(self._divided(), saved[-1])
+
+
+def _single(values: tuple[Any, ...] | None) -> Any:
+    """The only one of several values by itself, as the Trainer has it."""
+    return values[0] if values is not None and len(values) == 1 else values
 
 
 class _Divided(nn.Module):

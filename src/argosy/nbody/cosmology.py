@@ -94,6 +94,10 @@ class Cosmology:
         """Cosmic time between two expansion factors, in Mpc/h / (km/s)."""
         return self._integral(a, b, 1)
 
+    def conformal_time(self, a: float, b: float) -> float:
+        """The integral of da / (a^2 H), in Mpc/h / (km/s)."""
+        return self._integral(a, b, 2)
+
     def growth(self, a: float) -> float:
         """D of (4)."""
         return self._unnormalised_growth(a) / self._unnormalised_growth(1.0)

@@ -11,11 +11,13 @@ the forces, to the last bit.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from argosy.nbody.hilbert import KEY_BITS, Keys, hilbert_keys
+from argosy.nbody.compiled import compiled_exactly
+from argosy.nbody.hilbert import KEY_BITS, Keys
 from argosy.nbody.particles import Floats, Names, Particles
 from argosy.nbody.ranks import Ranks, gather, total
 from argosy.nbody.tasks import NODE, Flags, empty_buffer, list_tasks
@@ -51,26 +53,33 @@ class EssentialTree:
 
 
 def to_owners(
-    particles: Particles, carried: Floats, box: float, starts: Keys, ranks: Ranks
-) -> tuple[Particles, Floats]:
-    """Send every particle, with its row of ``carried``, to the rank whose run it is in; r's begins at ``starts[r]``."""
-    keys = hilbert_keys(particles.positions, box)
+    particles: Particles, carried: Floats, keys_of: Callable[[Floats], Keys], starts: Keys, ranks: Ranks
+) -> tuple[Particles, Floats, Keys]:
+    """Send every particle, with its row of ``carried``, to the rank whose run it is in; r's begins at ``starts[r]``.
+
+    Returns those that are now here, sorted along the curve, with their rows and keys.
+    """
+    keys = keys_of(particles.positions)
     owner = np.searchsorted(starts[1:], keys, side="right")
     state = np.concatenate([particles.positions, particles.momenta, carried], axis=1)
-    parts, names = [], []
-    for rank in range(ranks.size):
-        parts.append(state[owner == rank])
-        names.append(particles.ids[owner == rank])
-    rows, ids = np.concatenate(ranks.exchange(parts)), np.concatenate(ranks.exchange(names))
-    order = along_curve(rows[:, :3], ids, box)
+    masks = [owner == rank for rank in range(ranks.size)]
+    rows, ids, keys = (
+        np.concatenate(ranks.exchange([values[mask] for mask in masks])) for values in (state, particles.ids, keys)
+    )
+    order = sorted_order(keys, ids)
     rows = rows[order]
     positions, momenta = np.ascontiguousarray(rows[:, :3]), np.ascontiguousarray(rows[:, 3:6])
-    return Particles(positions=positions, momenta=momenta, ids=ids[order]), rows[:, 6:]
+    return Particles(positions=positions, momenta=momenta, ids=ids[order]), rows[:, 6:], keys[order]
 
 
-def along_curve(positions: Floats, ids: Names, box: float) -> Names:
-    """The order of the curve; particles of one key by their id."""
-    return np.lexsort((ids, hilbert_keys(positions, box)))
+def sorted_order(keys: Keys, ids: Names) -> Names:
+    """By key, then by id. What ranks send is in order already, which a stable sort merges in one pass."""
+    order: Names = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    tied = np.flatnonzero(ordered[1:] == ordered[:-1])
+    if (ids[order[tied]] > ids[order[tied + 1]]).any():
+        return np.lexsort((ids, keys))
+    return order
 
 
 def common_cells(keys: Keys, most_particles: int, ranks: Ranks) -> Cells:
@@ -103,6 +112,7 @@ def common_cells(keys: Keys, most_particles: int, ranks: Ranks) -> Cells:
 
 def essential_tree(
     particles: Particles,
+    keys: Keys,
     active: Flags,
     box: float,
     *,
@@ -114,11 +124,10 @@ def essential_tree(
     tolerance: float,
 ) -> EssentialTree:
     """The part of the common tree that the active ones of this rank's particles, sorted along the curve, look at."""
-    keys = hilbert_keys(particles.positions, box)
     cells = common_cells(keys, cell_size, ranks)
     cell = np.searchsorted(cells.high, keys)
-    mine = np.unique(cell[active])
-    home = _homes(np.unique(cell), len(cells.low), ranks)
+    mine = _distinct(cell[active])
+    home = _homes(_distinct(cell), len(cells.low), ranks)
     kept = _Rows.of(particles, keys).completed(cells, home, ranks)
     top = _top_tree(cells, kept, leaf_size, ranks)
     opened = _opened(top, top.leaves[mine], box, cutoff, softened, tolerance)
@@ -127,8 +136,7 @@ def essential_tree(
     tree = _assemble(top, cells, present.keys, leaf_size)
     fill_leaves(tree, present.positions)
     merge_upwards(tree)
-    place = np.argsort(present.ids)
-    own = place[np.searchsorted(present.ids, particles.ids[active], sorter=place)].astype(np.int32)
+    own = present.places_of(keys[active], particles.ids[active])
     holds = np.zeros(len(present.ids) + 1, np.int64)
     np.add.at(holds, own + 1, 1)
     before = np.cumsum(holds)
@@ -158,7 +166,9 @@ class _Rows:
     def completed(self, cells: Cells, home: Names, ranks: Ranks) -> _Rows:
         """The whole of every cell whose home this is."""
         target = home[np.searchsorted(cells.high, self.keys)]
-        return _sorted([self._sent([target == rank for rank in range(ranks.size)], ranks)])
+        stays = target == ranks.rank
+        others = self._sent([(target == rank) & ~stays for rank in range(ranks.size)], ranks)
+        return _sorted([self._chosen(stays), others])
 
     def fetched(self, cells: Cells, wanted: Names, home: Names, ranks: Ranks) -> _Rows:
         """The particles of the cells wanted here, from their homes, while others fetch theirs."""
@@ -176,6 +186,20 @@ class _Rows:
     def joined(self, others: _Rows) -> _Rows:
         return _sorted([self, others])
 
+    def places_of(self, keys: Keys, ids: Names) -> Integers:
+        """Where particles of these sorted keys are, each known to be here."""
+        at = np.searchsorted(self.keys, keys)
+        wrong = np.flatnonzero(self.ids[at] != ids)  # several particles have one key
+        if len(wrong):
+            place = np.argsort(self.ids)
+            at[wrong] = place[np.searchsorted(self.ids, ids[wrong], sorter=place)]
+        return at.astype(np.int32)
+
+    def _chosen(self, mask: Flags) -> _Rows:
+        if mask.all():
+            return self
+        return _Rows(keys=self.keys[mask], ids=self.ids[mask], positions=self.positions[mask])
+
     def _sent(self, chosen: list[Flags], ranks: Ranks) -> _Rows:
         keys, ids, positions = (
             np.concatenate(ranks.exchange([values[mask] for mask in chosen]))
@@ -185,10 +209,18 @@ class _Rows:
 
 
 def _sorted(parts: list[_Rows]) -> _Rows:
+    parts = [part for part in parts if len(part.keys)] or parts[:1]
+    if len(parts) == 1 and (np.diff(parts[0].keys) > 0).all():
+        return parts[0]
     keys, ids = (np.concatenate([getattr(part, name) for part in parts]) for name in ("keys", "ids"))
     positions = np.concatenate([part.positions for part in parts])
-    order = np.lexsort((ids, keys))
+    order = sorted_order(keys, ids)
     return _Rows(keys=keys[order], ids=ids[order], positions=positions[order])
+
+
+def _distinct(ordered: Names) -> Names:
+    """The values of a sorted array, each once."""
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
 
 
 def _homes(mine: Names, num_cells: int, ranks: Ranks) -> Names:
@@ -247,7 +279,7 @@ def _opened(top: Tree, targets: Integers, box: float, cutoff: float, softened: f
 
 def _assemble(top: Tree, cells: Cells, keys: Keys, leaf_size: int) -> Tree:
     """The top tree, with what is below those cells whose particles are here."""
-    structure = np.full((6, top.num_nodes + 2 * len(keys)), -1, np.int32)
+    structure = np.empty((6, top.num_nodes + 2 * len(keys)), np.int32)
     count = top.num_nodes
     structure[:4, :count] = top.start, top.end, top.left, top.right
     begins = np.searchsorted(keys, cells.low)
@@ -263,14 +295,19 @@ def _assemble(top: Tree, cells: Cells, keys: Keys, leaf_size: int) -> Tree:
     return tree
 
 
+@compiled_exactly
 def _leaves_in_order(structure: Integers) -> Integers:
     """Leaves that can be reached from the root, along the curve."""
-    left, right = structure[2].tolist(), structure[3].tolist()
-    waiting, leaves = [0], []
-    while waiting:
-        node = waiting.pop()
-        if left[node] < 0:
-            leaves.append(node)
+    waiting = np.zeros(8 * KEY_BITS, np.int32)
+    leaves = np.empty(structure.shape[1], np.int32)
+    depth, count = 1, 0
+    while depth:
+        depth -= 1
+        node = waiting[depth]
+        if structure[2, node] < 0:
+            leaves[count] = node
+            count += 1
         else:
-            waiting += [right[node], left[node]]
-    return np.array(leaves, np.int32)
+            waiting[depth], waiting[depth + 1] = structure[3, node], structure[2, node]
+            depth += 2
+    return leaves[:count].copy()

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from argosy.errors import bad_input
 from argosy.nbody.cosmology import Cosmology
-from argosy.nbody.gravity import compute_forces, short_force, smooth_force
+from argosy.nbody.gravity import compute_forces, compute_potential, short_force, smooth_force
 from argosy.nbody.particles import Box, Floats, Particles, wrapped
 from argosy.nbody.settings import GravitySettings
 from argosy.nbody.tasks import Flags
@@ -36,6 +36,10 @@ class Engine(Protocol):
     """Whatever computes forces; it may hand particles to other processes, and returns those that are now its own."""
 
     def forces(self, particles: Particles) -> tuple[Particles, Floats]: ...
+
+    def potential_energy(self, particles: Particles) -> float:
+        """Half the sum of the potential over all processes' particles, up to a constant; per mass of a particle."""
+        ...
 
 
 class BlockEngine(Protocol):
@@ -81,6 +85,9 @@ class LocalGravity:
     def forces(self, particles: Particles) -> tuple[Particles, Floats]:
         return particles, compute_forces(particles.positions, self.size, self.strength, self.settings).total
 
+    def potential_energy(self, particles: Particles) -> float:
+        return float(compute_potential(particles.positions, self.size, self.strength, self.settings).sum() / 2)
+
     def settle(self, particles: Particles, carried: Floats) -> tuple[Particles, Floats]:
         return particles, carried
 
@@ -104,6 +111,10 @@ AfterStep = Callable[[int, Box], None]
 """Called with the number of steps done and the box as it is then."""
 
 
+OnDrift = Callable[[Particles, Floats, float, float], None]
+"""Called before particles move: they, by how much, and the expansion factors before and after."""
+
+
 def expansion_steps(start: float, end: float, steps: int, *, also: Sequence[float] = ()) -> tuple[float, ...]:
     """(1), with the expansion factors ``also`` put in between, where snapshots are wanted."""
     if steps < 1:
@@ -124,7 +135,13 @@ def chosen_steps(start: float, end: float) -> int:
 
 
 def evolve(
-    box: Box, steps: Sequence[float], engine: Engine, *, first: int = 0, after_step: AfterStep | None = None
+    box: Box,
+    steps: Sequence[float],
+    engine: Engine,
+    *,
+    first: int = 0,
+    after_step: AfterStep | None = None,
+    on_drift: OnDrift | None = None,
 ) -> Box:
     """(2) from ``steps[first]``, where the box stands, to the last."""
     particles, force = engine.forces(box.particles)
@@ -133,7 +150,10 @@ def evolve(
         a, b = steps[number], steps[number + 1]
         middle = halfway(a, b)
         momenta = particles.momenta + force * cosmology.kick(a, middle, a)
-        positions = wrapped(particles.positions + momenta * cosmology.drift(a, b, middle), box.size)
+        shift = momenta * cosmology.drift(a, b, middle)
+        if on_drift is not None:
+            on_drift(replace(particles, momenta=momenta), shift, a, b)
+        positions = wrapped(particles.positions + shift, box.size)
         particles, force = engine.forces(Particles(positions=positions, momenta=momenta, ids=particles.ids))
         particles = replace(particles, momenta=particles.momenta + force * cosmology.kick(middle, b, b))
         box = replace(box, expansion=b, particles=particles)
@@ -163,6 +183,7 @@ def evolve_in_blocks(
     *,
     first: int = 0,
     after_step: AfterStep | None = None,
+    on_drift: OnDrift | None = None,
 ) -> Box:
     """Like ``evolve``, with the short-range force in parts of a step where (3) asks for them."""
     if engine.settings.softening == 0:
@@ -181,8 +202,10 @@ def evolve_in_blocks(
         for part in range(parts):
             momenta = momenta + short * _kicks(times, part, span, cosmology, opening=True)
             now, then = times[part], times[part + 1]
-            drift = cosmology.drift(now, then, halfway(now, then))
-            positions = wrapped(particles.positions + momenta * drift, box.size)
+            shift = momenta * cosmology.drift(now, then, halfway(now, then))
+            if on_drift is not None:
+                on_drift(replace(particles, momenta=momenta), shift, now, then)
+            positions = wrapped(particles.positions + shift, box.size)
             particles = Particles(positions=positions, momenta=momenta, ids=particles.ids)
             closing = _kicks(times, part + 1, span, cosmology, opening=False)
             if part == parts - 1:  # everyone's interval closes: the moment to change hands

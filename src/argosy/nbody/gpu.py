@@ -2,8 +2,9 @@
 
     positions -> device -> keys, sort -> [ tree -> walk -> pairs and nodes ] + mesh -> forces -> host
 
-Several processes share a tree that they grow on their hosts (``domain``); its pairs are summed on their devices, their
-mesh stays on the hosts. Works on any torch device; kernels in Triton need a GPU.
+Several processes with a GPU each divide tree and mesh (``gpu_shared``). If some have none, all share a tree that grows
+on their hosts (``domain``), and those with a GPU sum their pairs there. Works on any torch device; kernels in Triton
+need a GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from argosy.nbody.evolve import LocalGravity
 from argosy.nbody.gpu_mesh import mesh_on_device
 from argosy.nbody.gpu_sums import count_pairs, sum_on_device
 from argosy.nbody.gpu_tree import DeviceTasks, DeviceTree, device_keys, grow_on_device, walk_on_device
-from argosy.nbody.gravity import Package, TreeForce, check_positions, list_packages
+from argosy.nbody.gravity import Package, TreeForce, check_positions, list_packages, mesh_shape
 from argosy.nbody.particles import Floats, Particles
 from argosy.nbody.settings import GravitySettings
 from argosy.nbody.split import ForceSplit
@@ -74,7 +75,7 @@ def gpu_forces(
     watch.mark("walk")
     force = sum_on_device(tree, along, tasks, box, split)
     watch.mark("pairs")
-    force += mesh_on_device(along, box, split.scale, settings)
+    force += mesh_on_device(along, mesh_shape(box, settings))
     watch.mark("mesh")
     total = torch.empty_like(force)
     total[order] = mass * force
@@ -146,7 +147,9 @@ class GpuTree:
         force: Floats = found.cpu().numpy()
         work: Floats = count_pairs(there, tasks).double().cpu().numpy()
         seconds = time.perf_counter() - walked
-        return TreeForce(force=force, work=work, walk_seconds=walked - begin, pair_seconds=seconds)
+        return TreeForce(
+            force=force, work=work, walk_seconds=walked - begin, pair_seconds=seconds, potential=np.zeros(0)
+        )
 
 
 def _tree_to(device: torch.device, tree: Tree) -> DeviceTree:
@@ -194,7 +197,7 @@ class GpuGravity(LocalGravity):
 
     def smooth(self, particles: Particles) -> Floats:
         there = torch.from_numpy(particles.positions).to(self.device)
-        found = mesh_on_device(there, self.size, self.settings.split(self.size).scale, self.settings)
+        found = mesh_on_device(there, mesh_shape(self.size, self.settings))
         force: Floats = found.cpu().numpy()
         return self.strength * force
 

@@ -67,6 +67,8 @@ def _pair_kernel(
         c0, c1, c2, c3 = tl.load(poly), tl.load(poly + 1), tl.load(poly + 2), tl.load(poly + 3)
         c4, c5, c6, c7 = tl.load(poly + 4), tl.load(poly + 5), tl.load(poly + 6), tl.load(poly + 7)
         c8, c9, c10 = tl.load(poly + 8), tl.load(poly + 9), tl.load(poly + 10)
+        low_x, high_x, low_y, high_y = tl.min(tx), tl.max(tx), tl.min(ty), tl.max(ty)
+        low_z, high_z = tl.min(tz), tl.max(tz)
         per_h = 1.0 / h
         cube = per_h * per_h * per_h
         far = tl.load(starts + 3 * leaf + 1)
@@ -83,32 +85,37 @@ def _pair_kernel(
                 sy = _away(tl.load(places + 3 * column + 1), my, scale)
                 sz = _away(tl.load(places + 3 * column + 2), mz, scale)
                 sx = tl.where(there, sx, 4.0)  # beyond the cut-off of every target
-                dx, dy, dz = sx[None, :] - tx, sy[None, :] - ty, sz[None, :] - tz
-                r2 = dx * dx + dy * dy + dz * dz
-                inverse = tl.rsqrt(r2 + 1e-20)
-                w = inverse * inverse * inverse
-                if task >= near:
-                    u = r2 * inverse * per_h
-                    outer = tl.maximum(u, 0.25)
-                    inside = 10.666666666 + u * u * (32.0 * u - 38.4)
-                    shell = 21.333333333 - 48.0 * u + 38.4 * u * u - 10.666666666 * u * u * u
-                    shell -= 0.066666666667 / (outer * outer * outer)
-                    w = tl.where(u < 1.0, cube * tl.where(u < 0.5, inside, shell), w)
-                v = r2 + r2 - 1.0
-                p = c10 * v + c9
-                p = p * v + c8
-                p = p * v + c7
-                p = p * v + c6
-                p = p * v + c5
-                p = p * v + c4
-                p = p * v + c3
-                p = p * v + c2
-                p = p * v + c1
-                p = p * v + c0
-                w = tl.where(r2 < 1.0, w - p, 0.0)
-                ax += w * dx
-                ay += w * dy
-                az += w * dz
+                # Blocks of sources that are beyond the cut-off of all targets are left out.
+                gx = tl.maximum(tl.maximum(low_x - sx, sx - high_x), 0.0)
+                gy = tl.maximum(tl.maximum(low_y - sy, sy - high_y), 0.0)
+                gz = tl.maximum(tl.maximum(low_z - sz, sz - high_z), 0.0)
+                if tl.min(gx * gx + gy * gy + gz * gz) < 1.0:
+                    dx, dy, dz = sx[None, :] - tx, sy[None, :] - ty, sz[None, :] - tz
+                    r2 = dx * dx + dy * dy + dz * dz
+                    inverse = tl.rsqrt(r2 + 1e-20)
+                    w = inverse * inverse * inverse
+                    if task >= near:
+                        u = r2 * inverse * per_h
+                        outer = tl.maximum(u, 0.25)
+                        inside = 10.666666666 + u * u * (32.0 * u - 38.4)
+                        shell = 21.333333333 - 48.0 * u + 38.4 * u * u - 10.666666666 * u * u * u
+                        shell -= 0.066666666667 / (outer * outer * outer)
+                        w = tl.where(u < 1.0, cube * tl.where(u < 0.5, inside, shell), w)
+                    v = r2 + r2 - 1.0
+                    p = c10 * v + c9
+                    p = p * v + c8
+                    p = p * v + c7
+                    p = p * v + c6
+                    p = p * v + c5
+                    p = p * v + c4
+                    p = p * v + c3
+                    p = p * v + c2
+                    p = p * v + c1
+                    p = p * v + c0
+                    w = tl.where(r2 < 1.0, w - p, 0.0)
+                    ax += w * dx
+                    ay += w * dy
+                    az += w * dz
         tl.store(force + 3 * row, tl.sum(ax.to(tl.float64), axis=1), mask=held)
         tl.store(force + 3 * row + 1, tl.sum(ay.to(tl.float64), axis=1), mask=held)
         tl.store(force + 3 * row + 2, tl.sum(az.to(tl.float64), axis=1), mask=held)
@@ -223,14 +230,14 @@ def sum_tasks(
 
 @_jit
 def _key_kernel(
-    positions: tl.tensor, keys: tl.tensor, count: tl.tensor, box: tl.tensor, bits: tl.constexpr, points: tl.constexpr
+    positions: tl.tensor, keys: tl.tensor, count: tl.tensor, bits: tl.constexpr, points: tl.constexpr
 ) -> tl.tensor:
     row = tl.program_id(0) * points + tl.arange(0, points)
     held = row < count
     last = (1 << bits) - 1
-    x = tl.minimum((tl.load(positions + 3 * row, mask=held, other=0.0) / box * (1 << bits)).to(tl.int64), last)
-    y = tl.minimum((tl.load(positions + 3 * row + 1, mask=held, other=0.0) / box * (1 << bits)).to(tl.int64), last)
-    z = tl.minimum((tl.load(positions + 3 * row + 2, mask=held, other=0.0) / box * (1 << bits)).to(tl.int64), last)
+    x = tl.minimum((tl.load(positions + 3 * row, mask=held, other=0.0) * (1 << bits)).to(tl.int64), last)
+    y = tl.minimum((tl.load(positions + 3 * row + 1, mask=held, other=0.0) * (1 << bits)).to(tl.int64), last)
+    z = tl.minimum((tl.load(positions + 3 * row + 2, mask=held, other=0.0) * (1 << bits)).to(tl.int64), last)
     for step in tl.static_range(bits - 1):
         bit = 1 << (bits - 1 - step)
         below = bit - 1
@@ -258,9 +265,8 @@ def _key_kernel(
 def keys_on_device(positions: Tensor, box: float, bits: int) -> Tensor:
     """``hilbert.hilbert_keys``."""
     keys = torch.empty(len(positions), dtype=torch.int64, device=positions.device)
-    _key_kernel[(triton.cdiv(len(positions), _POINTS),)](
-        positions, keys, len(positions), float(box), bits=bits, points=_POINTS
-    )
+    parts = positions / box  # here, in float64: a kernel would take the box as float32
+    _key_kernel[(triton.cdiv(len(positions), _POINTS),)](parts, keys, len(positions), bits=bits, points=_POINTS)
     return keys
 
 
@@ -300,19 +306,19 @@ def _deposit_kernel(
     positions: tl.tensor,
     mass: tl.tensor,
     count: tl.tensor,
-    per_length: tl.tensor,
     cells: tl.tensor,
+    first: tl.tensor,
     unit: tl.tensor,
     order: tl.constexpr,
     points: tl.constexpr,
 ) -> tl.tensor:
     row = tl.program_id(0) * points + tl.arange(0, points)
     held = row < count
-    i, fx = _base(tl.load(positions + 3 * row, mask=held, other=0.0) * per_length, cells, order)
-    j, fy = _base(tl.load(positions + 3 * row + 1, mask=held, other=0.0) * per_length, cells, order)
-    k, fz = _base(tl.load(positions + 3 * row + 2, mask=held, other=0.0) * per_length, cells, order)
+    i, fx = _base(tl.load(positions + 3 * row, mask=held, other=0.0), cells, order)
+    j, fy = _base(tl.load(positions + 3 * row + 1, mask=held, other=0.0), cells, order)
+    k, fz = _base(tl.load(positions + 3 * row + 2, mask=held, other=0.0), cells, order)
     for a in tl.static_range(order):
-        plane = ((i + a) % cells) * cells
+        plane = (i % cells - first + a) * cells
         wx = _weight(fx, order, a) * unit
         for b in tl.static_range(order):
             line = (plane + (j + b) % cells) * cells
@@ -328,22 +334,22 @@ def _interpolate_kernel(
     fields: tl.tensor,
     force: tl.tensor,
     count: tl.tensor,
-    per_length: tl.tensor,
     cells: tl.tensor,
+    first: tl.tensor,
     size: tl.tensor,
     order: tl.constexpr,
     points: tl.constexpr,
 ) -> tl.tensor:
     row = tl.program_id(0) * points + tl.arange(0, points)
     held = row < count
-    i, fx = _base(tl.load(positions + 3 * row, mask=held, other=0.0) * per_length, cells, order)
-    j, fy = _base(tl.load(positions + 3 * row + 1, mask=held, other=0.0) * per_length, cells, order)
-    k, fz = _base(tl.load(positions + 3 * row + 2, mask=held, other=0.0) * per_length, cells, order)
+    i, fx = _base(tl.load(positions + 3 * row, mask=held, other=0.0), cells, order)
+    j, fy = _base(tl.load(positions + 3 * row + 1, mask=held, other=0.0), cells, order)
+    k, fz = _base(tl.load(positions + 3 * row + 2, mask=held, other=0.0), cells, order)
     ax = tl.zeros([points], tl.float64)
     ay = tl.zeros([points], tl.float64)
     az = tl.zeros([points], tl.float64)
     for a in tl.static_range(order):
-        plane = ((i + a) % cells) * cells
+        plane = (i % cells - first + a) * cells
         wx = _weight(fx, order, a)
         for b in tl.static_range(order):
             line = (plane + (j + b) % cells) * cells
@@ -351,27 +357,30 @@ def _interpolate_kernel(
             for c in tl.static_range(order):
                 w = wxy * _weight(fz, order, c)
                 cell = fields + line + (k + c) % cells
-                ax += w * tl.load(cell)
-                ay += w * tl.load(cell + size)
-                az += w * tl.load(cell + 2 * size)
+                ax += w * tl.load(cell, mask=held, other=0.0)
+                ay += w * tl.load(cell + size, mask=held, other=0.0)
+                az += w * tl.load(cell + 2 * size, mask=held, other=0.0)
     tl.store(force + 3 * row, ax, mask=held)
     tl.store(force + 3 * row + 1, ay, mask=held)
     tl.store(force + 3 * row + 2, az, mask=held)
 
 
-def deposit_on_device(positions: Tensor, box: float, cells: int, order: int, unit: int) -> Tensor:
-    """Mass per cell in integers of 1 / ``unit`` particles."""
-    mass = torch.zeros(cells**3, dtype=torch.int64, device=positions.device)
-    grid = (triton.cdiv(len(positions), _POINTS),)
-    _deposit_kernel[grid](positions, mass, len(positions), cells / box, cells, float(unit), order=order, points=_POINTS)
-    return mass
+def deposit_on_device(points: Tensor, mass: Tensor, order: int, unit: int, first: int) -> None:
+    """Add clouds to planes of the mesh from ``first`` on, in integers of 1 / ``unit`` particles; points in cells.
+
+    Triton takes numbers as float32: scaled in a kernel, some points would be in another cell than their owner says.
+    """
+    grid = (triton.cdiv(len(points), _POINTS),)
+    if len(points):
+        _deposit_kernel[grid](points, mass, len(points), mass.shape[1], first, float(unit), order=order, points=_POINTS)
 
 
-def interpolate_on_device(positions: Tensor, fields: Tensor, box: float, cells: int, order: int) -> Tensor:
-    """Three fields at every particle, over its cloud."""
-    force = torch.empty_like(positions)
-    grid = (triton.cdiv(len(positions), _POINTS),)
-    _interpolate_kernel[grid](
-        positions, fields, force, len(positions), cells / box, cells, cells**3, order=order, points=_POINTS
-    )
+def interpolate_on_device(points: Tensor, fields: Tensor, order: int, first: int) -> Tensor:
+    """Three fields, on planes from ``first`` on, at every point, over its cloud; points in cells."""
+    force, size = torch.empty_like(points), fields[0].numel()
+    grid = (triton.cdiv(len(points), _POINTS),)
+    if len(points):
+        _interpolate_kernel[grid](
+            points, fields, force, len(points), fields.shape[2], first, size, order=order, points=_POINTS
+        )
     return force

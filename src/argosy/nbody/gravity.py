@@ -19,8 +19,8 @@ import numpy as np
 
 from argosy.errors import InputError, Problem, bad_input
 from argosy.nbody.hilbert import Positions, hilbert_keys
-from argosy.nbody.mesh import mesh_force
-from argosy.nbody.pairs import compute_leaves, sort_tasks
+from argosy.nbody.mesh import MeshShape, mesh_force, mesh_potential
+from argosy.nbody.pairs import compute_leaves, places_of, sort_tasks
 from argosy.nbody.settings import GravitySettings
 from argosy.nbody.split import ForceSplit
 from argosy.nbody.tasks import Flags, TaskBuffer, empty_buffer, list_tasks, target_cells
@@ -90,9 +90,26 @@ def short_force(
     return total
 
 
+def compute_potential(positions: Positions, box: float, mass: float, settings: GravitySettings) -> Floats:
+    """The potential at every particle: -sum of m / r over all others, up to a constant, without the mean density's."""
+    keys = hilbert_keys(positions, box)
+    order = np.argsort(keys, kind="stable")
+    along = positions[order]
+    tree = build_tree(keys[order], along, leaf_size=settings.leaf_size)
+    cells, split = target_cells(tree, settings.cell_size), settings.split(box)
+    with ThreadPoolExecutor(settings.threads + 1) as pool:
+        found = tree_force(tree, cells, along, box, split, settings, pool, with_potential=True)
+    total = np.empty(len(positions))
+    total[order] = found.potential
+    return mass * (total + mesh_potential(positions, mesh_shape(box, settings), workers=settings.threads))
+
+
 def _smooth_force(positions: Positions, box: float, settings: GravitySettings) -> Floats:
-    scale = settings.split(box).scale
-    return mesh_force(positions, box, settings.mesh_cells, scale, cloud=settings.cloud, workers=settings.threads)
+    return mesh_force(positions, mesh_shape(box, settings), workers=settings.threads)
+
+
+def mesh_shape(box: float, settings: GravitySettings) -> MeshShape:
+    return MeshShape(box=box, cells=settings.mesh_cells, scale=settings.split(box).scale, cloud=settings.cloud)
 
 
 def spread_work(tree: Tree, leaf_work: Floats) -> Floats:
@@ -113,6 +130,8 @@ class TreeForce:
     """Listing and sorting tasks, in one thread."""
     pair_seconds: float
     """Computing them, over all threads together."""
+    potential: Floats
+    """Per particle, its own included; nothing if it was not asked for."""
 
     @property
     def pair_equivalents(self) -> float:
@@ -129,12 +148,16 @@ def tree_force(
     settings: GravitySettings,
     pool: ThreadPoolExecutor,
     wanted: Flags | None = None,
+    *,
+    with_potential: bool = False,
 ) -> TreeForce:
     """The short-range force on the particles of ``cells``; with ``wanted``, only on those of these leaves."""
     wanted = np.ones(len(tree.leaves), bool) if wanted is None else wanted
     force = np.zeros((len(positions), 3))
     work = np.zeros((len(tree.leaves), 2))
+    potential = np.zeros(len(positions) if with_potential else 0)
     lengths = split.lengths(box)
+    places = places_of(positions, box)
     parts = settings.threads * _CHUNKS
     walking = computing = 0.0
     running: list[Future[float]] = []
@@ -147,13 +170,13 @@ def tree_force(
             break
         for first, last in _even_parts(package, parts):
             arguments = (package.first, first, last, package.starts, package.order, lengths, split.coefficients)
-            running.append(pool.submit(_timed, compute_leaves, tree, positions, *arguments, force, work))
+            running.append(pool.submit(_timed, compute_leaves, tree, places, *arguments, force, work, potential))
         # Two buffers: this one is computed while the walk fills the next.
         ready = max(len(running) - parts, 0)
         computing += sum(done.result() for done in running[:ready])
         running = running[ready:]
     computing += sum(done.result() for done in running)
-    return TreeForce(force=force, work=work, walk_seconds=walking, pair_seconds=computing)
+    return TreeForce(force=force, work=work, walk_seconds=walking, pair_seconds=computing, potential=potential)
 
 
 def _timed(function: Callable[..., None], *arguments: object) -> float:

@@ -1,4 +1,4 @@
-"""Where particles start: a lattice, displaced so that its density is a seeded random field of a given spectrum.
+"""Where particles start: a lattice or a glass, displaced so that its density is a seeded random field of a spectrum.
 
 With delta(k) the linear contrast at the start and phi its potential, laplace(phi) = delta,
 
@@ -7,21 +7,26 @@ With delta(k) the linear contrast at the start and phi its potential, laplace(ph
          f2 = 2 Om(a)^(6/11):
 
 Zel'dovich's approximation is the first term, second-order Lagrangian perturbation theory (2LPT) both. The noise is
-drawn in real space, so equal seed and lattice give equal particles.
+drawn in real space, so equal seed and lattice give equal particles. Displacements are computed on a lattice; at the
+particles of a glass they are interpolated with the clouds of ``cloud``, whose transform is divided out before.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from enum import StrEnum
 
 import numpy as np
 import scipy.fft
 
 from argosy.errors import bad_input
+from argosy.nbody.cloud import interpolate
 from argosy.nbody.cosmology import Cosmology
+from argosy.nbody.glass import glass
 from argosy.nbody.mesh import Modes, frequencies
 from argosy.nbody.particles import Box, Floats, Particles, wrapped
+from argosy.nbody.settings import Cloud
 from argosy.nbody.spectrum import linear_power
 from argosy.nbody.spectrum_table import SpectrumTable
 
@@ -40,6 +45,13 @@ class Order(StrEnum):
     SECOND = "2lpt"
 
 
+class Load(StrEnum):
+    """Where particles stand before they are displaced."""
+
+    GRID = "grid"
+    GLASS = "glass"
+
+
 def initial_conditions(
     *,
     box: float,
@@ -50,6 +62,7 @@ def initial_conditions(
     order: Order = Order.SECOND,
     shape: float | None = None,
     table: SpectrumTable | None = None,
+    load: Load = Load.GRID,
 ) -> Box:
     """``per_side``^3 particles in a box of ``box`` Mpc/h; with a ``table``, after it and not after the cosmology."""
     if not 4 <= per_side <= _MOST_PER_SIDE:
@@ -65,20 +78,41 @@ def initial_conditions(
     power = linear_power(cosmology, wave.ravel(), shape) if table is None else table.at(wave.ravel())
     contrast = _linear_field(box, per_side, cosmology.growth(a), power.reshape(wave.shape), seed)
     potential = _potential(contrast, box, per_side)
-    first = -_gradient(potential, box, per_side)
+    places, displaced = _unperturbed(box, per_side, load, seed)
+    first = -displaced(potential)
     shift, speed = first, cosmology.growth_rate(a) * first
     if order is Order.SECOND:
         density = cosmology.matter_at(a)
-        second = -3 / 7 * density ** (-1 / 143) * _gradient(_second_potential(potential, box, per_side), box, per_side)
+        second = -3 / 7 * density ** (-1 / 143) * displaced(_second_potential(potential, box, per_side))
         shift, speed = shift + second, speed + 2 * density ** (6 / 11) * second
-    line = (np.arange(per_side) + 0.5) * (box / per_side)
-    lattice = np.stack(np.meshgrid(line, line, line, indexing="ij"), axis=-1).reshape(-1, 3)
     particles = Particles(
-        positions=wrapped(lattice + shift, box),
+        positions=wrapped(places + shift, box),
         momenta=a * a * cosmology.hubble_rate(a) * speed,
         ids=np.arange(1, per_side**3 + 1),
     )
     return Box(size=box, expansion=a, cosmology=cosmology, particles=particles)
+
+
+def _unperturbed(box: float, side: int, load: Load, seed: int) -> tuple[Floats, Callable[[Modes], Floats]]:
+    """Places, and what gives the gradient of a potential there."""
+    if load is Load.GLASS:
+        places = glass(side, box, seed)
+        return places, lambda potential: _gradient_at(places, potential, box, side)
+    line = (np.arange(side) + 0.5) * (box / side)
+    lattice = np.stack(np.meshgrid(line, line, line, indexing="ij"), axis=-1).reshape(-1, 3)
+    return lattice, lambda potential: _gradient(potential, box, side)
+
+
+def _gradient_at(places: Floats, potential: Modes, box: float, side: int) -> Floats:
+    """The gradient between the points of the lattice."""
+    cloud = Cloud.PCS
+    full, last = (np.sinc(k * box / (2 * np.pi * side)) ** cloud.order for k in frequencies(side, box))
+    sharpened = potential / (full[:, None, None] * full[None, :, None] * last[None, None, :])
+    slopes = _gradient(sharpened, box, side).T.reshape(3, side, side, side)
+    ghosts = cloud.order - 1
+    fields = np.pad(slopes, ((0, 0), *((0, ghosts),) * 3), mode="wrap").astype(np.float32)
+    points = wrapped(places - box / side / 2, box)  # the lattice's first point is half a cell from the edge
+    return interpolate(points, side / box, cloud.order, 0, fields)
 
 
 def _linear_field(box: float, side: int, growth: float, power: Floats, seed: int) -> Modes:

@@ -48,6 +48,12 @@ class Slice:
 
 def density_picture(positions: Floats, box: float, *, pixels: int = 800, part: Slice | None = None) -> Bytes:
     """Rows of red, green and blue."""
+    level = density_levels(positions, box, pixels=pixels, part=part)
+    return colours()[shades(level, colour_range(level))]
+
+
+def density_levels(positions: Floats, box: float, *, pixels: int, part: Slice | None = None) -> Floats:
+    """The logarithm of the surface density over its mean, top row first."""
     part = part or Slice()
     if not 16 <= pixels <= 8192:
         raise bad_input("16 to 8192 pixels", pixels, where="pixels")
@@ -63,9 +69,21 @@ def density_picture(positions: Floats, box: float, *, pixels: int = 800, part: S
     image = np.zeros((pixels, pixels))
     scale = pixels / box
     _splat(positions[shown][:, across] * scale, np.clip(radius[shown] * scale, 1.0, pixels / 4), image)
-    level = np.log10(np.maximum(image / max(image.mean(), 1e-300), 1e-3))  # of nothing where the slice is empty
+    relative = image / max(image.mean(), 1e-300)  # of nothing where the slice is empty
+    levels: Floats = np.log10(np.maximum(relative, 1e-3))[::-1]
+    return levels
+
+
+def colour_range(level: Floats) -> tuple[float, float]:
+    """The levels of the darkest and of the brightest colour."""
     low, high = np.percentile(level, (1, 99.9))
-    return _coloured(np.clip((level - low) / max(high - low, 1e-9), 0, 1)[::-1])
+    return float(low), float(high)
+
+
+def shades(level: Floats, limits: tuple[float, float]) -> Bytes:
+    """Places in the table of colours."""
+    low, high = limits
+    return np.rint(255 * np.clip((level - low) / max(high - low, 1e-9), 0, 1)).astype(np.uint8)
 
 
 @compiled
@@ -91,18 +109,27 @@ def _splat(places: Floats, radii: Floats, image: Floats) -> None:
                 break
 
 
-def _coloured(level: Floats) -> Bytes:
-    channels = [np.interp(level, _COLOURS[:, 0], _COLOURS[:, channel]) for channel in (1, 2, 3)]
+def colours() -> Bytes:
+    """256 rows of red, green and blue."""
+    scale = np.linspace(0, 1, 256)
+    channels = [np.interp(scale, _COLOURS[:, 0], _COLOURS[:, channel]) for channel in (1, 2, 3)]
     return np.stack(channels, axis=-1).astype(np.uint8)
 
 
 def png(image: Bytes) -> bytes:
-    """The image as a PNG file."""
+    """Rows of red, green and blue as a PNG file."""
     height, width, _ = image.shape
-    rows = np.concatenate([np.zeros((height, 1), np.uint8), image.reshape(height, -1)], axis=1)  # filter 0 per row
     header = struct.pack(">2I5B", width, height, 8, 2, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b""))
-    body = b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
-    )
-    return b"\x89PNG\r\n\x1a\n" + body
+    return SIGNATURE + chunk(b"IHDR", header) + chunk(b"IDAT", packed(image.reshape(height, -1))) + chunk(b"IEND", b"")
+
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+def packed(rows: Bytes) -> bytes:
+    """Rows of pixels as a PNG holds them, each after the number of its filter: none."""
+    return zlib.compress(np.concatenate([np.zeros((len(rows), 1), np.uint8), rows], axis=1).tobytes(), 9)
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

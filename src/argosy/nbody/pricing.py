@@ -13,9 +13,10 @@ interactions, p of N^3 mesh cells' planes, a box of N_p particles and cut-off r_
 
 a, g, t, c and q differ between CPUs and GPUs, whose leaves and limits differ: ``CPU`` and ``GPU``. A CPU's mesh is
 limited by arithmetic, so c and q are FLOP over P there; a GPU's by memory, so they are bytes over H. The figures are
-those of ``benchmarks/results/2026-11-16-gravity.md``. A device alone has all of a force; devices that share a box sum
-only pairs, and leave tree and mesh to one core of their host (``SHARED_GPU``). Interactions along the curve follow
-the clustering of matter: drawn from a log-normal density, seeded.
+those of ``benchmarks/results/2026-11-16-gravity.md``. A device alone has all of a force. Of GPUs that share a box it is
+assumed that they sum only pairs, and leave tree and mesh to one core of their host (``SHARED_GPU``), as they do beside
+CPUs; a run on GPUs alone divides tree and mesh between them, and is faster than this. Interactions along the curve
+follow the clustering of matter: drawn from a log-normal density, seeded.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ STATE_BYTES = 56.0
 POINT_BYTES = 24.0
 MODE_BYTES = 16.0
 
-_INTERACTIONS = 1570.0
+_INTERACTIONS = 990.0
 """Per particle, with the leaves of a CPU and the default force error."""
 _SPREAD = 1.0
 """Of the logarithm of the interactions per particle, over runs of the curve."""
@@ -69,13 +70,13 @@ class Architecture:
 
 
 CPU = Architecture(
-    peak_share=0.45, larger_leaves=1.0, tree_seconds=4e-7, start_seconds=0.0, cell_cost=5200.0, point_cost=53_000.0
+    peak_share=0.35, larger_leaves=1.0, tree_seconds=4.3e-7, start_seconds=0.0, cell_cost=3800.0, point_cost=39_000.0
 )
 GPU = Architecture(
-    peak_share=0.25, larger_leaves=1.77, tree_seconds=1.4e-8, start_seconds=0.05, cell_cost=900.0, point_cost=0.0
+    peak_share=0.25, larger_leaves=2.83, tree_seconds=1.4e-8, start_seconds=0.05, cell_cost=900.0, point_cost=0.0
 )
-SHARED_GPU = replace(GPU, tree_seconds=4e-7, start_seconds=0.0)
-_HOST_CELL, _HOST_POINT = 4.5e-8, 4.6e-7
+SHARED_GPU = replace(GPU, tree_seconds=1.2e-6, start_seconds=0.0)
+_HOST_CELL, _HOST_POINT = 6.9e-8, 4.5e-7
 """Seconds of a host's core per mesh cell and per particle on the mesh."""
 _CPU_NAMES = re.compile(
     r"cpu|core|xeon|epyc|ryzen|threadripper|grace|graviton|altra|ampere-?one|power\d+", re.IGNORECASE

@@ -1,14 +1,16 @@
 """A whole run: from initial conditions to snapshots, with restarts, on one process or several.
 
 A run's folder holds ``run.json`` (what was asked for), ``snapshot_000.hdf5``, ... (one per redshift asked for, the last
-at the end) and ``restart/``. Going on from it gives the bits that the run would have given without the interruption.
+at the end), ``energy.csv`` and ``restart/``. Going on from it gives the bits that the run would have given without the
+interruption.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -20,12 +22,14 @@ from argosy.document import make_folder, read_json
 from argosy.errors import InputError, Problem, bad_input
 from argosy.nbody.balance import Balancer
 from argosy.nbody.bullfrog import evolve_bullfrog
+from argosy.nbody.energy import Drift, EnergySample, drift, read_samples, sample, write_samples
 from argosy.nbody.evolve import BlockSteps, LocalGravity, evolve, evolve_in_blocks, expansion_steps
 from argosy.nbody.gravity import TreeForce, tree_force
-from argosy.nbody.particles import Box, Floats, Particles
+from argosy.nbody.lightcone import LightCone, LightConeSettings
+from argosy.nbody.particles import Box, Particles
 from argosy.nbody.placement import Placement, place_as_planned, place_on
 from argosy.nbody.plan_file import GravityPlan
-from argosy.nbody.ranks import Alone, Ranks, total
+from argosy.nbody.ranks import Alone, Ranks, gather, total
 from argosy.nbody.restart import last_restart, read_restart, write_restart
 from argosy.nbody.settings import GravitySettings
 from argosy.nbody.shared import Clock, SharedGravity, measured
@@ -51,10 +55,15 @@ class RunSettings:
     """Expansion factors between start and end at which to write one, too."""
     restart_every: int = 16
     """Steps."""
+    energy_samples: int = 32
+    """Moments at which the potential energy is computed, besides the start; 0 for never."""
     blocks: BlockSteps | None = None
     integrator: Integrator = Integrator.LEAPFROG
+    light_cone: LightConeSettings | None = None
 
     def __post_init__(self) -> None:
+        if self.integrator is Integrator.BULLFROG and self.light_cone is not None:
+            raise bad_input("no light cone with bullfrog, whose drifts are not timed", "one", where="--light-cone")
         if self.integrator is Integrator.BULLFROG and self.blocks is not None:
             raise bad_input("no block steps with bullfrog, which has none", self.blocks.most_levels, where="blocks")
 
@@ -67,8 +76,8 @@ class RunResult:
     """This process's particles at the end."""
     steps: int
     """In all, those before an interruption included."""
-    momentum_drift: float
-    """Change of the sum of all momenta since this start, over the sum of their magnitudes at the end."""
+    drift: Drift
+    """Of energy and momentum, since the run began."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +123,7 @@ def run_box(
 ) -> RunResult:
     """Evolve this process's part of a box, beginning in an empty folder or going on in one that was begun.
 
-    ``device``: where pairs are summed, as torch names it; of a process alone also the mesh.
+    ``device``: where forces are computed, as torch names it. If only some processes have a GPU, these sum pairs there.
     """
     ranks: Ranks = processes.ranks if processes else Alone()
     count = int(total(ranks, np.array([len(box.particles)]))[0])
@@ -130,7 +139,22 @@ def run_box(
     numbers = {a: number for number, a in enumerate(sorted(wanted))}
     begin = time.monotonic()
 
+    every = math.ceil((len(steps) - 1) / settings.energy_samples) if settings.energy_samples else 0
+
+    def watch(done: int, now: Box) -> None:
+        """Keep a sample of energy and momentum, on rank 0's disk."""
+        potential = engine.potential_energy(now.particles) if every else math.nan
+        samples.append(sample(now.particles, ranks, step=done, expansion=now.expansion, potential=potential))
+        if ranks.rank == 0:
+            write_samples(folder / "energy.csv", samples)
+
+    cone = _light_cone(settings.light_cone, box, steps, ranks, folder)
+
     def after_step(done: int, now: Box) -> None:
+        if cone is not None:
+            cone.after_step(done)
+        if done == len(steps) - 1 or (every and done % every == 0):
+            watch(done, now)
         if now.expansion in numbers:
             path = folder / f"snapshot_{numbers[now.expansion]:03d}.hdf5"
             _write_together(path, now, ranks)
@@ -148,37 +172,49 @@ def run_box(
             )
             report(where)
 
-    before = _momentum(box.particles, ranks)
+    samples: list[EnergySample] = read_samples(folder / "energy.csv", first)
+    if not samples:
+        watch(first, box)
+    on_drift = None if cone is None else cone.drifting
     if settings.blocks is not None:
-        final = evolve_in_blocks(box, steps, engine, settings.blocks, first=first, after_step=after_step)
+        final = evolve_in_blocks(
+            box, steps, engine, settings.blocks, first=first, after_step=after_step, on_drift=on_drift
+        )
     elif settings.integrator is Integrator.BULLFROG:
         final = evolve_bullfrog(box, steps, engine, first=first, after_step=after_step)
     else:
-        final = evolve(box, steps, engine, first=first, after_step=after_step)
-    after = _momentum(final.particles, ranks)
-    drift = float(np.linalg.norm(after[:3] - before[:3]) / max(after[3], 1e-300))
-    return RunResult(box=final, steps=len(steps) - 1, momentum_drift=drift)
+        final = evolve(box, steps, engine, first=first, after_step=after_step, on_drift=on_drift)
+    if cone is not None:
+        cone.finish(folder / "lightcone.hdf5", count)
+    return RunResult(box=final, steps=len(steps) - 1, drift=drift(samples))
 
 
-def _momentum(particles: Particles, ranks: Ranks) -> Floats:
-    """The sum of all ranks' momenta, and of their magnitudes."""
-    magnitudes = np.linalg.norm(particles.momenta, axis=1)
-    summed: Floats = total(ranks, np.array([*particles.momenta.sum(axis=0), magnitudes.sum()]))
-    return summed
+def _light_cone(
+    settings: LightConeSettings | None, box: Box, steps: Sequence[float], ranks: Ranks, folder: Path
+) -> LightCone | None:
+    if settings is None:
+        return None
+    if settings.redshift > 1 / steps[0] - 1:
+        expected = f"at most z = {1 / steps[0] - 1:.4g}, where the run begins"
+        raise bad_input(expected, settings.redshift, where="--light-cone")
+    return LightCone(settings=settings, box=replace(box, expansion=steps[-1]), ranks=ranks, folder=folder / "lightcone")
 
 
 def _shared(
     processes: Processes, size: float, count: int, strength: float, gravity: GravitySettings, device: str
 ) -> SharedGravity:
-    engine = SharedGravity(
-        size=size,
-        strength=strength,
-        settings=gravity,
-        ranks=processes.ranks,
-        mesh_ranks=processes.mesh_ranks,
-        clock=processes.clock,
-        sum_tree=_tree_on(device),
-    )
+    ranks, mesh_ranks = processes.ranks, processes.mesh_ranks
+    engine: SharedGravity
+    if all(np.concatenate(gather(ranks, np.array([device != "cpu"])))):
+        from argosy.nbody.gpu_shared import SharedGpuGravity
+
+        engine = SharedGpuGravity(
+            size=size, strength=strength, settings=gravity, ranks=ranks, mesh_ranks=mesh_ranks, device=device
+        )
+    else:
+        engine = SharedGravity(size=size, strength=strength, settings=gravity, ranks=ranks, mesh_ranks=mesh_ranks)
+        engine.sum_tree = _tree_on(device)
+    engine.clock = processes.clock
     if processes.plan is not None or processes.cluster is not None:
         begin = _beginning(processes, count, gravity.mesh_cells)
         engine.parts, engine.planes, engine.balancer = begin.parts, begin.planes, begin.balancer
@@ -246,6 +282,8 @@ def _what_is_asked(box: Box, settings: RunSettings, count: int) -> dict[str, obj
         "blocks": None if settings.blocks is None else asdict(settings.blocks),
         "integrator": str(settings.integrator),
     }
+    if settings.light_cone is not None:
+        content["light_cone"] = asdict(settings.light_cone)
     known: dict[str, object] = json.loads(json.dumps(content))
     return known
 

@@ -17,13 +17,13 @@ from enum import StrEnum
 import numpy as np
 
 from argosy.nbody.balance import Balancer, Ends, Leaves, Look
-from argosy.nbody.domain import END_OF_CURVE, EssentialTree, along_curve, essential_tree, to_owners
-from argosy.nbody.gravity import NODE_PAIRS, TreeForce, check_positions, tree_force
+from argosy.nbody.domain import END_OF_CURVE, EssentialTree, essential_tree, sorted_order, to_owners
+from argosy.nbody.gravity import NODE_PAIRS, TreeForce, check_positions, mesh_shape, tree_force
 from argosy.nbody.hilbert import Keys, hilbert_keys
-from argosy.nbody.mesh import mesh_force
+from argosy.nbody.mesh import mesh_force, mesh_potential
 from argosy.nbody.particles import Floats, Names, Particles
 from argosy.nbody.pricing import PARTICLE_BYTES, STATE_BYTES
-from argosy.nbody.ranks import Ranks, gather
+from argosy.nbody.ranks import Ranks, gather, total
 from argosy.nbody.settings import GravitySettings
 from argosy.nbody.tasks import Flags
 
@@ -78,6 +78,8 @@ class SharedGravity:
     seconds: Floats = field(default_factory=lambda: np.zeros((0, 2)))
     """Of the last force, per rank: tree and mesh."""
 
+    _settled: tuple[Floats, Keys] = field(default_factory=lambda: (np.zeros((0, 3)), np.zeros(0, np.int64)))
+    """Positions as they were last settled, and their keys."""
     _efforts: dict[Phase, Effort] = field(default_factory=dict)
     """Since the last account."""
     _work: Floats = field(default_factory=lambda: np.zeros(0))
@@ -87,10 +89,20 @@ class SharedGravity:
         particles, _ = self.settle(particles, np.zeros((len(particles), 0)))
         with ThreadPoolExecutor(self.settings.threads + 1) as pool:
             smooth = pool.submit(self._mesh, particles)
-            short = self._tree(particles, np.ones(len(particles), bool), np.arange(len(particles)), pool)
+            everyone, places = np.ones(len(particles), bool), np.arange(len(particles))
+            short = self._tree(particles, self._known_keys(particles), everyone, places, pool)
             mesh = smooth.result()
         self.account(particles)
         return particles, self.strength * (short + mesh)
+
+    def keys(self, positions: Floats) -> Keys:
+        """Places along the curve."""
+        return hilbert_keys(positions, self.size)
+
+    def _known_keys(self, particles: Particles) -> Keys:
+        """Those of the last ``settle``, if particles are where it left them."""
+        settled, keys = self._settled
+        return keys if settled is particles.positions else self.keys(particles.positions)
 
     def settle(self, particles: Particles, carried: Floats) -> tuple[Particles, Floats]:
         """Every particle on the rank whose run of the curve it is in, with its row of ``carried``."""
@@ -98,20 +110,22 @@ class SharedGravity:
             check_positions(particles.positions, self.size)
         if self.starts is None:
             even = tuple((rank + 1) / self.ranks.size for rank in range(self.ranks.size))
-            self.starts = counted_starts(hilbert_keys(particles.positions, self.size), self.parts or even, self.ranks)
+            self.starts = counted_starts(self.keys(particles.positions), self.parts or even, self.ranks)
         if len(self._work) != len(particles):
             self._work = np.zeros(len(particles))
         rows = np.concatenate([carried, self._work[:, None]], axis=1)
-        particles, rows = to_owners(particles, rows, self.size, self.starts, self.ranks)
+        particles, rows, keys = to_owners(particles, rows, self.keys, self.starts, self.ranks)
+        self._settled = particles.positions, keys
         self._work = rows[:, -1].copy()
         return particles, rows[:, :-1]
 
     def short(self, particles: Particles, active: Flags) -> Floats:
         """The tree's part on the ``active`` particles; on others it is anything."""
-        order = along_curve(particles.positions, particles.ids, self.size)
+        keys = self._known_keys(particles)
+        order = sorted_order(keys, particles.ids)
         force = np.empty((len(particles), 3))
         with ThreadPoolExecutor(self.settings.threads) as pool:
-            force[order] = self._tree(particles.taken(order), active[order], order, pool)
+            force[order] = self._tree(particles.taken(order), keys[order], active[order], order, pool)
         return self.strength * force
 
     def smooth(self, particles: Particles) -> Floats:
@@ -122,21 +136,11 @@ class SharedGravity:
         """The largest over all ranks."""
         return int(np.concatenate(gather(self.ranks, np.array([value]))).max())
 
-    def _tree(self, particles: Particles, active: Flags, places: Names, pool: ThreadPoolExecutor) -> Floats:
+    def _tree(self, particles: Particles, keys: Keys, active: Flags, places: Names, pool: ThreadPoolExecutor) -> Floats:
         """Of particles sorted along the curve; ``places`` says where each stands among the rank's own."""
         split = self.settings.split(self.size)
         begin = time.thread_time()
-        essential = essential_tree(
-            particles,
-            active,
-            self.size,
-            ranks=self.ranks,
-            cell_size=self.settings.cell_size,
-            leaf_size=self.settings.leaf_size,
-            cutoff=split.cutoff,
-            softened=split.spline,
-            tolerance=self.settings.tolerance,
-        )
+        essential = self._essential(particles, keys, active)
         growing = time.thread_time() - begin
         sources = essential.tree, essential.targets, essential.positions
         found = self.sum_tree(*sources, self.size, split, self.settings, pool, essential.wanted)
@@ -147,19 +151,42 @@ class SharedGravity:
         force[active] = found.force[essential.own]
         return force
 
+    def _essential(self, particles: Particles, keys: Keys, active: Flags) -> EssentialTree:
+        split = self.settings.split(self.size)
+        return essential_tree(
+            particles,
+            keys,
+            active,
+            self.size,
+            ranks=self.ranks,
+            cell_size=self.settings.cell_size,
+            leaf_size=self.settings.leaf_size,
+            cutoff=split.cutoff,
+            softened=split.spline,
+            tolerance=self.settings.tolerance,
+        )
+
+    def potential_energy(self, particles: Particles) -> float:
+        """Half the sum of the potential over all ranks' particles; its time is not accounted for."""
+        keys = self._known_keys(particles)
+        order = sorted_order(keys, particles.ids)
+        sorted_ones = particles.taken(order)
+        essential = self._essential(sorted_ones, keys[order], np.ones(len(particles), bool))
+        sources = essential.tree, essential.targets, essential.positions
+        split, shape = self.settings.split(self.size), mesh_shape(self.size, self.settings)
+        with ThreadPoolExecutor(self.settings.threads) as pool:
+            found = tree_force(*sources, self.size, split, self.settings, pool, essential.wanted, with_potential=True)
+        self.planes = self.planes or even_planes(self.settings.mesh_cells, self.ranks.size)
+        smooth = mesh_potential(sorted_ones.positions, shape, ranks=self.mesh_ranks, planes=self.planes)
+        own = np.array([found.potential[essential.own].sum() + smooth.sum()])
+        return self.strength * float(total(self.ranks, own)[0]) / 2
+
     def _mesh(self, particles: Particles) -> Floats:
         begin = time.thread_time()  # of this thread: waiting for others is not its own slowness
         cells = self.settings.mesh_cells
         self.planes = self.planes or even_planes(cells, self.ranks.size)
-        force = mesh_force(
-            particles.positions,
-            self.size,
-            cells,
-            self.settings.split(self.size).scale,
-            cloud=self.settings.cloud,
-            ranks=self.mesh_ranks,
-            planes=self.planes,
-        )
+        shape = mesh_shape(self.size, self.settings)
+        force = mesh_force(particles.positions, shape, ranks=self.mesh_ranks, planes=self.planes)
         slab = self.planes[self.ranks.rank + 1] - self.planes[self.ranks.rank]
         self._spend(Phase.MESH, float(slab * cells**2), time.thread_time() - begin)
         return force
@@ -177,7 +204,7 @@ class SharedGravity:
         self.seconds = np.concatenate(gather(self.ranks, spent))
         if self.balancer is None:
             return
-        keys, work, counts = _pieces(hilbert_keys(particles.positions, self.size), work, self.settings.leaf_size)
+        keys, work, counts = _pieces(self._known_keys(particles), work, self.settings.leaf_size)
         rates = np.array(
             [[efforts[Phase.PAIRS].work, seconds[Phase.PAIRS]], [efforts[Phase.TREE].work, seconds[Phase.TREE]]]
         )

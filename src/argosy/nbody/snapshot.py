@@ -30,7 +30,7 @@ def write_snapshot(path: Path, box: Box, *, overwrite: bool = False) -> None:
     if path.exists() and not overwrite:
         raise InputError([Problem(file=str(path), expected="no file of this name", found="one that exists")])
     with writing(path) as file:
-        _write_header(file, box)
+        write_header(file, box, rows=len(box.particles), particles=len(box.particles))
         group = file.create_group("PartType1")
         group["Coordinates"] = box.particles.positions * KPC
         group["Velocities"] = box.particles.momenta / box.expansion**1.5
@@ -56,11 +56,12 @@ def writing(path: Path) -> Iterator[Any]:
         raise InputError([Problem(file=str(path), expected="a writable file", found=str(error))]) from None
 
 
-def _write_header(file: Any, box: Box) -> None:
-    count, cosmology = len(box.particles), box.cosmology
-    counts = np.array([0, count, 0, 0, 0, 0])
+def write_header(file: Any, box: Box, *, rows: int, particles: int) -> None:
+    """The header of a file with some rows of a box of so many particles."""
+    cosmology = box.cosmology
+    counts = np.array([0, rows, 0, 0, 0, 0])
     masses = np.zeros(6)
-    masses[1] = cosmology.particle_mass(box.size, count)
+    masses[1] = cosmology.particle_mass(box.size, particles)
     header = {
         "NumPart_ThisFile": counts.astype(np.uint32),
         "NumPart_Total": counts.astype(np.uint32),

@@ -23,6 +23,13 @@ Of a node with mass M and second moments Q about its centre of mass, at the vect
     (5)  M s_1 x + tr(Q) s_2 x / 2 + s_3 (x.Qx) x / 2 + s_2 Q x,   s_1 = s,  s_2 = s_1' / r,  s_3 = s_2' / r,
 
 and by (2) the last two are -3 y^(-5/2) - 2 P'(y) and 15 y^(-7/2) - 4 P''(y), in units of r_c^-5 and r_c^-7.
+
+The potentials of a pair and of a node, whose slopes are these forces, are
+
+    (6)  r_c phi(r) = V(y) - y^(-1/2),  V the polynomial of r_c erf(u) / r,  with the spline's in place of -1/r, u < 1:
+         h^-1 (16/3 u^2 - 48/5 u^4 + 32/5 u^5 - 14/5),                                           u < 1/2,
+         h^-1 (1 / (15 u) + 32/3 u^2 - 16 u^3 + 48/5 u^4 - 32/15 u^5 - 16/5),                    u < 1;
+    (7)  M phi + tr(Q) s_1 / 2 + s_2 (x.Qx) / 2.
 """
 
 from __future__ import annotations
@@ -55,7 +62,7 @@ class ForceSplit:
 
     @property
     def coefficients(self) -> Coefficients:
-        """Rows of P, P' and P'' in powers of z, padded to one length."""
+        """Rows of P, P', P'' and V in powers of z, padded to one length."""
         return _fit(self.cutoff / self.scale, DEGREE)
 
     @property
@@ -76,6 +83,11 @@ def smooth_factor(u: float) -> float:
     return (math.erf(u) - 2 * u * math.exp(-u * u) / math.sqrt(math.pi)) / u**3
 
 
+def _smooth_potential(u: float) -> float:
+    """erf(u) / u, what V of (6) is in units of (2 r_s)^-1."""
+    return math.erf(u) / u if u > 1e-6 else 2 / math.sqrt(math.pi)
+
+
 @lru_cache(maxsize=16)
 def _fit(cutoff_in_scales: float, degree: int) -> Coefficients:
     z = np.cos(np.pi * (np.arange(400) + 0.5) / 400)
@@ -85,9 +97,12 @@ def _fit(cutoff_in_scales: float, degree: int) -> Coefficients:
     # What counts is the error against 1/r^3, and against the softened force at the centre.
     weights = np.maximum(y, 1e-2) ** 1.5
     series = np.polynomial.Chebyshev.fit(z, values, degree, w=weights, domain=[-1, 1])
-    rows = np.zeros((3, degree + 1), np.float32)
+    rows = np.zeros((4, degree + 1), np.float32)
     for order in range(3):
         power = np.asarray(series.deriv(order).convert(kind=np.polynomial.Polynomial).coef, float) * 2.0**order
         rows[order, : len(power)] = power
+    potential = [half * _smooth_potential(half * math.sqrt(value)) for value in y]
+    series = np.polynomial.Chebyshev.fit(z, potential, degree, domain=[-1, 1])
+    rows[3] = series.convert(kind=np.polynomial.Polynomial).coef
     rows.setflags(write=False)
     return rows

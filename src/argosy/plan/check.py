@@ -6,7 +6,7 @@ What the checker passes can be simulated; memory is a question of cost and is an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from argosy.cluster.host import Tier
@@ -142,7 +142,8 @@ def ratios_sum_to_one(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Pr
 
 def context_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
     """The sequence can be cut so often, twice over because each part takes a piece from the front and one from the
-    back; every replica has devices for as many parts, all split alike."""
+    back, and evenly unless ratios say otherwise; every replica has devices for as many parts, whose tensor-parallel
+    groups share them alike."""
     for index, stage in enumerate(plan.stages):
         if stage.context == 1:
             continue
@@ -152,7 +153,7 @@ def context_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem
         if stage.context > most:
             expected = f"at most {most}, as often as layers {stage.first}..{stage.end - 1} can be cut"
             yield Problem(path=path, found=found, expected=expected)
-        elif chain.sequence_length % (2 * stage.context):
+        elif chain.sequence_length % (2 * stage.context) and not all(replica.ratios for replica in stage.replicas):
             expected = f"a number whose double divides the sequence length {chain.sequence_length}"
             yield Problem(path=path, found=found, expected=expected)
         for position, replica in enumerate(stage.replicas):
@@ -161,23 +162,31 @@ def context_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem
                 expected = f"a multiple of the {stage.context} parts of the sequence"
                 yield Problem(path=f"{where}.devices", found=f"{replica.width} devices", expected=expected)
             elif replica.ratios and _differ(replica.ratios, replica.width // stage.context):
-                expected = f"the same ratios in each of the {stage.context} parts of the sequence"
+                expected = f"tensor-parallel groups that share each of the {stage.context} parts in the same ratios"
                 yield Problem(path=f"{where}.ratios", found="others", expected=expected)
 
 
 def _differ(ratios: Sequence[float], width: int) -> bool:
-    return any(not math.isclose(ratio, ratios[at % width], abs_tol=1e-6) for at, ratio in enumerate(ratios))
+    """Whether groups of ``width`` devices share their parts in different ratios; parts may be of any size above 0."""
+    groups = [ratios[at : at + width] for at in range(0, len(ratios), width)]
+    if min(map(sum, groups)) <= 0:
+        return True
+    shares = [[ratio / sum(group) for ratio in group] for group in groups]
+    return any(not math.isclose(a, b, abs_tol=1e-6) for group in shares for a, b in zip(group, shares[0], strict=True))
 
 
 def experts_fit(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
-    """Experts and holders fall into equal parts; the holders of a group take in tokens at the same pace."""
+    """Experts fall into equal parts, or as the stage gives them; holders that share them and cut the sequence or have
+    several devices are alike."""
     for index, stage in enumerate(plan.stages):
         if stage.expert == 1 or any(replica.width % stage.context for replica in stage.replicas):
             continue
         path, found = f"stages[{index}].expert", str(stage.expert)
         counts = {layer.num_experts for layer in chain.layers[stage.first : stage.end] if layer.num_experts}
         undivided = [count for count in sorted(counts) if count % stage.expert]
-        if not counts:
+        if stage.experts:
+            yield from _experts_add_up(stage, f"stages[{index}].experts", counts)
+        elif not counts:
             expected = f"1, because layers {stage.first}..{stage.end - 1} have no experts"
             yield Problem(path=path, found=found, expected=expected)
         elif undivided:
@@ -187,12 +196,27 @@ def experts_fit(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]
             yield Problem(path=path, found=found, expected=expected)
         elif _are_uneven(stage):
             expected = (
-                "replicas of one width, with as many samples and the same ratios, in each group that shares experts"
+                "replicas of one width, and equal ones if they have several devices, in groups that share experts"
             )
             yield Problem(path=f"stages[{index}].replicas", found="others", expected=expected)
 
 
+def _experts_add_up(stage: Stage, path: str, counts: Collection[int]) -> Iterator[Problem]:
+    total = sum(stage.experts)
+    if len(stage.experts) != stage.expert:
+        yield Problem(
+            path=path, found=f"{len(stage.experts)} numbers", expected=f"one for each of {stage.expert} holders"
+        )
+    elif set(counts) != {total}:
+        numbers = " and ".join(map(str, sorted(counts))) or "no"
+        yield Problem(path=path, found=f"{total} experts", expected=f"the {numbers} experts of every layer")
+    elif not all(replica.width == 1 for replica in stage.replicas):
+        yield Problem(path=path, found="replicas of several devices", expected="replicas of one device each")
+
+
 def _are_uneven(stage: Stage) -> bool:
+    if all(replica.width == 1 for replica in stage.replicas):
+        return False
     looks = [(r.width, r.samples, r.ratios) for r in stage.replicas for _ in range(stage.context)]
     groups = (looks[at : at + stage.expert] for at in range(0, len(looks), stage.expert))
     return any(len(set(group)) > 1 for group in groups)

@@ -14,6 +14,7 @@ from argosy.cluster.host import Tier
 from argosy.cluster.topology import canonical
 from argosy.document import Document, Schema, is_there, parse_json, read_json, validate
 from argosy.errors import Mismatch, bad_input, closest
+from argosy.plan.group_program import GroupProgramSchema, group_program_to_dict
 from argosy.plan.offload import NO_OFFLOAD, Offload
 from argosy.plan.plan import (
     Algorithm,
@@ -133,6 +134,7 @@ class StageSchema(Schema):
     context: Count = 1
     expert: Count = 1
     offload: OffloadSchema | None = None
+    experts: list[Count] = Field(default_factory=list)
 
     def value(self) -> Stage:
         return Stage(
@@ -144,6 +146,7 @@ class StageSchema(Schema):
             context=self.context,
             expert=self.expert,
             offload=NO_OFFLOAD if self.offload is None else self.offload.value(),
+            experts=tuple(self.experts),
         )
 
 
@@ -215,6 +218,7 @@ class PlanSchema(Schema):
     runner_ups: list[RunnerUpSchema] = Field(default_factory=list)
     left_out: list[LeftOutSchema] = Field(default_factory=list)
     cost_model: CostModelSchema | None = None
+    programs: list[GroupProgramSchema] = Field(default_factory=list)
 
 
 def load_plan(source: Path | str) -> Plan:
@@ -270,6 +274,7 @@ def plan_from_document(document: Document) -> Plan:
         runner_ups=tuple(RunnerUp(**runner_up.model_dump()) for runner_up in schema.runner_ups),
         left_out=tuple(LeftOut(**device.model_dump()) for device in schema.left_out),
         cost_model=cost_model,
+        programs=tuple(program.value() for program in schema.programs),
     )
 
 
@@ -339,6 +344,8 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     if plan.search is not None:
         result["search"] = {**_fields(plan.search), "pruned": dict(plan.search.pruned)}
         result["search"] |= {"history": [list(moment) for moment in plan.search.history]}
+    if plan.programs:
+        result["programs"] = [group_program_to_dict(program) for program in plan.programs]
     return result
 
 
@@ -372,7 +379,7 @@ def _stage_to_dict(stage: Stage) -> dict[str, Any]:
         "context": stage.context,
         "expert": stage.expert,
         **offload,
-    }
+    } | ({"experts": list(stage.experts)} if stage.experts else {})
 
 
 def _fields(value: object) -> dict[str, Any]:

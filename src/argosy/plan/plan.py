@@ -14,6 +14,7 @@ from typing import Any
 
 from argosy.cluster.topology import Cluster, canonical
 from argosy.dtype import Dtype
+from argosy.plan.group_program import GroupProgram
 from argosy.plan.methods import PlanMethods
 from argosy.plan.offload import NO_OFFLOAD, Offload
 from argosy.schedule import ScheduleSpec
@@ -150,7 +151,9 @@ class Stage:
     context: int = 1
     """Parts into which every replica cuts the sequence."""
     expert: int = 1
-    """Holders that follow one another and hold the experts together, each an equal part of them."""
+    """Holders that follow one another and hold the experts together."""
+    experts: tuple[int, ...] = ()
+    """Experts of a layer that each holder of a group has, in its order. Empty: as many each."""
     offload: Offload = NO_OFFLOAD
     """What is kept outside the devices."""
 
@@ -170,6 +173,21 @@ class Stage:
     def is_uneven(self) -> bool:
         """Whether devices of some replica have unequal shares of its work."""
         return any(len(set(replica.ratios)) > 1 for replica in self.replicas)
+
+    @cached_property
+    def parts_are_alone(self) -> bool:
+        """Whether every part of a sequence, or every replica where it is whole, has one device."""
+        return all(replica.width == self.context for replica in self.replicas)
+
+    def tensor_share(self, share: float) -> float:
+        """Of a device with this share of its replica's work, the share of its tensor-parallel group's weights."""
+        return 1.0 if self.parts_are_alone else share * self.context
+
+    @property
+    def expert_shares(self) -> tuple[float, ...]:
+        """Of all experts, those that each holder of a group has."""
+        total = sum(self.experts)
+        return tuple(count / total for count in self.experts) if total else (1 / self.expert,) * self.expert
 
     @property
     def num_holders(self) -> int:
@@ -316,16 +334,13 @@ class Plan(PlanMethods):
     left_out: tuple[LeftOut, ...] = ()
     cost_model: CostModelRef | None = None
     """None: the default one."""
+    programs: tuple[GroupProgram, ...] = ()
+    """What tensor-parallel groups do, in a plan for a captured program."""
 
     @property
     def devices(self) -> tuple[str, ...]:
         """Every device in use, once, in stage order."""
         return tuple(dict.fromkeys(device for stage in self.stages for device in stage.devices))
-
-    @property
-    def offloads(self) -> bool:
-        """Whether any stage keeps something outside its devices."""
-        return any(stage.offload for stage in self.stages)
 
     @property
     def bare(self) -> Plan:

@@ -32,15 +32,21 @@ class Feature:
         return self.asked(stage) in self.runs
 
 
-def _groups(stage: Stage) -> str:
-    """Whether the replicas of a stage are shared alike by their devices."""
-    return ALIKE if len({replica.shares for replica in stage.replicas}) == 1 else "of unequal width or ratios"
+def _parts(stage: Stage) -> str:
+    """What has a part of the sequence."""
+    return ALONE if stage.context == 1 or stage.parts_are_alone else "over tensor-parallel groups"
 
 
-ALIKE = "all of one width and ratios"
-GROUPS = Feature(name="tensor-parallel groups", asked=_groups, runs=(ALIKE,))
-CONTEXT = Feature(name="context parallelism", asked=lambda stage: stage.context, runs=(1,))
-EXPERT = Feature(name="expert parallelism", asked=lambda stage: stage.expert, runs=(1,))
+def _experts(stage: Stage) -> str:
+    """What has a part of the experts."""
+    if stage.expert == 1 or all(replica.width == 1 for replica in stage.replicas):
+        return ALONE
+    return "over parts of the sequence" if stage.context > 1 else "over tensor-parallel groups"
+
+
+ALONE = "over single devices"
+CONTEXT = Feature(name="context parallelism", asked=_parts, runs=(ALONE,))
+EXPERT = Feature(name="expert parallelism", asked=_experts, runs=(ALONE,))
 ZERO = Feature(name="ZeRO", asked=lambda stage: stage.zero, runs=(0, 1, 2, 3))
 RECOMPUTE = Feature(
     name="recomputation", asked=lambda stage: str(stage.recompute), runs=tuple(str(value) for value in Recompute)
@@ -51,7 +57,7 @@ OFFLOAD = Feature(
     runs=("nothing", "optimizer", "activations", "optimizer,activations"),
 )
 
-FEATURES = (GROUPS, CONTEXT, EXPERT, ZERO, RECOMPUTE, OFFLOAD)
+FEATURES = (CONTEXT, EXPERT, ZERO, RECOMPUTE, OFFLOAD)
 
 
 def unsupported(plan: Plan) -> tuple[str, ...]:
@@ -61,11 +67,12 @@ def unsupported(plan: Plan) -> tuple[str, ...]:
 
 def check_movable(plan: Plan) -> None:
     """Raise an ``InputError`` for what in a plan cannot be handed on to other devices while it runs."""
-    expected, hint = "stages that a run can move to other devices", "argosy plan --max-width 1 keeps to them"
+    expected, hint = "stages that a run can move", "argosy plan --max-context 1 --max-expert 1 keeps to them"
     problems = [
-        Problem(path=f"stages[{index}]", found=f"tensor width {width}", expected=expected, suggestion=hint)
-        for index, width in enumerate(stage.replicas[0].width for stage in plan.stages)
-        if width > 1
+        Problem(path=f"stages[{index}]", found=f"{name} {degree}", expected=expected, suggestion=hint)
+        for index, stage in enumerate(plan.stages)
+        for name, degree in (("context", stage.context), ("expert", stage.expert))
+        if degree > 1
     ]
     problems += [
         Problem(path=f"stages[{index}]", found=f"offload of {stage.offload}", expected=expected)
@@ -76,11 +83,26 @@ def check_movable(plan: Plan) -> None:
         raise InputError(problems)
 
 
+def max_width_after(plan: Plan, *, is_compiled: bool = False) -> int | None:
+    """Devices of a tensor-parallel group at most in the plans that a run goes on by; None for any number.
+
+    Groups share operations of a captured forward. A run that began with layers alone may have a model that cannot be
+    captured, and compiled stages have no groups: such runs go on without any.
+    """
+    is_captured = bool(plan.model.content) or any(r.width > 1 for stage in plan.stages for r in stage.replicas)
+    return None if is_captured and not is_compiled else 1
+
+
 def _sentences(plan: Plan) -> Iterator[str]:
     for index, rule in enumerate(plan.policy):
         if rule.schedule.placement != plan.schedule.placement:
             switch = f"from {plan.schedule.kind} to {rule.schedule.kind} below {RATE.format(rule.below)} on {rule.edge}"
             yield f"Rule {index} of the policy switches {switch}, and the runtime switches between others only."
+    sharing = [index for index, stage in enumerate(plan.stages) if stage.expert > 1]
+    wide = [index for index, stage in enumerate(plan.stages) if any(replica.width > 1 for replica in stage.replicas)]
+    if sharing and set(wide) - set(sharing):
+        beside = f"beside stage {min(set(wide) - set(sharing))}, whose replicas have several devices"
+        yield f"Stage {sharing[0]} shares out experts {beside}, and the runtime executes that only with single devices."
     for index, stage in enumerate(plan.stages):
         for feature in FEATURES:
             if not feature.allows(stage):

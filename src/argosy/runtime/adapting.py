@@ -250,8 +250,8 @@ def change_to(trainer: Trainer, plan: Plan) -> Moved | None:
 
 
 def _without_shares(stage: Stage) -> tuple[object, ...]:
-    devices = tuple(replica.devices for replica in stage.replicas)
-    return stage.first, stage.end, stage.recompute, stage.zero, devices
+    groups = tuple((replica.devices, replica.shares) for replica in stage.replicas)
+    return stage.first, stage.end, stage.recompute, stage.zero, groups
 
 
 def described(decision: Decision, brief: Brief) -> Event:

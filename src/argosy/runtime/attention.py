@@ -53,7 +53,12 @@ def math_forward(
     """(1) on any device."""
     scores = _scores(q, k, causal, mask, _scale(q, scale))
     total = torch.logsumexp(scores if scores.dtype is torch.float64 else scores.float(), -1)
-    return torch.exp(scores - total.unsqueeze(-1)).to(v.dtype) @ v, total
+    return _shares(scores, total).to(v.dtype) @ v, total
+
+
+def _shares(scores: Tensor, total: Tensor) -> Tensor:
+    """p of (1); zeros in rows of which nothing counts, where l is minus infinity."""
+    return torch.exp(scores - total.masked_fill(total == float("-inf"), 0.0).unsqueeze(-1))
 
 
 def backward(
@@ -90,7 +95,7 @@ def math_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(2) on any device."""
     factor = _scale(q, scale)
-    share = torch.exp(_scores(q, k, causal, mask, factor) - total.unsqueeze(-1)).to(q.dtype)
+    share = _shares(_scores(q, k, causal, mask, factor), total).to(q.dtype)
     inner = share * (grad @ v.transpose(-2, -1) - (grad * out).sum(-1, keepdim=True))
     return factor * (inner @ k), factor * (inner.transpose(-2, -1) @ q), share.transpose(-2, -1) @ grad
 

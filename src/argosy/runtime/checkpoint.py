@@ -42,7 +42,7 @@ from argosy.runtime.manifest import (
     write_manifest,
 )
 from argosy.runtime.reading import entries, load_tensors, read_weights
-from argosy.runtime.state import Held, Rows, Stored, take_state, trainer_state
+from argosy.runtime.state import Held, Rows, Stored, merged, take_state, trainer_state
 from argosy.runtime.world import gather_texts
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class UnsavedError(RunError):
 
 def save(trainer: Trainer, folder: Path) -> Path:
     """Write a checkpoint of every rank's part."""
-    return write(dict(trainer_state(trainer)), facts(trainer), folder, device=trainer.device)
+    return write(merged(trainer_state(trainer)), facts(trainer), folder, device=trainer.device)
 
 
 def facts(trainer: Trainer) -> dict[str, Any]:
@@ -208,8 +208,8 @@ def load_weights(trainer: Trainer, source: Path) -> None:
         found = entries(source)
         for held in trainer.held():
             _check_entry(source, found, held)
-        wanted = {f"model.{h.name}": Rows.of(h.parameter.data, h.boxes, h.shape) for h in trainer.held()}
-        load_tensors(wanted, source)
+        wanted = [(f"model.{h.name}", Rows.of(h.parameter.data, h.boxes, h.shape)) for h in trainer.held()]
+        load_tensors(merged(wanted), source)
     else:
         values = read_weights(source)
         for held in trainer.held():

@@ -51,10 +51,14 @@ def check_compilable(plan: Plan) -> None:
         expected = "a schedule that does not split backwards, because a compiled backward is one piece"
         problems.append(Problem(path="schedule", found=str(plan.schedule.kind), expected=expected))
     for index, stage in enumerate(plan.stages):
-        width = max(replica.width for replica in stage.replicas)
-        if width > 1:
-            expected = "width 1 for compiled stages, because groups exchange tensors inside a stage"
-            problems.append(Problem(path=f"stages[{index}]", found=f"tensor width {width}", expected=expected))
+        for name, found in (
+            ("tensor width", max(replica.width for replica in stage.replicas) // stage.context),
+            ("context", stage.context),
+            ("expert", stage.expert),
+        ):
+            if found > 1:
+                expected = f"{name} 1 for compiled stages, because devices exchange tensors inside a stage"
+                problems.append(Problem(path=f"stages[{index}]", found=f"{name} {found}", expected=expected))
         if stage.offload.activations is not None:
             expected = "no offload of activations for compiled stages, which keep them in graphs of their own"
             problems.append(Problem(path=f"stages[{index}].offload", found="activations", expected=expected))

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from argosy.runtime.overlap import GradientEvents, GradientSum
+from argosy.runtime.overlap import GradientEvents, GradientSum, Summand
 from argosy.runtime.parameters import Weight
-from argosy.runtime.sharding import ShardSet
+from argosy.runtime.sharding import ShardSet, scatter_all
 from argosy.runtime.summing import Way, is_on_device
 
 
@@ -25,32 +25,38 @@ class Gradients:
 
     def __init__(
         self,
-        shared: Sequence[tuple[Way | None, int, Sequence[Weight]]],
+        weights: Sequence[Weight],
+        shared: Sequence[tuple[Way | None, int, Sequence[Summand]]],
         shards: Sequence[ShardSet],
         rank: int,
     ) -> None:
+        self.weights = weights
+        """Those of which this rank updates all that it holds."""
         self.shared = shared
-        """(how holders sum, the first of them, weights) for what is held whole, by several ranks or this one alone."""
+        """(how holders sum, the first of them, of which weights) for these, by several ranks or this one alone."""
         self.shards = shards
         self.rank = rank
+        self.filled: set[Tensor] = set()
         self.sums = [
-            GradientSum(way, weights, is_early=not shards and len(weights[0].stages) == 1 and is_on_device(way))
-            for way, _, weights in shared
+            GradientSum(way, summands, self.filled, is_early=not shards and self._is_early(way, summands))
+            for way, _, summands in shared
             if way is not None
         ]
 
+    def _is_early(self, way: Way, summands: Sequence[Summand]) -> bool:
+        return len(summands[0].weight.stages) == 1 and is_on_device(way)
+
     def parameters(self) -> list[nn.Parameter]:
         """What the optimizer updates."""
-        whole = [weight.parameter for _, _, weights in self.shared for weight in weights]
+        whole = [weight.parameter for weight in self.weights]
         return [p for p in (*whole, *(shard.own for s in self.shards for shard in s.shards)) if p.requires_grad]
 
     def reduce(self) -> None:
         """(1)."""
-        for shards in self.shards:
-            if shards.level == 1:  # the others leave after every backward
-                shards.scatter_gradients()
+        scatter_all([shards for shards in self.shards if shards.level == 1])  # others leave after every backward
         for gradient_sum in self.sums:
             gradient_sum.finish()
+        self.filled.clear()
 
     def close(self) -> None:
         """Let go of the weights: another plan has other sums."""
@@ -73,7 +79,9 @@ class Gradients:
 
     def square_sum(self, device: torch.device) -> Tensor:
         """This rank's part of (2), squared."""
-        own = [w.parameter.grad for _, first, weights in self.shared if first == self.rank for w in weights]
+        counted = [summand for _, first, summands in self.shared if first == self.rank for summand in summands]
+        known = [summand for summand in counted if summand.parameter.grad is not None]
+        own: list[Tensor | None] = [gradient for summand in known for gradient in summand.gradients()]
         own += [shard.own.grad for shards in self.shards for shard in shards.shards]
         norm = nn.utils.get_total_norm([gradient for gradient in own if gradient is not None and gradient.numel()])
         return norm.double().square().to(device)

@@ -6,6 +6,7 @@ What is recomputed, put off or gathered is so segment by segment (``graphcut``).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from argosy.runtime.compiling import CompiledOperations
 from argosy.runtime.defer import Deferral
 from argosy.runtime.graphcut import GraphCut, Segment
 from argosy.runtime.moment import Moment
-from argosy.runtime.parameters import Weight, places_of
+from argosy.runtime.parameters import Catalogue, Weight
 from argosy.runtime.samples import Kind, Place
 from argosy.runtime.stage import LayerGate, deferring, recomputed
 from argosy.workload.graph import OWN_GRADIENT, Argument, Node, Ref, Role
@@ -306,19 +307,13 @@ def _positions(like: Tensor, place: Place | None, moment: Moment) -> Tensor:
     return place.back((first[:, None] + torch.arange(each, device=like.device)).view(front))
 
 
-def graph_weights(model: nn.Module, cut: GraphCut) -> tuple[Weight, ...]:
-    """Every parameter of the model, tied ones once; those that no operation reads stay as they are, in stage 0."""
+def graph_weights(catalogue: Catalogue, cut: GraphCut) -> tuple[Weight, ...]:
+    """Every parameter of the model; those that no operation reads are frozen, in stage 0."""
     stages: dict[str, list[int]] = {}
     for index, part in enumerate(cut.parts):
         for value in part.weights:
             stages.setdefault(cut.graph.values[value].name, []).append(index)
-    aliases: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        aliases.setdefault(id(parameter), []).append(name)
-    weights = []
-    for name, parameter in model.named_parameters():
-        if name not in stages:
-            parameter.requires_grad_(False)
-        others = tuple(other for other in aliases[id(parameter)] if other != name)
-        weights.append(Weight(name, parameter, tuple(stages.get(name, [0])), places_of(model, parameter), others))
-    return tuple(weights)
+    for weight in catalogue.weights:
+        if weight.name not in stages:
+            weight.parameter.requires_grad_(False)
+    return tuple(replace(weight, stages=tuple(stages.get(weight.name, [0]))) for weight in catalogue.weights)

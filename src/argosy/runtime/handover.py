@@ -1,7 +1,7 @@
-"""Rows on their way from rank to rank: what a rank holds of every tensor before and after, and the messages between.
+"""Parts of tensors on their way from rank to rank: what a rank holds before and after, and the messages between.
 
-Rows that a rank has already are not sent: the very tensor stays where nothing changes, else they are copied. All rows
-of one dtype from one rank to another are one message.
+What a rank has already is not sent: the very tensor stays where nothing changes, else it is copied. All that goes from
+one rank to another in one dtype is one message.
 """
 
 from __future__ import annotations
@@ -11,26 +11,14 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
+from argosy.runtime.boxes import Boxes, HeldPart, HeldParts
 from argosy.runtime.failure import in_contact
-from argosy.runtime.rows import Move, Piece
+from argosy.runtime.moves import Move, Piece
 
 _TAG = 2**30
 """Tags of migrations; others are smaller."""
 _DTYPES = sorted({str(dtype) for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)})
-
-
-class HeldRows(NamedTuple):
-    """A tensor and which rows of the whole it is."""
-
-    tensor: Tensor
-    begin: int
-
-    def between(self, begin: int, end: int) -> Tensor:
-        """Some of them, counted in the whole."""
-        return self.tensor[begin - self.begin : end - self.begin] if self.tensor.dim() else self.tensor
-
 
 Key = tuple[str, str]
 """Name and what, as in ``Piece``."""
@@ -42,7 +30,7 @@ class About(NamedTuple):
     shape: tuple[int, ...]
     """Of the whole."""
     dtype: torch.dtype
-    by_rows: bool
+    like_weight: bool
     """Whether it is divided as its weight is."""
 
 
@@ -55,31 +43,34 @@ class Handover:
         self.tensors = tensors
         self.sent = self.received = 0
 
-    def run(self, pieces: Sequence[Piece], moves: Sequence[Move], old: dict[Key, HeldRows]) -> dict[Key, HeldRows]:
-        """This rank's rows of some pieces under the new plan; ``old`` loses its rows of them."""
-        keys = {(piece.name, piece.what): piece for piece in pieces}
-        new = {key: self._begin(piece, old.get(key)) for key, piece in keys.items() if self.rank in piece.after}
+    def run(
+        self,
+        pieces: Sequence[Piece],
+        moves: Sequence[Move],
+        old: dict[Key, HeldParts],
+        boxes: Mapping[Key, Boxes],
+    ) -> dict[Key, HeldParts]:
+        """This rank's part of some pieces under the new plan, with these ``boxes``; ``old`` loses its part of them."""
+        keys = [(piece.name, piece.what) for piece in pieces]
+        new = {key: self._begin(key, boxes[key], old.get(key)) for key in keys if key in boxes}
         self._send_and_receive(moves, old, new)
         for key in keys:
             old.pop(key, None)
         return new
 
-    def _begin(self, piece: Piece, had: HeldRows | None) -> HeldRows:
-        """What is there already: the very tensor, or a new one with the rows that both have."""
-        begin, end = piece.after[self.rank]
-        if had is not None and piece.before[self.rank] == (begin, end):
+    def _begin(self, key: Key, boxes: Boxes, had: HeldParts | None) -> HeldParts:
+        """What is there already: the very tensors, or new ones with what both have."""
+        if had is not None and tuple(part.boxes for part in had.parts) == boxes:
             return had
-        told = self.tensors[piece.name, piece.what]
-        shape = (end - begin, *told.shape[1:]) if told.shape else ()
-        rows = HeldRows(torch.empty(shape, dtype=told.dtype, device=self.device), begin)
-        if had is not None:
-            low, high = max(begin, had.begin), min(end, piece.before[self.rank][1])
-            if low < high:
-                rows.between(low, high).copy_(had.between(low, high))
-        return rows
+        dtype = self.tensors[key].dtype
+        new = HeldParts(tuple(HeldPart.empty(own, dtype=dtype, device=self.device) for own in boxes))
+        for part in new.parts:
+            for given in () if had is None else had.parts:
+                part.take(given)
+        return new
 
     def _send_and_receive(
-        self, moves: Sequence[Move], old: Mapping[Key, HeldRows], new: Mapping[Key, HeldRows]
+        self, moves: Sequence[Move], old: Mapping[Key, HeldParts], new: Mapping[Key, HeldParts]
     ) -> None:
         """One message for each pair of ranks and dtype."""
         bundles: dict[tuple[int, int, str], list[Move]] = {}
@@ -91,7 +82,7 @@ class Handover:
         for (source, target, kind), bundle in sorted(bundles.items()):
             tag = _TAG + _DTYPES.index(kind)
             mine = old if source == self.rank else new
-            parts = [mine[move.piece.name, move.piece.what].between(move.begin, move.end) for move in bundle]
+            parts = [mine[move.piece.name, move.piece.what].at(move.region) for move in bundle]
             if source == self.rank:
                 message = torch.cat([part.reshape(-1) for part in parts]).to(self.carrier)
                 calls.append(dist.P2POp(dist.isend, message, target, tag=tag))

@@ -163,8 +163,10 @@ FAMILIES: dict[str, Callable[[nn.Module], tuple[nn.Module, ...]]] = {
     "GPT2LMHeadModel": _gpt2,
     "LlamaForCausalLM": _rotary,
     "MistralForCausalLM": _rotary,
+    "MixtralForCausalLM": _rotary,
     "Qwen2ForCausalLM": _rotary,
     "Qwen3ForCausalLM": _rotary,
+    "Qwen3MoeForCausalLM": _rotary,
     "ViTForImageClassification": _vit,
 }
 """By the name of the class."""

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from torch import nn
 
 from argosy.errors import InputError, Problem
-from argosy.plan.plan import Plan
 from argosy.runtime.huggingface import FAMILIES, check_attention
+from argosy.workload.capture.hooks import check_hooks
 
 
 def has_layers(model: nn.Module) -> bool:
@@ -35,6 +35,7 @@ def has_layers(model: nn.Module) -> bool:
 
 def find_layers(model: nn.Module) -> tuple[nn.Module, ...]:
     """(1) to (3); an ``InputError`` that says what to do where none applies."""
+    check_hooks(model)
     own = getattr(model, "argosy_layers", None)
     if callable(own):
         return tuple(_modules(own(), type(model).__name__))
@@ -57,11 +58,3 @@ def _modules(layers: Sequence[object], name: str) -> list[nn.Module]:
             raise InputError([Problem(path=path, found=type(layer).__name__, expected="an nn.Module")])
         modules.append(layer)
     return modules
-
-
-def check_layers(layers: Sequence[nn.Module], plan: Plan) -> None:
-    """Raise an ``InputError`` unless a model has as many layers as a plan."""
-    end = plan.stages[-1].end
-    if end != len(layers):
-        expected = f"{end} layers, as in the plan for {plan.model.name}"
-        raise InputError([Problem(path="model", found=f"{len(layers)} layers", expected=expected)])

@@ -11,12 +11,12 @@ and one without layers in proportion to the numbers of layers that the plan give
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,151 +25,113 @@ from torch import nn
 from argosy.cluster.file import cluster_from_content
 from argosy.cost.group import device_group
 from argosy.errors import InputError, Problem, RunError
-from argosy.plan.plan import Plan
-from argosy.runtime.boxes import boxes_of
+from argosy.plan.group_program import GroupProgram
+from argosy.plan.plan import Plan, Stage
+from argosy.runtime.boxes import Box, boxes_of
+from argosy.runtime.contextstage import ContextStage, SequenceExchange, SequenceSharing, sequence_sharing
 from argosy.runtime.exchange import Exchange
 from argosy.runtime.graphcut import ADDED, GraphCut, aligned
 from argosy.runtime.graphstage import GraphStage, graph_weights, owner, segments_with
-from argosy.runtime.holding import Kept, seats_in_group
+from argosy.runtime.holding import seats_in_group
 from argosy.runtime.measure import Exchanging, untold
-from argosy.runtime.parameters import Places, Weight
-from argosy.runtime.ranks import members_of, seats_of
-from argosy.runtime.recipe import autocast_for
-from argosy.runtime.shards import take
-from argosy.runtime.stage import LossFunction
+from argosy.runtime.parameters import Catalogue, Places, Weight, buffer_places
+from argosy.runtime.ranks import devices_by_rank, members_of, seats_of
+from argosy.runtime.recipe import Recipe, autocast_for
 from argosy.runtime.summing import Groups
 from argosy.runtime.tensorstage import Sharing, TensorStage
 from argosy.runtime.world import gather_texts
 from argosy.solve.stagecut import cut_graph
 from argosy.space.sharding import REPLICATED, Segments, State
 from argosy.workload.capture.forward import Forward, capture_forward
-from argosy.workload.capture.initial import FakeModel, Recording
+from argosy.workload.capture.initial import FakeModel
+
+
+class Captured(NamedTuple):
+    """A model whose forward was captured."""
+
+    plain: Forward
+    forward: Forward
+    """In the precision of the run."""
+    catalogue: Catalogue
+    layers: Sequence[nn.Module]
+    """Those of the model, where stages end with them; else none."""
 
 
 class GraphSource:
     """Stages made of operations."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss_fn: LossFunction,
-        batch: Any,
-        plan: Plan,
-        device: torch.device,
-        roster: Sequence[str],
-        *,
-        seed: int,
-        cut: Sequence[int] | None,
-        layers: Sequence[nn.Module] = (),
-        recording: Recording | None = None,
-        is_compiled: bool = False,
-    ) -> None:
-        self.is_compiled = is_compiled
-        self.model, self.device, self.roster, self.seed = model, device, roster, seed
-        self.layers = layers
-        given: dict[str, Any] = {"device": device, "recording": recording, "name": plan.model.name}
-        self.forward = self.plain = capture_forward(model, loss_fn, batch, **given)
-        autocast = autocast_for(plan.model.dtype, model.parameters())
-        if autocast is not None:
-            self.forward = capture_forward(model, loss_fn, batch, autocast=autocast, **given)
-        self._take_up(plan, cut)
-
-    def _take_up(self, plan: Plan, cut: Sequence[int] | None) -> None:
-        """Cut the forward into the stages of a plan."""
-        self.plan, forward, plain = plan, self.forward, self.plain
+    def __init__(self, recipe: Recipe, captured: Captured, plan: Plan, cut: Sequence[int] | None) -> None:
+        self.recipe, self.plan, self.forward = recipe, plan, captured.forward
+        forward, plain, self.layers = captured.forward, captured.plain, captured.layers
+        _refuse_experts(plan)
         planned = plan.operation_layers if cut == plan.cut else None
         layer_of = None if planned is None else aligned(forward, planned, plain)
         if cut is None and self.layers:
-            layer_of = by_layers(forward, self.model, self.layers)
+            layer_of = by_layers(forward, recipe.model, self.layers)
             stage_of = [at for at, stage in enumerate(plan.stages) for _ in range(stage.first, stage.end)]
             stages = tuple(stage_of[layer] for layer in layer_of)
         else:
-            stages = aligned(forward, cut if cut is not None else agreed_cut(plain, plan, self.device), plain)
+            stages = aligned(forward, cut if cut is not None else agreed_cut(plain, plan, recipe.device), plain)
         self.cut = GraphCut(forward, stages, len(plan.stages), layer_of)
         self.cut.check_divided([len(stage.replicas) for stage in plan.stages], plan.num_micro_batches)
-        weights = graph_weights(self.model, self.cut)
-        self.shared = self._shared({weight.name for weight in weights if len(weight.stages) > 1})
-        """Per stage of tensor-parallel groups, how they share it."""
-        self.weights = tuple(replace(weight, cut=self._stored(weight)) for weight in weights)
+        self.weights = graph_weights(captured.catalogue, self.cut)
+        self.shared = sharings(plan, self.cut, recipe.roster)
+        """By stage and replica, how tensor-parallel groups share it."""
+        self.sequences = self._sequences()
+        """By stage and replica that cuts the sequence, how it does."""
+
+    def _sequences(self) -> dict[tuple[int, int], SequenceSharing]:
+        found = {}
+        for index, stage in enumerate(self.plan.stages):
+            for at, replica in enumerate(stage.replicas if stage.context > 1 else ()):
+                found[index, at] = sequence_sharing(self.cut, self.plan, index, replica, self.recipe.roster)
+        return found
 
     @property
     def undivided(self) -> tuple[int, ...]:
         """All layers, if the program mixes samples anywhere."""
         return tuple(range(self.plan.stages[-1].end)) if mixes_samples(self.forward) else ()
 
-    def under(self, plan: Plan) -> GraphSource:
-        """The same forward under another plan for it."""
-        if plan.model.content != self.plan.model.content:
-            raise InputError([Problem(path="plan.model", found=plan.model.name, expected="the program that runs")])
-        if self.plan.cut is None and not self.layers:
-            raise InputError([Problem(path="trainer", found="a cut of its own", expected="a plan that has its cut")])
-        other = copy.copy(self)
-        other._take_up(plan, plan.cut)
-        return other
-
-    def _shared(self, tied: set[str]) -> dict[int, Sharing]:
-        values = self.cut.graph.values
-        whole = frozenset(value for part in self.cut.parts for value in part.weights if values[value].name in tied)
-        whole |= {value for value, _ in self.cut.graph.updates}
-        found = {}
-        for index, stage in enumerate(self.plan.stages):
-            if stage.replicas[0].width > 1:
-                members = members_of(self.plan, stage.replicas[0], self.roster)
-                names = [self.roster[rank] for rank, _ in members]
-                cluster = cluster_from_content(self.plan.cluster.content)
-                found[index] = Sharing(
-                    self.cut,
-                    index,
-                    device_group(cluster, names, self.plan.model.dtype),
-                    tuple(share for _, share in members),
-                    max(replica.samples for replica in stage.replicas),
-                    self.plan.global_batch,
-                    whole,
-                )
-        return found
-
     def check_agreed(self) -> None:
         """A ``RunError`` where ranks, each by itself, found different programs for a stage. Every rank calls this."""
         programs = []
-        for index, sharing in self.shared.items():
-            for samples in sorted({replica.samples for replica in self.plan.stages[index].replicas}):
-                programs.append(str([sharing.stored, [str(row) for row in sharing.program(samples).rows]]))
+        for (index, at), sharing in self.shared.items():
+            samples = self.plan.stages[index].replicas[at].samples
+            programs.append(str([sharing.stored, [str(row) for row in sharing.steps(samples).rows]]))
         digest = hashlib.sha256("\n".join(programs).encode()).hexdigest()
-        others = gather_texts(digest, self.device)
+        others = gather_texts(digest, self.recipe.device)
         if len(set(others)) > 1:
             odd = next(rank for rank, other in enumerate(others) if other != others[0])
             raise RunError(f"ranks 0 and {odd} found different programs for the same stages; are their packages alike?")
 
-    def _stored(self, weight: Weight) -> State:
-        """How groups share a weight."""
-        sharing = self.shared.get(weight.stages[0])
+    def stored(self, weight: Weight, replica: int = 0) -> State:
+        """How a replica's group shares a weight."""
+        sharing = self.shared.get((weight.stages[0], replica))
         if sharing is None or len(weight.stages) > 1:
             return REPLICATED
         values = self.cut.graph.values
         return next((state for value, state in sharing.stored.items() if values[value].name == weight.name), REPLICATED)
 
-    def part(self, rank: int) -> Callable[[Weight], Kept | None]:
-        """Which part of a weight a rank keeps."""
-        seats = [seat for stage in seats_of(self.plan, self.roster) for seat in stage if seat.rank == rank]
-        member = {seat.stage: seat.member for seat in seats}
-
-        def part(weight: Weight) -> Kept | None:
-            if not weight.cut.is_sharded:
-                return None
-            stage = weight.stages[0]
-            ratios = self.shared[stage].ratios
-            boxes = boxes_of(weight.shape, weight.cut, ratios, member[stage])
-            return boxes, lambda whole: take(whole, weight.cut, ratios, member[stage])
-
-        return part
+    def held(self, weight: Weight) -> dict[int, tuple[Box, ...]]:
+        found: dict[int, tuple[Box, ...]] = {}
+        seats = seats_of(self.plan, self.recipe.roster)
+        for seat in (seat for stage in weight.stages for seat in seats[stage]):
+            state = self.stored(weight, seat.replica)
+            ratios = self.shared[seat.stage, seat.replica].ratios if state.is_sharded else ()
+            found[seat.rank] = boxes_of(weight.shape, state, ratios, seat.member)
+        return found
 
     def num_users(self, weight: Weight) -> int:
         """Segments of its stage that read a weight."""
         return len(segments_with(self.cut, self.cut.segments[weight.stages[0]], weight))
 
     def buffers(self, stages: Sequence[int]) -> Places:
+        """Those that operations read and, where stages end with layers, all of the layers."""
         names = [self.cut.graph.values[value].name for index in stages for value in self.cut.parts[index].buffers]
-        return [owner(self.model, name) for name in names]
+        found = [owner(self.recipe.model, name) for name in names]
+        ranges = ((self.plan.stages[index].first, self.plan.stages[index].end) for index in stages)
+        found += buffer_places(layer for first, end in ranges for layer in self.layers[first:end])
+        return list({(id(module), name): (module, name) for module, name in found}.values())
 
     def programs(
         self, rank: int, stages: Sequence[int], groups: Groups, exchanging: Exchanging = untold
@@ -177,21 +139,34 @@ class GraphSource:
         return {index: self._program(index, rank, groups, exchanging) for index in stages}
 
     def _program(self, index: int, rank: int, groups: Groups, exchanging: Exchanging) -> GraphStage:
-        recompute = self.plan.stages[index].recompute
-        if index not in self.shared:
+        recipe, recompute = self.recipe, self.plan.stages[index].recompute
+        each = seats_in_group(self.plan, index, recipe.roster)
+        at, ranks = next((at, ranks) for at, ranks in enumerate(each) if rank in ranks)
+        if (index, at) in self.sequences:
+            parts = self.sequences[index, at]
+            own = SequenceExchange(parts.parts, groups[ranks], exchanging)
+            return ContextStage(parts, own, recipe.model, recompute=recompute, device=recipe.device, seed=recipe.seed)
+        if (index, at) not in self.shared:
             return GraphStage(
                 self.cut,
                 index,
-                self.model,
+                recipe.model,
                 recompute=recompute,
-                device=self.device,
-                seed=self.seed,
-                is_compiled=self.is_compiled,
+                device=recipe.device,
+                seed=recipe.seed,
+                is_compiled=recipe.is_compiled,
             )
-        sharing = self.shared[index]
-        ranks = next(ranks for ranks in seats_in_group(self.plan, index, self.roster) if rank in ranks)
+        sharing = self.shared[index, at]
         exchange = Exchange(Segments((sharing.ratios,)), groups[ranks], exchanging)
-        return TensorStage(sharing, exchange, self.model, recompute=recompute, device=self.device, seed=self.seed)
+        return TensorStage(sharing, exchange, recipe.model, recompute=recompute, device=recipe.device, seed=recipe.seed)
+
+
+def _refuse_experts(plan: Plan) -> None:
+    for index, stage in enumerate(plan.stages):
+        if stage.expert > 1:
+            path, found = f"stages[{index}].expert", str(stage.expert)
+            expected = "1 in stages of operations; experts are shared out in stages of layers, one device each"
+            raise InputError([Problem(path=path, found=found, expected=expected)])
 
 
 def by_layers(forward: Forward, model: nn.Module, layers: Sequence[nn.Module]) -> tuple[int, ...]:
@@ -213,9 +188,12 @@ def by_layers(forward: Forward, model: nn.Module, layers: Sequence[nn.Module]) -
     return tuple(found)
 
 
-def forward_of(fake: FakeModel) -> Forward:
+def forward_of(fake: FakeModel, autocast: torch.dtype | None = None) -> Forward:
     """The forward of a program that was built without values."""
-    return capture_forward(fake.model, fake.loss, fake.batch, device=torch.device("cpu"), recording=fake.recording)
+    device = torch.device("cpu")
+    return capture_forward(
+        fake.model, fake.loss, fake.batch, device=device, recording=fake.recording, autocast=autocast
+    )
 
 
 def divides(forward: Forward, plan: Plan) -> bool:
@@ -228,6 +206,53 @@ def divides(forward: Forward, plan: Plan) -> bool:
     except InputError:
         return False
     return True
+
+
+def sharings(plan: Plan, cut: GraphCut, roster: Sequence[str]) -> dict[tuple[int, int], Sharing]:
+    """By stage and replica, how tensor-parallel groups share it. Weights of several stages are whole."""
+    values = cut.graph.values
+    names = Counter(name for part in cut.parts for name in {values[weight].name for weight in part.weights})
+    whole = frozenset(value for part in cut.parts for value in part.weights if names[values[value].name] > 1)
+    whole |= {value for value, _ in cut.graph.updates}
+    found: dict[tuple[int, int], Sharing] = {}
+    for index, stage in enumerate(plan.stages):
+        alike: dict[tuple[float, ...], Sharing] = {}
+        for at, replica in enumerate(stage.replicas):
+            if replica.width == stage.context:
+                continue
+            members = members_of(plan, replica, roster)
+            ratios = tuple(share for _, share in members)
+            if ratios not in alike:
+                cluster = cluster_from_content(plan.cluster.content)
+                group = device_group(cluster, [roster[rank] for rank, _ in members], plan.model.dtype)
+                most = max(other.samples for other in stage.replicas)
+                records = _records(plan, stage, ratios)
+                alike[ratios] = Sharing(cut, index, group, ratios, most, plan.global_batch, whole, records)
+            found[index, at] = alike[ratios]
+    return found
+
+
+def _records(plan: Plan, stage: Stage, ratios: tuple[float, ...]) -> dict[int, GroupProgram]:
+    """What the plan says that groups with these ratios do with a stage, by number of samples."""
+    wanted = (stage.first, stage.end, ratios)
+    return {one.samples: one for one in plan.programs if (one.first, one.end, one.ratios) == wanted}
+
+
+def group_programs(fake: FakeModel, plan: Plan) -> tuple[GroupProgram, ...]:
+    """What the tensor-parallel groups of a plan for a captured program do; the runtime does just that."""
+    if plan.cut is None or not any(replica.width > 1 for stage in plan.stages for replica in stage.replicas):
+        return ()
+    plain = forward = forward_of(fake)
+    if (autocast := autocast_for(plan.model.dtype, fake.model.parameters())) is not None:
+        forward = forward_of(fake, autocast)
+    layers = aligned(forward, plan.operation_layers or (), plain)
+    cut = GraphCut(forward, aligned(forward, plan.cut, plain), len(plan.stages), layers)
+    found: dict[tuple[int, tuple[float, ...], int], GroupProgram] = {}
+    for (index, at), sharing in sharings(replace(plan, programs=()), cut, devices_by_rank(plan)).items():
+        samples = plan.stages[index].replicas[at].samples
+        if (index, sharing.ratios, samples) not in found:
+            found[index, sharing.ratios, samples] = sharing.record(samples)
+    return tuple(found.values())
 
 
 def mixes_samples(forward: Forward) -> str | None:

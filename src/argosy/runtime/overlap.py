@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
+from argosy.cost.regions import Region, volume
+from argosy.runtime.boxes import HeldPart, rows
 from argosy.runtime.ledger import BUCKET_BYTES, MOST_BUCKETS
 from argosy.runtime.parameters import Weight
 from argosy.runtime.summing import Pending, Way
@@ -45,6 +47,35 @@ class GradientEvents:
     after_last: Callable[[int], None] = _ignored
 
 
+class Summand(NamedTuple):
+    """A weight whose gradient some ranks sum, all of what this rank holds or regions of it."""
+
+    weight: Weight
+    regions: Sequence[Region] | None = None
+    """Of the whole weight; None: all that this rank holds."""
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        return self.weight.parameter
+
+    def size(self) -> tuple[int, torch.dtype]:
+        """Elements, as many on every rank that sums them, and their dtype."""
+        elements = self.parameter.numel() if self.regions is None else int(volume(self.regions))
+        return elements, self.parameter.dtype
+
+    def of(self, tensor: Tensor) -> list[Tensor]:
+        """The regions as views of a tensor of what this rank holds."""
+        if self.regions is None:
+            return [tensor]
+        boxes = rows(0, self.weight.shape) if self.weight.boxes is None else self.weight.boxes
+        return [HeldPart(tensor, boxes).at(region) for region in self.regions]
+
+    def gradients(self) -> list[Tensor]:
+        """Views of the gradient that is there."""
+        assert self.parameter.grad is not None
+        return self.of(self.parameter.grad)
+
+
 class _Bucket(NamedTuple):
     """Gradients that are being summed together."""
 
@@ -56,13 +87,16 @@ class _Bucket(NamedTuple):
 class GradientSum:
     """The sum of the gradients of weights that the same ranks hold."""
 
-    def __init__(self, way: Way, weights: Sequence[Weight], *, is_early: bool) -> None:
-        """``is_early``: whether it begins during the last backward, of the weights' only stage."""
+    def __init__(self, way: Way, summands: Sequence[Summand], filled: set[Tensor], *, is_early: bool) -> None:
+        """``is_early``: whether it begins during the last backward, of the weights' only stage. ``filled``: weights
+        whose gradients some sum of this rank has filled with zeros in this step."""
         self.way = way
-        self.stage = weights[0].stages[0]
+        self.stage = summands[0].weight.stages[0]
         self.is_early = is_early
-        self.parameters = [weight.parameter for weight in weights if weight.parameter.requires_grad]
-        self.buckets = in_buckets(self.parameters[::-1], lambda parameter: parameter)
+        self.filled = filled
+        trained = [summand for summand in summands if summand.parameter.requires_grad]
+        self.parameters = [summand.parameter for summand in trained]
+        self.buckets = in_buckets(trained[::-1], Summand.size)
         self.hooks = [p.register_post_accumulate_grad_hook(self._arrived) for p in self.parameters if is_early]
         self._reset()
 
@@ -92,15 +126,18 @@ class GradientSum:
         if self.missing is None:
             return
         self.missing.discard(parameter)
-        while self.begun < len(self.buckets) and self.missing.isdisjoint(self.buckets[self.begun]):
+        while self.begun < len(self.buckets) and self._is_there(self.buckets[self.begun]):
             while self.under_way and self.under_way[0].pending.is_completed():
                 self._finish_oldest()
             if len(self.under_way) == MOST_BUCKETS:
                 return
             self._begin()
 
+    def _is_there(self, bucket: Sequence[Summand]) -> bool:
+        return self.missing is not None and self.missing.isdisjoint(summand.parameter for summand in bucket)
+
     def _begin(self) -> None:
-        gradients = [parameter.grad for parameter in self.buckets[self.begun] if parameter.grad is not None]
+        gradients = [gradient for summand in self.buckets[self.begun] for gradient in summand.gradients()]
         self.begun += 1
         total = _flatten_dense_tensors(gradients)
         self.under_way.append(_Bucket(gradients, total, self.way.begin(total)))
@@ -114,11 +151,12 @@ class GradientSum:
 
     def _begin_rest(self) -> None:
         """(3)."""
-        flags = [float(parameter.grad is not None) for parameter in self.parameters]
-        self.known = torch.tensor(flags, device=self.parameters[0].device)
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+                self.filled.add(parameter)
+        flags = [float(parameter not in self.filled) for parameter in self.parameters]
+        self.known = torch.tensor(flags, device=self.parameters[0].device)
         while self.begun < len(self.buckets):
             if len(self.under_way) == MOST_BUCKETS:
                 self._finish_oldest()
@@ -142,16 +180,16 @@ class GradientSum:
         self._reset()
 
 
-def in_buckets(things: Sequence[_Thing], tensor_of: Callable[[_Thing], Tensor]) -> list[list[_Thing]]:
-    """Things whose tensors have one dtype, in order, up to ``BUCKET_BYTES`` together."""
+def in_buckets(things: Sequence[_Thing], size_of: Callable[[_Thing], tuple[int, torch.dtype]]) -> list[list[_Thing]]:
+    """Things of one dtype, in order, up to ``BUCKET_BYTES`` together; ``size_of``: elements and dtype."""
     buckets: list[list[_Thing]] = []
-    space, dtype = 0, None
+    space, before = 0, None
     for thing in things:
-        tensor = tensor_of(thing)
-        size = tensor.numel() * tensor.element_size()
-        if size > space or tensor.dtype != dtype:
+        elements, dtype = size_of(thing)
+        size = elements * dtype.itemsize
+        if size > space or dtype != before:
             buckets.append([])
-            space, dtype = BUCKET_BYTES, tensor.dtype
+            space, before = BUCKET_BYTES, dtype
         buckets[-1].append(thing)
         space -= size
     return buckets

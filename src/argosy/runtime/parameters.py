@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
 from argosy.plan.plan import Plan
 from argosy.runtime.boxes import Box
 from argosy.runtime.ranks import seats_of
-from argosy.space.sharding import REPLICATED, State
 
 Places = Sequence[tuple[nn.Module, str]]
 """Modules, and the name of something in each."""
@@ -22,14 +22,13 @@ class Weight:
 
     name: str
     parameter: nn.Parameter
+    """On the meta device and whole, or what a rank holds of it."""
     stages: tuple[int, ...]
     """Those that use it; several where it is tied across stages."""
     places: tuple[tuple[nn.Module, str], ...]
     """The modules that hold it, and the name it has there."""
     aliases: tuple[str, ...] = ()
     """Its other names in the model."""
-    cut: State = REPLICATED
-    """How the members of a tensor-parallel group share it."""
     whole: tuple[int, ...] | None = None
     """The shape of all of it, where ``parameter`` is a part."""
     boxes: tuple[Box, ...] | None = None
@@ -39,37 +38,71 @@ class Weight:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.parameter.shape) if self.whole is None else self.whole
 
+    @property
+    def installed(self) -> nn.Parameter:
+        """What its modules hold now."""
+        module, name = self.places[0]
+        found = module._parameters[name]
+        assert found is not None
+        return found
 
-def weights_of(model: nn.Module, layers: Sequence[nn.Module], plan: Plan) -> tuple[Weight, ...]:
-    """Every parameter that a layer uses, in the order of the model's names."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    every: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        every.setdefault(id(parameter), []).append(name)
-    parameters: dict[int, nn.Parameter] = {}
-    stages: dict[int, set[int]] = {}
-    places: dict[int, list[tuple[nn.Module, str]]] = {}
-    for index, stage in enumerate(plan.stages):
-        for position in range(stage.first, stage.end):
-            for module, name, parameter in _held(layers[position]):
-                key = id(parameter)
-                names.setdefault(key, f"layers.{position}.{name}")
-                parameters[key] = parameter
-                stages.setdefault(key, set()).add(index)
-                held = places.setdefault(key, [])
-                if all(module is not other or name != known for other, known in held):
-                    held.append((module, name))
-    order = {key: position for position, key in enumerate(names)}
-    ordered = sorted(parameters, key=order.__getitem__)
-    return tuple(
-        Weight(
-            names[key],
-            parameters[key],
-            tuple(sorted(stages[key])),
-            tuple(places[key]),
-            tuple(name for name in every.get(key, ()) if name != names[key]),
+    def install(self, parameter: nn.Parameter) -> None:
+        """Have its modules hold a parameter."""
+        for module, name in self.places:
+            module._parameters[name] = parameter
+
+
+class Catalogue:
+    """Every parameter of a model that stages may use, tied ones once, whole and without values, in the order of the
+    model's names. It stays as it is while ranks let go of values and keep parts."""
+
+    def __init__(self, model: nn.Module, layers: Sequence[nn.Module] = ()) -> None:
+        names: dict[int, list[str]] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(name)
+        found: dict[int, nn.Parameter] = {id(parameter): parameter for parameter in model.parameters()}
+        places: dict[int, dict[tuple[int, str], tuple[nn.Module, str]]] = {}
+        for position, root in [*enumerate(layers), (-1, model)]:
+            paths = {id(module): f"layers.{position}.{path}." for path, module in root.named_modules()}
+            for module, name, parameter in _held(root):
+                found[id(parameter)] = parameter
+                names.setdefault(id(parameter), [paths[id(module)].replace("..", ".") + name])
+                places.setdefault(id(parameter), {})[id(module), name] = (module, name)
+        self.weights = tuple(
+            Weight(names[key][0], _template(parameter), (), tuple(places[key].values()), tuple(names[key][1:]))
+            for key, parameter in found.items()
         )
-        for key in ordered
+        self.at = {(id(module), name): weight for weight in self.weights for module, name in weight.places}
+        """By place."""
+
+    @contextmanager
+    def without_values(self) -> Iterator[None]:
+        """The model as it was before ranks kept parts of it, without values."""
+        held = [weight.installed for weight in self.weights]
+        for weight in self.weights:
+            weight.install(weight.parameter)
+        try:
+            yield
+        finally:
+            for weight, parameter in zip(self.weights, held, strict=True):
+                weight.install(parameter)
+
+
+def _template(parameter: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+
+
+def weights_of(catalogue: Catalogue, layers: Sequence[nn.Module], plan: Plan) -> tuple[Weight, ...]:
+    """Every parameter that a layer uses."""
+    stages: dict[str, set[int]] = {}
+    for index, stage in enumerate(plan.stages):
+        for layer in layers[stage.first : stage.end]:
+            for module, name, _ in _held(layer):
+                stages.setdefault(catalogue.at[id(module), name].name, set()).add(index)
+    return tuple(
+        replace(weight, stages=tuple(sorted(stages[weight.name])))
+        for weight in catalogue.weights
+        if weight.name in stages
     )
 
 
@@ -93,11 +126,6 @@ def buffers_at(model: nn.Module, places: Iterable[tuple[nn.Module, str]]) -> dic
     }
 
 
-def places_of(model: nn.Module, parameter: nn.Parameter) -> tuple[tuple[nn.Module, str], ...]:
-    """The modules that hold a parameter, and its name in each."""
-    return tuple((module, name) for module, name, held in _held(model) if held is parameter)
-
-
 def _held(layer: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
     for module in layer.modules():
         for name, parameter in module._parameters.items():
@@ -109,14 +137,3 @@ def ranks_holding(weight: Weight, plan: Plan, roster: Sequence[str]) -> tuple[in
     """Those that hold a weight or some of it."""
     seats = seats_of(plan, roster)
     return tuple(sorted({seat.rank for stage in weight.stages for seat in seats[stage]}))
-
-
-def holders(weight: Weight, plan: Plan, roster: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Ranks that hold the same of a weight and sum its gradients: all that hold it, or of a weight that groups share
-    the members with the same place in theirs."""
-    if not weight.cut.is_sharded:
-        return (ranks_holding(weight, plan, roster),)
-    seats = seats_of(plan, roster)[weight.stages[0]]
-    return tuple(
-        tuple(sorted(seat.rank for seat in seats if seat.member == member)) for member in range(seats[0].width)
-    )

@@ -99,6 +99,20 @@ def members_of(plan: Plan, replica: Replica, roster: Sequence[str] | None = None
     return tuple(sorted(zip((rank[device] for device in replica.devices), replica.shares, strict=True)))
 
 
+def place_of(plan: Plan, seat: Seat) -> int:
+    """A seat's place in its group of replicas that share experts."""
+    return seat.replica % plan.stages[seat.stage].expert
+
+
+def expert_ranks(plan: Plan, stage: int, roster: Sequence[str] | None = None) -> list[tuple[int, ...]]:
+    """The ranks of each group of replicas that share the experts of a stage."""
+    expert = plan.stages[stage].expert
+    seats = seats_of(plan, roster)[stage]
+    if expert == 1:
+        return []
+    return [tuple(sorted(s.rank for s in seats if s.replica // expert == at)) for at in range(len(seats) // expert)]
+
+
 def links_between(seat: Seat, others: tuple[Seat, ...], *, sending: bool) -> tuple[Link, ...]:
     """The peers among ``others``, seats of a neighbouring stage, that hold some of a seat's samples, in the order of
     samples. Every member of the later stage's group has one peer in the earlier one's, in turns."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from argosy.runtime.checkpoint import UnsavedError, facts, write
 from argosy.runtime.failure import ElsewhereError, in_contact
-from argosy.runtime.state import Rows, trainer_state
+from argosy.runtime.state import Rows, merged, trainer_state
 
 if TYPE_CHECKING:
     from argosy.runtime.trainer import Trainer
@@ -55,7 +55,7 @@ class Saver:
         """Copy, and write what was copied in the background. Every rank calls this at the same step."""
         self.wait()
         self.unsaved = None
-        state = {name: _on_host(value) for name, value in trainer_state(trainer)}
+        state = merged((name, _on_host(value)) for name, value in trainer_state(trainer))
         arguments = (state, facts(trainer))
         self.thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
         self.thread.start()

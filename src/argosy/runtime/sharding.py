@@ -16,80 +16,84 @@ Updates must be element by element (SGD, Adam and their kin): an optimizer sees 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from argosy.runtime.boxes import Box
 from argosy.runtime.collectives import offsets
 from argosy.runtime.failure import in_contact
 from argosy.runtime.measure import Exchanging, untold
-from argosy.runtime.parameters import Weight
+from argosy.runtime.overlap import Summand
 from argosy.runtime.summing import Way
 from argosy.runtime.world import await_device
 
 
 class Shard:
-    """One member's rows of one weight."""
+    """One member's rows of one weight, or of a region of it."""
 
-    def __init__(self, weight: Weight, member: int, sizes: Sequence[int], rows: Tensor | None = None) -> None:
-        self.weight = weight
+    def __init__(
+        self,
+        summand: Summand,
+        member: int,
+        sizes: Sequence[int],
+        boxes: tuple[Box, ...],
+        *,
+        level: int,
+        rows: Tensor | None = None,
+    ) -> None:
+        """``sizes``: rows that each member keeps; ``boxes``: where this one's lie; ``rows``: this one's, of a weight of
+        level 3 that is not in memory whole."""
+        self.summand, self.weight, self.member, self.boxes = summand, summand.weight, member, boxes
         self.sizes = list(sizes)
-        self.begin = offsets(self.sizes)[member]
-        self.end = self.begin + self.sizes[member]
-        self.width = _rows(weight.parameter.detach()).shape[1]
-        rows = weight.parameter.detach()[self.begin : self.end] if rows is None else rows
-        self.own = nn.Parameter(rows, requires_grad=weight.parameter.requires_grad)
+        if rows is None:
+            begin = offsets(self.sizes)[member]
+            part = summand.of(summand.parameter.detach())[0]
+            rows = part[begin : begin + self.sizes[member]]
+            rows = rows.clone() if level == 3 else rows
+        self.own = nn.Parameter(rows, requires_grad=summand.parameter.requires_grad)
         """What the optimizer updates: a view of the weight, or at level 3 a tensor of its own."""
+        self.row_shape = tuple(rows.shape[1:])
+
+    def size(self) -> tuple[int, torch.dtype]:
+        """Elements of all members, and their dtype."""
+        return self.summand.size()
 
     def elements(self, member: int) -> int:
-        return self.sizes[member] * self.width
+        return self.sizes[member] * math.prod(self.row_shape)
+
+    def rows(self, tensor: Tensor, member: int) -> Tensor:
+        """A member's rows of what this rank holds; a view."""
+        begin = offsets(self.sizes)[member]
+        return self.summand.of(tensor)[0][begin : begin + self.sizes[member]]
 
 
 class ShardSet:
     """Weights whose rows travel together."""
 
-    def __init__(
-        self,
-        weights: Sequence[Weight],
-        level: int,
-        way: Way,
-        member: int,
-        sizes: Mapping[str, Sequence[int]],
-        rows: Mapping[str, Tensor],
-        exchanging: Exchanging = untold,
-    ) -> None:
-        """``sizes``: rows that each member keeps, by weight; ``rows``: the member's own, of weights of level 3 that
-        are not in memory whole."""
-        self.level = level
-        self.way = way
-        self.member = member
-        self.exchanging = exchanging
-        self.shards = [Shard(weight, member, sizes[weight.name], rows.get(weight.name)) for weight in weights]
-        members = len(self.shards[0].sizes)
-        self.sizes = [sum(shard.elements(at) for shard in self.shards) for at in range(members)]
+    def __init__(self, shards: Sequence[Shard], level: int, way: Way, exchanging: Exchanging = untold) -> None:
+        self.shards, self.level, self.way, self.exchanging = shards, level, way, exchanging
+        members = len(shards[0].sizes)
+        self.sizes = [sum(shard.elements(at) for shard in shards) for at in range(members)]
         self.present = True
-        """Whether the whole weights are in memory."""
-        if level == 3:
-            for shard in self.shards:
-                if shard.weight.name not in rows:
-                    shard.own.data = shard.own.detach().clone()
-            self.release()
+        """Whether the whole weights are in memory; they are let go once all shards are made."""
 
     def _pack(self, tensors: Sequence[Tensor], known: Tensor) -> Tensor:
         """Whole tensors as one vector, member by member, each part with which of them are ``known`` here."""
         pieces = []
         for at in range(len(self.sizes)):
             for shard, tensor in zip(self.shards, tensors, strict=True):
-                begin = offsets(shard.sizes)[at]
-                pieces.append(_rows(tensor)[begin : begin + shard.sizes[at]].reshape(-1))
+                pieces.append(shard.rows(tensor, at).reshape(-1))
             pieces.append(known)
         return torch.cat(pieces)
 
     def scatter_gradients(self) -> None:
-        """(4): add the members' gradients up, each member its own rows; whole gradients are let go."""
+        """(4): add the members' gradients up, each member its own rows; whole gradients are let go, those of weights
+        of which others add up other regions by ``let_go``."""
         num = len(self.shards)
         with self.exchanging(), in_contact("while gradients were scattered over the replicas of a stage"):
             part = self.way.scatter(self._taken(), [size + num for size in self.sizes])
@@ -110,9 +114,14 @@ class ShardSet:
         parameters = [shard.weight.parameter for shard in self.shards]
         whole = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         known = whole[0].new_tensor([float(p.grad is not None) for p in parameters])
-        for parameter in parameters:
-            parameter.grad = None
+        self.let_go(all_of_them=False)
         return self._pack(whole, known)
+
+    def let_go(self, *, all_of_them: bool = True) -> None:
+        """Let whole gradients go: of weights that this set has all of, or of all."""
+        for shard in self.shards:
+            if all_of_them or shard.summand.regions is None:
+                shard.weight.parameter.grad = None
 
     @torch.no_grad()
     def gather(self) -> None:
@@ -130,10 +139,10 @@ class ShardSet:
         at = 0
         for member in range(len(self.sizes)):
             for shard in self.shards:
-                count, begin = shard.elements(member), offsets(shard.sizes)[member]
-                rows = whole[at : at + count].view(shard.sizes[member], shard.width)
+                count = shard.elements(member)
                 # .data, because autograd keeps the weight from the forward and must not take this for a change
-                _rows(shard.weight.parameter.data)[begin : begin + shard.sizes[member]] = rows
+                rows = shard.rows(shard.weight.parameter.data, member)
+                rows.copy_(whole[at : at + count].view_as(rows))
                 at += count
 
     def release(self) -> None:
@@ -147,50 +156,62 @@ class ShardSet:
 class WeightGate:
     """(2) to (4): what happens around the layers of a stage."""
 
-    def __init__(self, sets: Sequence[ShardSet | None]) -> None:
+    def __init__(self, sets: Sequence[Sequence[ShardSet]]) -> None:
         self.sets = sets
-        """By layer of the stage."""
+        """By layer of the stage; several if tensor-parallel groups of the stage share weights differently."""
         self.scatters = True
         """Whether gradients leave after each layer's backward; not while weight gradients are put off."""
         self.left = len(sets)
         """Layers whose gradients have not left in this backward: those before this one."""
 
     def run(self, index: int, layer: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
-        shards = self.sets[index]
-        if shards is None:
+        sets = self.sets[index]
+        if not sets:
             return layer(*arguments, **keywords)
         arguments, keywords = _after_backward(self, index, (arguments, keywords))
-        shards.gather() if shards.level == 3 else None
+        is_gathered = sets[0].level == 3
+        if is_gathered:
+            _gather(sets)
         result = layer(*arguments, **keywords)
-        shards.release()
-        return _before_backward(shards, result)
+        _release(sets)
+        return tree_map(lambda leaf: _apply(_Before, sets, leaf), result) if is_gathered else result
 
     def finish(self) -> None:
         """At the end of a backward: what no layer's input gradient has triggered."""
         self._scatter(0)
         self.left = len(self.sets)
-        for shards in self.sets:
-            if shards is not None:
-                shards.release()
+        for sets in self.sets:
+            _release(sets)
 
     def after(self, index: int) -> None:
         """A layer has its gradients, and so have all behind it."""
         if self.scatters:
             self._scatter(index)
-        shards = self.sets[index]
-        assert shards is not None
-        shards.release()
+        _release(self.sets[index])
 
     def _scatter(self, first: int) -> None:
         """(4), down to a layer."""
-        for shards in reversed(self.sets[first : self.left]):
-            if shards is not None:
-                shards.scatter_gradients()
+        for sets in reversed(self.sets[first : self.left]):
+            scatter_all(sets)
         self.left = min(self.left, first)
 
 
-def _before_backward(shards: ShardSet, result: Any) -> Any:
-    return tree_map(lambda leaf: _apply(_Before, shards, leaf), result) if shards.level == 3 else result
+def scatter_all(sets: Sequence[ShardSet]) -> None:
+    """Add up the gradients of sets that may have regions of the same weights."""
+    for shards in sets:
+        shards.scatter_gradients()
+    for shards in sets:
+        shards.let_go()
+
+
+def _gather(sets: Sequence[ShardSet]) -> None:
+    for shards in sets:
+        shards.gather()
+
+
+def _release(sets: Sequence[ShardSet]) -> None:
+    for shards in sets:
+        shards.release()
 
 
 def _after_backward(gate: WeightGate, index: int, arguments: Any) -> Any:
@@ -222,13 +243,13 @@ class _Countdown:
 
 class _Before(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, leaf: Tensor, shards: ShardSet) -> Tensor:
-        ctx.shards = shards
+    def forward(ctx: Any, leaf: Tensor, sets: Sequence[ShardSet]) -> Tensor:
+        ctx.sets = sets
         return leaf.view_as(leaf)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        ctx.shards.gather()
+        _gather(ctx.sets)
         return gradients[0], None
 
 
@@ -242,8 +263,3 @@ class _After(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         ctx.waiting.arrived()
         return gradients[0], None
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    """As a matrix of rows; a view."""
-    return tensor.reshape(tensor.shape[0], -1)

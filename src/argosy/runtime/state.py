@@ -9,7 +9,7 @@ them back under any plan (``take_state``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from argosy.runtime.boxes import Box
+from argosy.runtime.boxes import Box, HeldPart, rows
 
 if TYPE_CHECKING:
     from argosy.runtime.trainer import Trainer
@@ -31,8 +31,6 @@ class Held(NamedTuple):
 
     name: str
     parameter: nn.Parameter
-    begin: int
-    """The first row that is held, of all or of what the rank has in its tensor-parallel group."""
     shape: tuple[int, ...]
     """Of the whole weight."""
     boxes: tuple[Box, ...]
@@ -44,21 +42,20 @@ class Rows(torch.Tensor):
 
     boxes: tuple[Box, ...]
     whole: torch.Size
-
-    @property
-    def first(self) -> int:
-        """The first row."""
-        return self.boxes[0].whole[0] if self.boxes and self.whole else 0
+    others: tuple[Rows, ...] = ()
+    """Other parts of the same weight that this rank holds, as tensors of their own."""
 
     def on_host(self) -> Rows:
         """A copy that training does not change any more."""
-        return Rows.of(self.as_subclass(torch.Tensor).to("cpu", copy=True), self.boxes, tuple(self.whole))
+        copy = Rows.of(self.as_subclass(torch.Tensor).to("cpu", copy=True), self.boxes, tuple(self.whole))
+        copy.others = tuple(other.on_host() for other in self.others)
+        return copy
 
     @staticmethod
     def of(tensor: Tensor, boxes: tuple[Box, ...], whole: tuple[int, ...]) -> Rows:
-        rows: Rows = torch.Tensor._make_subclass(Rows, tensor.detach())
-        rows.boxes, rows.whole = boxes, torch.Size(whole)
-        return rows
+        found: Rows = torch.Tensor._make_subclass(Rows, tensor.detach())
+        found.boxes, found.whole = boxes, torch.Size(whole)
+        return found
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -67,7 +64,7 @@ class Rows(torch.Tensor):
         return self.whole if dim is None else self.whole[dim]
 
     def _filled(self) -> list[Box]:
-        return [box for box in self.boxes if all(box.sizes)]
+        return [box for part in parts_of(self) for box in part.boxes if all(box.sizes)]
 
     def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
         properties = TensorProperties.create_from_tensor(self.as_subclass(torch.Tensor))
@@ -82,8 +79,27 @@ class Rows(torch.Tensor):
         return [_chunk(box) for box in self._filled()]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
-        box = next(box for box in self.boxes if index.offset is None or torch.Size(box.whole) == index.offset)
-        return box.of(self.as_subclass(torch.Tensor))
+        found = ((part, box) for part in parts_of(self) for box in part.boxes if all(box.sizes))
+        part, box = next((p, b) for p, b in found if index.offset is None or torch.Size(b.whole) == index.offset)
+        return box.of(part.tensor)
+
+
+def parts_of(held: Tensor) -> list[HeldPart]:
+    """What is held of an entry of ``trainer_state``, tensor by tensor."""
+    plain = held.as_subclass(torch.Tensor)
+    if not isinstance(held, Rows):
+        return [HeldPart(plain, rows(0, plain.shape))]
+    return [HeldPart(plain, held.boxes), *(part for other in held.others for part in parts_of(other))]
+
+
+def merged(entries: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Entries by name; several parts of one are held together by the first."""
+    found: dict[str, Tensor] = {}
+    for name, value in entries:
+        first = found.setdefault(name, value)
+        if first is not value and isinstance(first, Rows) and isinstance(value, Rows):
+            first.others = (*first.others, value)
+    return found
 
 
 def _chunk(box: Box) -> ChunkStorageMetadata:
@@ -98,7 +114,7 @@ class Stored(NamedTuple):
 
 
 def trainer_state(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
-    """What this rank holds: ``model.NAME`` and ``optimizer.NAME.WHAT``."""
+    """What this rank holds: ``model.NAME`` and ``optimizer.NAME.WHAT``, part by part (``merged``)."""
     for name, buffer in trainer.buffers.items():
         yield f"model.{name}", buffer
     for held in trainer.held():
@@ -131,22 +147,27 @@ def _like(held: Held, value: Tensor) -> Tensor:
 
 def take_state(trainer: Trainer, stored: Mapping[str, Stored], fill: Callable[[Mapping[str, Tensor]], None]) -> None:
     """Give a trainer its part of what is ``stored``, by entry; ``fill`` reads into the tensors that it is given."""
-    wanted: dict[str, Tensor] = {f"model.{name}": buffer for name, buffer in trainer.buffers.items()}
+    wanted: list[tuple[str, Tensor]] = [(f"model.{name}", buffer) for name, buffer in trainer.buffers.items()]
     states: list[tuple[Held, str, Tensor]] = []
+    whole: dict[str, Tensor] = {}
+    """Of state that is not divided as its weight is: one tensor for all parts of the weight."""
     for held in trainer.held():
-        wanted[f"model.{held.name}"] = Rows.of(held.parameter.data, held.boxes, held.shape)
+        wanted.append((f"model.{held.name}", Rows.of(held.parameter.data, held.boxes, held.shape)))
         for what, entry in _state_entries(stored, held.name).items():
-            same = entry.shape == held.shape
-            place = torch.device("cpu") if trainer.host_state is not None else trainer.device
-            shape, device = (held.parameter.shape, place) if same else (entry.shape, torch.device("cpu"))
-            value = torch.empty(shape, dtype=entry.dtype, device=device)
+            name = f"optimizer.{held.name}.{what}"
+            if entry.shape == held.shape:
+                place = torch.device("cpu") if trainer.host_state is not None else trainer.device
+                value = torch.empty(held.parameter.shape, dtype=entry.dtype, device=place)
+                wanted.append((name, Rows.of(value, held.boxes, held.shape)))
+            else:
+                value = whole.setdefault(name, torch.empty(entry.shape, dtype=entry.dtype))
             states.append((held, what, value))
-            wanted[f"optimizer.{held.name}.{what}"] = Rows.of(value, held.boxes, held.shape) if same else value
-    fill(wanted)
+    wanted += whole.items()
+    fill(merged(wanted))
     if trainer.optimizer is not None:
         trainer.optimizer.state.clear()  # what it has gathered since belongs to other weights
     for held, what, value in states:
-        _give_state(trainer, held, what, value)
+        _give_state(trainer, held, what, value if value.shape == held.parameter.shape else value.clone())
     trainer.gradients.after_update()
 
 

@@ -3,7 +3,8 @@
 The forward of the stage is a graph of its own, for whose operations ``solve`` chooses rows and deliveries among the
 cuts of weights (``Kind.TENSOR``), at the ratios that the plan gives the group. What the stage receives and hands on is
 whole on every member, so are its buffers, its loss, and the weights that other stages hold too. The choice is made once
-for the places of weights, and anew for every number of samples with these places kept.
+for the places of weights, and anew for every number of samples with these places kept. A plan for a captured program
+has the choices with it (``plan.group_program``), and these are executed.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from argosy.cost.group import Collective, DeviceGroup
+from argosy.cost.group import DeviceGroup
+from argosy.plan.group_program import GroupProgram
 from argosy.plan.plan import Recompute
 from argosy.runtime.calls import RANDOM, filled
 from argosy.runtime.differentiable import converted, taken
@@ -27,10 +29,12 @@ from argosy.runtime.graphstage import GraphStage, apply
 from argosy.runtime.local import Clock, LocalCall
 from argosy.runtime.moment import Moment
 from argosy.solve.placement import Pricing
-from argosy.solve.spmd import Move, Program, program_at
+from argosy.solve.recorded import GroupSteps, recorded, restored, steps_of
+from argosy.solve.sequence import RING
+from argosy.solve.spmd import program_at
 from argosy.space.rules import BY_ROWS, Choices, Kind
 from argosy.space.sharding import REPLICATED, State
-from argosy.workload.graph import OWN_GRADIENT, Graph, Ref, Role
+from argosy.workload.graph import OWN_GRADIENT, Graph, Node, Ref, Role
 
 
 @dataclass(frozen=True)
@@ -48,51 +52,97 @@ class Sharing:
     """Of the global batch."""
     whole: frozenset[int]
     """Weights that every member holds whole."""
-    _programs: dict[int, Program] = field(default_factory=dict, compare=False)
+    records: Mapping[int, GroupProgram] = field(default_factory=dict)
+    """What the plan says that the group does, by number of samples."""
+    _steps: dict[int, GroupSteps] = field(default_factory=dict, compare=False)
+    handed: Mapping[int, State] = field(default_factory=dict)
+    """States of values that are handed on otherwise than whole: none."""
 
     @cached_property
     def stored(self) -> dict[int, State]:
         """Where weights are."""
-        found = self._program(self.samples, {})
-        return {value: found.deliveries[value].stored or REPLICATED for value in self.cut.parts[self.index].weights}
+        recorded = next(iter(self.records), None)
+        found = self._search(self.samples, {}) if recorded is None else self._restore(recorded)
+        return {value: found.stored(value) for value in self.cut.parts[self.index].weights}
 
-    def program(self, samples: int) -> Program:
-        if samples not in self._programs:
-            self._programs[samples] = self._program(samples, self.stored)
-        return self._programs[samples]
+    def steps(self, samples: int) -> GroupSteps:
+        """What the group does for so many samples."""
+        if samples not in self._steps:
+            is_recorded = samples in self.records
+            self._steps[samples] = self._restore(samples) if is_recorded else self._search(samples, self.stored)
+        return self._steps[samples]
 
-    def _program(self, samples: int, stored: Mapping[int, State]) -> Program:
-        graph = self._graph(samples)
+    def record(self, samples: int) -> GroupProgram:
+        """What the group does for so many samples, for a plan."""
+        return recorded(self.steps(samples), self._layers, samples)
+
+    def _search(self, samples: int, stored: Mapping[int, State]) -> GroupSteps:
+        choices = self._choices(samples, stored)
+        return steps_of(program_at(choices.graph, choices, Pricing(group=self.group), self.ratios, capped=False))
+
+    def _restore(self, samples: int) -> GroupSteps:
+        return restored(self.records[samples], self._choices(samples, {}), self._layers)
+
+    def _choices(self, samples: int, stored: Mapping[int, State]) -> Choices:
         whole = {*self.whole, *self.cut.parts[self.index].sends}
-        choices = Choices(graph, len(self.ratios), kind=Kind.TENSOR, whole=whole, stored=stored)
-        return program_at(graph, choices, Pricing(group=self.group), self.ratios, capped=False)
+        graph = stage_graph(self.cut, self.index, samples, self.total)
+        return Choices(graph, len(self.ratios), kind=Kind.TENSOR, whole=whole, stored=stored)
 
-    def _graph(self, samples: int) -> Graph:
-        """The stage's part of the forward, for so many samples; what it does not make itself is given."""
-        forward, part = self.cut.forward, self.cut.parts[self.index]
-        nodes = forward.nodes(samples, self.total)
-        own = tuple(nodes[index] for index in part.operations)
-        made = {value for node in own for value in node.outputs}
-        values = tuple(
-            replace(
-                value,
-                shape=forward.shape(number, samples),
-                role=Role.INPUT if value.role is Role.RESULT and number not in made else value.role,
-            )
-            for number, value in enumerate(self.cut.graph.values)
+    @property
+    def _layers(self) -> list[int]:
+        """Of each operation of the stage."""
+        assert self.cut.layers is not None, "a plan that has its programs has layers"
+        return [self.cut.layers[index] for index in self.cut.parts[self.index].operations]
+
+
+def stage_graph(cut: GraphCut, index: int, samples: int, total: int) -> Graph:
+    """A stage's part of the forward for so many samples of ``total``; what it does not make itself is given."""
+    forward, part = cut.forward, cut.parts[index]
+    nodes = forward.nodes(samples, total)
+    own = tuple(nodes[at] for at in part.operations)
+    made = {value for node in own for value in node.outputs}
+    values = tuple(
+        replace(
+            value,
+            shape=forward.shape(number, samples),
+            role=Role.INPUT if value.role is Role.RESULT and number not in made else value.role,
         )
-        last = self.index == self.cut.num_stages - 1
-        return Graph(
-            name=f"{self.cut.graph.name}, stage {self.index}",
-            values=values,
-            nodes=own,
-            loss=self.cut.graph.loss if last else None,
-            gradients=(),
-            updates=part.updates,
-            constants=self.cut.graph.constants,
-            sent=part.sends,
-            own_gradients=self.cut.graph.own_gradients,
-        )
+        for number, value in enumerate(cut.graph.values)
+    )
+    return Graph(
+        name=f"{cut.graph.name}, stage {index}",
+        values=values,
+        nodes=own,
+        loss=cut.graph.loss if index == cut.num_stages - 1 else None,
+        gradients=(),
+        updates=part.updates,
+        constants=cut.graph.constants,
+        sent=part.sends,
+        own_gradients=cut.graph.own_gradients,
+    )
+
+
+class SharedStage(Protocol):
+    """How the groups of a stage share it: by weights (``Sharing``), or by parts of the sequence."""
+
+    @property
+    def cut(self) -> GraphCut: ...
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def ratios(self) -> tuple[float, ...]: ...
+
+    @property
+    def stored(self) -> Mapping[int, State]:
+        """Where weights are, and values that arrive otherwise than whole."""
+
+    @property
+    def handed(self) -> Mapping[int, State]:
+        """States of values that are handed on otherwise than whole."""
+
+    def steps(self, samples: int) -> GroupSteps: ...
 
 
 class TensorStage(GraphStage):
@@ -100,7 +150,7 @@ class TensorStage(GraphStage):
 
     def __init__(
         self,
-        sharing: Sharing,
+        sharing: SharedStage,
         exchange: Exchange,
         model: nn.Module,
         *,
@@ -116,9 +166,13 @@ class TensorStage(GraphStage):
     def read_by(self, segment: Segment, held: dict[Any, Any]) -> dict[Any, Any]:
         return {key: tensor for key, tensor in held.items() if _value(key) in segment.reads}
 
+    def around_ring(self, node: Node, args: list[Any], keywords: dict[str, Any]) -> Any:
+        """An attention between parts of the sequence; ``contextstage`` has such rows."""
+        raise NotImplementedError
+
     def compute(self, segment: Segment, held: dict[Any, Any], moment: Moment) -> dict[Any, Any]:
         if moment.samples not in self.members:
-            self.members[moment.samples] = _Member(self, self.sharing.program(moment.samples))
+            self.members[moment.samples] = _Member(self, self.sharing.steps(moment.samples))
         return self.members[moment.samples].run(segment, held, moment)
 
 
@@ -130,26 +184,22 @@ def _value(key: int | tuple[int, State]) -> int:
 class _Member:
     """The calls of one member of a group, for so many samples."""
 
-    def __init__(self, stage: TensorStage, program: Program) -> None:
-        self.stage, self.program, self.exchange = stage, program, stage.exchange
-        self.moves: dict[int, list[Move]] = {}
-        for move in program.moves:
-            if move.step.kind is not Collective.SLICE:
-                self.moves.setdefault(move.value, []).append(move)
+    def __init__(self, stage: TensorStage, steps: GroupSteps) -> None:
+        self.stage, self.steps, self.exchange = stage, steps, stage.exchange
         self.calls = {
             index: LocalCall(
-                graph=program.graph,
+                graph=steps.graph,
                 node=node,
                 row=row,
-                ratios=program.ratios,
+                ratios=steps.ratios,
                 rank=self.exchange.rank,
                 clock=Clock(),
             )
-            for index, node, row in zip(stage.part.operations, program.graph.nodes, program.rows, strict=True)
+            for index, node, row in zip(stage.part.operations, steps.graph.nodes, steps.rows, strict=True)
         }
         """By operation."""
         part = stage.part
-        loss = [] if program.graph.loss is None else [program.graph.loss]
+        loss = [] if steps.graph.loss is None else [steps.graph.loss]
         self.results = {*part.sends, *loss, *(after for _, after in part.updates)}
 
     def run(self, segment: Segment, held: dict[Any, Any], moment: Moment) -> dict[Any, Any]:
@@ -166,16 +216,18 @@ class _Member:
                 if made_value is not None:
                     self._made(have, made_value, state, part)
         left: dict[Any, Any] = {key: tensor for key, tensor in have.items() if key[0] in segment.leaves}
-        return left | {
-            v: have[v, REPLICATED] for v in self.results.intersection(segment.leaves) if (v, REPLICATED) in have
-        }
+        for value in self.results.intersection(segment.leaves):
+            state = self.stage.sharing.handed.get(value, REPLICATED)
+            if (value, state) in have:
+                left[value] = have[value, state]
+        return left
 
     def _made(self, have: dict[tuple[int, State], Tensor], value: int, state: State, tensor: Tensor) -> None:
         """A value as it was made, and as it is delivered."""
         have[value, state] = tensor
-        shape = self.program.graph.values[value].shape
-        for move in self.moves.get(value, ()):
-            have[value, move.step.after] = converted(self.exchange, tensor, shape, move.step, move.way)
+        shape = self.steps.graph.values[value].shape
+        for step, way in self.steps.collectives.get(value, ()):
+            have[value, step.after] = converted(self.exchange, tensor, shape, step, way)
 
     def _take(self, have: dict[tuple[int, State], Tensor], value: int, state: State) -> Tensor:
         if (value, state) not in have:
@@ -193,6 +245,8 @@ class _Member:
             return self.stage.own_gradient(node, args, moment)
         if row.local == BY_ROWS:
             return self._lookup(call, *args)
+        if row.local == RING:
+            return self.stage.around_ring(node, args, keywords)
         return apply(node.op, args, keywords, self._weight(call, have))
 
     def _weight(self, call: LocalCall, have: dict[tuple[int, State], Tensor]) -> Tensor | None:
@@ -201,7 +255,7 @@ class _Member:
         weight = self.stage.weight(last)
         if weight is None or not isinstance(last, Ref):
             return None
-        transposed = self.program.rows[self.program.graph.producer[last.value]]
+        transposed = self.steps.rows[self.steps.graph.producer[last.value]]
         (before,), (after,) = transposed.inputs, transposed.outputs
         is_direct = after == call.row.inputs[call.node.inputs.index(last.value)]
         return have.get((weight, before)) if is_direct else None
@@ -209,7 +263,7 @@ class _Member:
     def _drawn(self, call: LocalCall, args: list[Any], moment: Moment) -> Tensor:
         """As the whole, cut."""
         like, *others = args
-        shape = self.program.graph.values[call.node.inputs[0]].shape
+        shape = self.steps.graph.values[call.node.inputs[0]].shape
         whole = torch.empty(shape, dtype=like.dtype, device=like.device)
         state = call.row.outputs[0]
         return self.stage.drawn(call.node, [whole, *others], moment, lambda every: self.exchange.take(every, state))

@@ -20,7 +20,7 @@ from torch import nn
 from argosy.errors import InputError, Problem
 from argosy.plan.plan import Plan
 from argosy.runtime.batch import check_batch, filled_up
-from argosy.runtime.boxes import rows, rows_of
+from argosy.runtime.boxes import rows
 from argosy.runtime.checkpoint import load, save
 from argosy.runtime.compiling import check_compilable
 from argosy.runtime.evaluation import evaluate
@@ -34,25 +34,23 @@ from argosy.runtime.holding import (
     initial_values,
     keep_buffers,
     keep_own,
-    keeping,
     share_buffers,
 )
 from argosy.runtime.host_state import update_weights
-from argosy.runtime.layers import check_layers, find_layers, has_layers
+from argosy.runtime.maker import StageMaker
 from argosy.runtime.measure import Recorder
 from argosy.runtime.measured import gather_timeline
 from argosy.runtime.migrate import Making, Moved, migrate
 from argosy.runtime.offloading import offloading, tensors_of
-from argosy.runtime.operations import GraphSource
 from argosy.runtime.optimizing import OptimizerFactory, SchedulerFactory, make_updating
 from argosy.runtime.parameters import buffers_at
 from argosy.runtime.ranks import devices_by_rank
 from argosy.runtime.recipe import Recipe, autocast_for
 from argosy.runtime.scaling import LossScale, check_finite
 from argosy.runtime.sharding import WeightGate
-from argosy.runtime.source import LayerSource, StageSource
+from argosy.runtime.source import LayerSource, keepings_of
 from argosy.runtime.stage import LossFunction, StageProgram
-from argosy.runtime.state import Held, trainer_state
+from argosy.runtime.state import Held, merged, trainer_state
 from argosy.runtime.transport import Transport
 from argosy.runtime.weighing import Accumulated, Tally, weight_of
 from argosy.runtime.world import await_device, check_supported, device_of, join, open_groups
@@ -103,15 +101,13 @@ def parallelize(
         model=model, loss_fn=loss_fn, optimizer_factory=optimizer_factory, device=device, roster=roster, seed=seed,
         is_compiled=compile_stages,
     )  # fmt: skip
-    source = _source(recipe, plan, example_batch, cut, recording)
+    maker = StageMaker(recipe, plan, example_batch, cut, recording)
+    source = maker.source(plan, cut)
     mine = recipe.stages_of(plan, rank)
     weights = source.weights
-    keepings = {
-        weight.name: keeping(weight, source.num_users, plan, roster, shard_proportions, rank) for weight in weights
-    }
-    groups = open_groups(groups_of(weights, plan, roster), {})
-    share = initial_values(plan, roster, groups)
-    kept = keep_own(weights, mine, device, recording, share, source.part(rank))
+    keepings = keepings_of(source, plan, roster, shard_proportions)
+    groups = open_groups(groups_of(weights, keepings, plan, roster), {})
+    kept = keep_own(weights, keepings, rank, device, recording, initial_values(keepings, groups))
     if recording is None:
         share_buffers([source.buffers([stage]) for stage in range(len(plan.stages))], plan, roster, device)
     places = source.buffers(mine)
@@ -135,27 +131,8 @@ def parallelize(
     )
     trainer.aliases = {weight.name: weight.aliases for weight in weights if weight.aliases}
     trainer.buffers = buffers_at(model, places)
-    trainer.making = Making(recipe, source, keepings, groups)
+    trainer.making = Making(recipe, maker, source, keepings, groups)
     return trainer
-
-
-def _source(
-    recipe: Recipe, plan: Plan, batch: Any, cut: Sequence[int] | None, recording: Recording | None
-) -> StageSource:
-    """Layers, if the model has them, no cut is given, and no tensor-parallel group shares any; else operations."""
-    model, layers = recipe.model, tuple[nn.Module, ...]()
-    if cut is None and has_layers(model):
-        layers = find_layers(model)
-        check_layers(layers, plan)
-        found = LayerSource(recipe, layers, plan)
-        if all(stage.replicas[0].width == 1 for stage in plan.stages):
-            return found
-    source = GraphSource(
-        model, recipe.loss_fn, batch, plan, recipe.device, recipe.roster, seed=recipe.seed, cut=cut, layers=layers,
-        recording=recording, is_compiled=recipe.is_compiled,
-    )  # fmt: skip
-    source.check_agreed()
-    return source
 
 
 class Trainer:
@@ -324,17 +301,13 @@ class Trainer:
         self.gradients.after_update()
 
     def held(self) -> Iterator[Held]:
-        """What this rank updates, weight by weight."""
-        for _, _, weights in self.gradients.shared:
-            for weight in weights:
-                boxes = rows(0, weight.shape) if weight.boxes is None else weight.boxes
-                yield Held(weight.name, weight.parameter, 0, weight.shape, boxes)
+        """What this rank updates, weight by weight; several parts of one whose rows replicas divide in regions."""
+        for weight in self.gradients.weights:
+            boxes = rows(0, weight.shape) if weight.boxes is None else weight.boxes
+            yield Held(weight.name, weight.parameter, weight.shape, boxes)
         for shards in self.gradients.shards:
             for shard in shards.shards:
-                held = shard.weight.boxes
-                own = tuple(shard.own.shape)
-                boxes = rows(shard.begin, own) if held is None else rows_of(held, shard.begin, shard.end)
-                yield Held(shard.weight.name, shard.own, shard.begin, shard.weight.shape, boxes)
+                yield Held(shard.weight.name, shard.own, shard.weight.shape, shard.boxes)
 
     def timeline(self) -> Timeline | None:
         """What happened in the steps since the start or the last move, on rank 0; None on the others. Every rank calls
@@ -344,7 +317,7 @@ class Trainer:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """This rank's part, as torch.distributed.checkpoint saves it: ``model.NAME`` and ``optimizer.NAME.WHAT``."""
-        return dict(trainer_state(self))
+        return merged(trainer_state(self))
 
     def save(self, folder: Path | str) -> Path:
         """Write a checkpoint that loads under any plan, or on one device; every rank calls this."""

@@ -29,6 +29,7 @@ from argosy.cost.remembered import cost_model_of
 from argosy.errors import ArgosyError, InputError, Problem, RunError
 from argosy.plan.file import load_plan
 from argosy.plan.plan import Plan
+from argosy.plan.runnable import max_width_after
 from argosy.runtime import checkpoint
 from argosy.runtime.adapting import Adapter
 from argosy.runtime.agreement import Facts, check_agreed, given_facts, loaded_facts, with_first_compared
@@ -232,6 +233,7 @@ def adapter_of(trainer: Trainer, spec: RunSpec, tell: Callable[[dict[str, Any]],
         limits=Limits(reach=spec.adapt, horizon=spec.horizon, min_gain=spec.min_gain),
         roster=trainer.roster,
         undivided=() if trainer.making is None else trainer.making.source.undivided,
+        max_width=max_width_after(plan, is_compiled=spec.compile_stages),
     )
     return Adapter(trainer, brief, tell)
 

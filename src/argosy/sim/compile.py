@@ -118,7 +118,7 @@ class Compiler:
         chain, stage = self.chain, self.plan.stages[stage_index]
         samples, share = replica.samples, replica.shares[member]
         return Member(
-            seconds=split_stage_seconds(self.model, chain, stage, portion_of(self.cluster, replica, member)),
+            seconds=split_stage_seconds(self.model, chain, stage, portion_of(self.cluster, stage, replica, member)),
             kept=activation_bytes(chain, stage, samples, share),
             forward_bytes=passing_bytes(chain, stage, samples, share, backward=False),
             backward_bytes=passing_bytes(chain, stage, samples, share, backward=True),

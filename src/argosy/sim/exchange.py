@@ -4,9 +4,10 @@ For a replica of n samples, device m with share r_m of its work, sequence in c p
 and layer:
 
     (1)  tensor-parallel group    all-reduce of n / c of the layer's reduced bytes in every part
-    (2)  parts of the sequence    a ring of the devices that hold the same heads: each sends the n r_m of the layer's
-                                  key and value bytes that it began with, and c - 2 others that it received
-    (3)  holders of experts       all-to-all: each device sends 1 / e of its n r_m routed bytes to every other holder
+    (2)  parts of the sequence    a ring of the devices that hold the same heads: each sends on the layer's key and
+                                  value bytes of all parts, n r_m of each, but for those of the next device
+    (3)  holders of experts       all-to-all: each device sends of its n r_m routed bytes every other holder its share
+                                  of the experts, 1 / e unless the stage gives them
     (4)  weights and gradients    once around all holders for what they all hold; for experts, around the holders of
                                   the same ones
 
@@ -70,10 +71,11 @@ def key_values(chain: Chain, stage: Stage, replica: Replica) -> Exchange | None:
         return None
     payload = replica.samples * sum(layer.key_value_bytes for layer in layers)
     width = replica.width // stage.context
-    pairs = {
-        (device, replica.devices[(at + width) % replica.width]): (stage.context - 1) * payload * share
-        for at, (device, share) in enumerate(zip(replica.devices, replica.shares, strict=True))
-    }
+    pairs = {}
+    for at, device in enumerate(replica.devices):
+        following = (at + width) % replica.width
+        sent = sum(replica.shares[at % width :: width]) - replica.shares[following]
+        pairs[device, replica.devices[following]] = payload * sent
     return Exchange(replica.devices, pairs, (stage.context - 1) * len(layers))
 
 
@@ -84,16 +86,17 @@ def routed(chain: Chain, stage: Stage) -> list[Exchange]:
         return []
     payload = sum(layer.routed_bytes for layer in layers)
     sent = {
-        device: replica.samples * share * payload / stage.expert
+        device: replica.samples * share * payload
         for replica in stage.replicas
         for device, share in zip(replica.devices, replica.shares, strict=True)
     }
     found = []
     for group in stage.expert_groups:
+        held = zip(group, stage.expert_shares, strict=True)
         pairs = {
-            (source, target): sent[source]
-            for one, other in itertools.permutations(group, 2)
-            for source, target in zip(one, other, strict=True)
+            (source, target): sent[source] * part
+            for one, (other, part) in itertools.permutations(held, 2)
+            for source, target in zip(one[0], other, strict=True)
         }
         devices = tuple(itertools.chain.from_iterable(group))
         found.append(Exchange(devices, pairs, len(layers)))
@@ -111,7 +114,8 @@ def weights(
     pairs: dict[tuple[str, str], float] = defaultdict(float)
     most = 0
     groups = [([holder for stage in stages for holder in stage.holders], float(parameters))]
-    groups += [(list(copies), split / stages[0].expert) for copies in stages[0].expert_copies if split]
+    copies = zip(stages[0].expert_copies, stages[0].expert_shares, strict=True)
+    groups += [(list(holders), split * share) for holders, share in copies if split]
     devices = tuple(name for stage in stages for name in stage.devices)
 
     def node_of(name: str) -> str:

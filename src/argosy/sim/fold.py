@@ -73,8 +73,10 @@ def _num_workers(plan: Plan) -> int:
 
 
 def _has_bundles(plan: Plan) -> bool:
-    """Whether every worker has the same replicas in all of its stages."""
+    """Whether every worker has the same replicas in all of its stages, and all of a bundle have as many experts."""
     workers = _num_workers(plan)
+    if any(stage.experts for stage in plan.stages):
+        return False
     if workers == len(plan.stages):
         return True
     equal = all(stage.replicas == plan.stages[index % workers].replicas for index, stage in enumerate(plan.stages))
@@ -122,7 +124,7 @@ class Folder(Compiler):
         bundle, stage = self._bundle(replica), self.whole.stages[stage_index]
         one = bundle.replicas[0]
         each = [
-            split_stage_seconds(self.model, self.chain, stage, portion_of(self.real, one, at))
+            split_stage_seconds(self.model, self.chain, stage, portion_of(self.real, stage, one, at))
             for at in range(one.width)
         ]
         reduce = self._reduce_seconds(stage_index, bundle)
@@ -229,8 +231,10 @@ class Folder(Compiler):
         """Seconds of the slowest device of a bundle, for all of its stages."""
         bundle = self.bundles[device]
         replica, stages = bundle.replicas[0], self.whole.stages[bundle.stage :: _num_workers(self.whole)]
-        portions = [portion_of(self.real, replica, member) for member in range(replica.width)]
-        return max(sum(update_seconds(self.chain, stage, portion) for stage in stages) for portion in portions)
+        return max(
+            sum(update_seconds(self.chain, stage, portion_of(self.real, stage, replica, member)) for stage in stages)
+            for member in range(replica.width)
+        )
 
     def graph(self) -> TaskGraph:
         names = tuple(bundle.name for bundle in self.bundles)

@@ -71,7 +71,7 @@ class Repeats:
             self.views.clear()
             self.calm_until = min((trace.next_change(engine.now) for trace in self.traces), default=math.inf)
         open_iterations = [iteration for iteration, left in engine.left.items() if left]
-        if not open_iterations or min(open_iterations) < engine.record:
+        if not open_iterations or min(open_iterations) < engine.record or engine.network.is_foreseen():
             return
         view = self._view()
         for earlier in reversed(self.views):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import Portion, StageSeconds, update_seconds
 from argosy.cost.memory import state_bytes
-from argosy.plan.plan import Plan, Replica
+from argosy.plan.plan import Plan, Replica, Stage
 from argosy.schedule import ActionKind
 from argosy.workload.chain import Chain
 
@@ -32,14 +32,25 @@ class Member:
         return whole, min(whole, self.seconds.hidden_backward)
 
 
-def portion_of(cluster: Cluster, replica: Replica, member: int) -> Portion:
+def portion_of(cluster: Cluster, stage: Stage, replica: Replica, member: int) -> Portion:
     """What one device of a replica does of its stage."""
     return Portion(
         device=cluster.device(replica.devices[member]),
         samples=replica.samples,
         share=replica.shares[member],
         width=replica.width,
+        routed=routed_load(stage, replica),
     )
+
+
+def routed_load(stage: Stage, replica: Replica) -> float:
+    """Tokens that a replica's experts take in over those that it routes; 1 where the replicas of its group are alike,
+    as all are that cut the sequence or have several devices."""
+    if stage.expert == 1 or replica.width > 1:
+        return 1.0
+    at = stage.replicas.index(replica)
+    group = stage.replicas[at - at % stage.expert :][: stage.expert]
+    return sum(other.samples for other in group) * stage.expert_shares[at % stage.expert] / replica.samples
 
 
 def updates_of(plan: Plan, chain: Chain, cluster: Cluster) -> dict[str, float]:
@@ -48,7 +59,7 @@ def updates_of(plan: Plan, chain: Chain, cluster: Cluster) -> dict[str, float]:
     for stage in plan.stages:
         for replica in stage.replicas:
             for member, name in enumerate(replica.devices):
-                seconds[name] += update_seconds(chain, stage, portion_of(cluster, replica, member))
+                seconds[name] += update_seconds(chain, stage, portion_of(cluster, stage, replica, member))
     return seconds
 
 

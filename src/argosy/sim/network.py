@@ -2,8 +2,9 @@
 
 Rates are max-min fair over all links and hold until a flow starts or ends or a link's bandwidth changes; between such
 moments every flow drains linearly, so its end is known exactly. Only the part of the network that a change can reach
-is computed again. Edges in conflict never carry bytes together: a flow that would break this waits, and nothing that
-needs the same edges overtakes it.
+is computed again; if bandwidths change often, rates are computed for many changes at once (``foresight``). Edges in
+conflict never carry bytes together: a flow that would break this waits, and nothing that needs the same edges overtakes
+it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 from argosy.cluster.topology import Cluster, Route
 from argosy.sim.fairshare import max_min_rates
+from argosy.sim.foresight import Foresight, foresee
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +36,10 @@ class ActiveFlow:
     """The moment for which ``remaining`` holds."""
     version: int = 0
     """Counts changes of the rate, so that an end foreseen earlier is recognised as stale."""
+    foresight: Foresight | None = None
+    """How its rate changes after ``settled``, if it changes often."""
+    column: int = 0
+    """Of this flow in its foresight."""
 
 
 Schedule = Callable[[float, ActiveFlow, int], None]
@@ -85,8 +91,10 @@ class Network:
             self._start_waiting(now)
 
     def change(self, link: int, now: float) -> None:
-        """A link's bandwidth has changed."""
-        self.next_knot.pop(link, None)
+        """A link's bandwidth has changed, or what was foreseen of it has come to its end."""
+        if self.next_knot.get(link) != now:
+            return  # something else was foreseen since
+        del self.next_knot[link]
         if self.on_link.get(link):
             self.dirty.add(link)
 
@@ -95,22 +103,45 @@ class Network:
         links, flows = self._component(self.dirty)
         self.dirty.clear()
         capacity = {link: self.cluster.links[link].bandwidth.at(now) for link in links}
-        for link in links:
-            self._watch(link, now)
         rates = max_min_rates([_links(flow) for flow in flows], capacity) if flows else []
-        for flow, rate in zip(flows, rates, strict=True):
-            if rate == flow.rate and flow.version:
+        foresight = self._foresee(links, flows, rates, now)
+        for link in links:
+            self._watch(link, now, foresight)
+        for column, (flow, rate) in enumerate(zip(flows, rates, strict=True)):
+            if rate == flow.rate and flow.version and foresight is flow.foresight:
                 continue
             self._settle(flow, now)
-            flow.rate = rate
+            flow.rate, flow.foresight, flow.column = rate, foresight, column
             flow.version += 1
-            if rate > 0:
-                self.foresee_end(now + flow.remaining / rate, flow, flow.version)
+            end = math.inf
+            if foresight is not None:
+                end = foresight.end_of(column, flow.remaining)
+            elif rate > 0:
+                end = now + flow.remaining / rate
+            if end < math.inf:
+                self.foresee_end(end, flow, flow.version)
+
+    def _foresee(
+        self, links: Sequence[int], flows: Sequence[ActiveFlow], rates: Sequence[float], now: float
+    ) -> Foresight | None:
+        """The rates for about twice as long as the first of these flows lasts; None if they hardly change."""
+        bandwidths = {link: self.cluster.links[link].bandwidth for link in links}
+        if all(trace.is_constant for trace in bandwidths.values()):
+            return None
+        lasting = [
+            (flow.remaining - self._moved(flow, now)) / rate for flow, rate in zip(flows, rates, strict=True) if rate
+        ]
+        until = now + 2 * min(lasting, default=math.inf)
+        return foresee([_links(flow) for flow in flows], bandwidths, now, until)
 
     def under_way(self) -> list[ActiveFlow]:
         """The flows that have started, in the order of their requests."""
         flows = {number: flow for there in self.on_link.values() for number, flow in there.items()}
         return [flows[number] for number in sorted(flows)]
+
+    def is_foreseen(self) -> bool:
+        """Whether rates of flows under way are known over many changes."""
+        return any(flow.foresight is not None for there in self.on_link.values() for flow in there.values())
 
     def carried_until(self, now: float) -> list[float]:
         """Bytes that crossed each link up to a time since which no rate has changed."""
@@ -175,8 +206,14 @@ class Network:
                 still.append(flow)
         self.waiting = still
 
+    def _moved(self, flow: ActiveFlow, now: float) -> float:
+        """Bytes since ``flow.settled``."""
+        if flow.foresight is None:
+            return flow.rate * (now - flow.settled)
+        return flow.foresight.bytes_until(flow.column, now)
+
     def _settle(self, flow: ActiveFlow, now: float) -> None:
-        moved = min(flow.rate * (now - flow.settled), flow.remaining)
+        moved = min(self._moved(flow, now), flow.remaining)
         flow.remaining -= moved
         flow.settled = now
         for link in _links(flow):
@@ -198,12 +235,13 @@ class Network:
                     stack.extend(other for other in _links(flow) if other not in links)
         return sorted(links), [flows[number] for number in sorted(flows)]
 
-    def _watch(self, link: int, now: float) -> None:
+    def _watch(self, link: int, now: float, foresight: Foresight | None) -> None:
+        """Compute this link's rates again at its next knot, or at the end of what is foreseen."""
         trace = self.cluster.links[link].bandwidth
-        if trace.is_constant or link in self.next_knot:
+        if trace.is_constant:
             return
-        knot = trace.next_change(now)
-        if knot < math.inf:
+        knot = trace.next_change(now) if foresight is None else foresight.end
+        if knot < math.inf and self.next_knot.get(link) != knot:
             self.next_knot[link] = knot
             self.foresee_change(knot, link)
 

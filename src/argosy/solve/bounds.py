@@ -116,7 +116,9 @@ def _advance(
     goes_on = [np.isfinite(values[2]) for values in following]
     # fewer devices than stages are no use, nor are too slow ones
     is_left = [np.asarray(each.any(axis=1)) for each in goes_on]
-    for strip, alike, ways in zip(strips, moves, menu.beginnings.ways, strict=True):
+    for strip, alike, ways, may_end in zip(strips, moves, menu.beginnings.ways, menu.may_end, strict=True):
+        if left == 1 and not may_end:
+            continue
         for where, group in ways:
             for beginnings, before, after in alike:
                 which = is_left[group][after]

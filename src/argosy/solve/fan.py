@@ -59,6 +59,8 @@ def fan_of(menu: Menu, left: int, first: int, lengths: int, upper: float, slack:
     tables = menu.starting(first, lengths)
     fits = tables.most >= shape.least_in_flight(left)
     fits &= count * np.maximum(tables.slow, tables.load) < upper
+    if left == 1:
+        fits &= menu.may_end[menu.vector_of][:, None]
     if slack is not None:
         fits = menu.undominated(tables, fits, shape.most_in_flight(left), slack)
     at = option, place = np.nonzero(fits)

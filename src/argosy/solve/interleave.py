@@ -45,7 +45,7 @@ def with_interleaved(
     assert free is not None
     plans = list(good)
     variants = [_variant(plan, spec) for plan in plans for spec in specs if _obstacle(plan, spec) is None]
-    played = [_played(one, chain, cluster, model) for one in variants]
+    played = [played_if_it_fits(one, chain, cluster, model) for one in variants]
     seconds, number = min(((one.seconds, at) for at, one in enumerate(played)), default=(math.inf, 0))
     if must_be and seconds == math.inf:
         raise InfeasibleError(_why_none(plans, specs, chain, cluster))
@@ -118,7 +118,7 @@ def _pieces(stages: Sequence[Stage], spec: ScheduleSpec) -> Iterator[Stage]:
             first = end
 
 
-def _played(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> Played:
+def played_if_it_fits(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> Played:
     """Play a plan; its time is infinite if it does not fit."""
     played = play_once(with_collectives(plan, chain, cluster), chain, cluster, model, whole=True)
     room = {device.name: USABLE * device.kind.memory for device in cluster.devices}

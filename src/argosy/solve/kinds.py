@@ -7,11 +7,11 @@ micro-batch through a plan is certain only along one *thread*: the replicas that
              worst, and a hand-over is a single sample.
     *alike*  every stage has replicas of one pool. Those with one sample more come first, so the thread of the first
              sample passes a slowest replica of every stage. A hand-over is what two replicas have in common.
-    *even*   all replicas of a stage are equal and fill whole nodes, with neither sequences nor experts cut, the numbers
-             of replicas and of nodes divide one another, and nodes talk over their NICs and one switch. Then every
-             permutation of a stage's nodes and of the replicas in them is a symmetry of the plan: the replicas of a
-             stage act at the same moment, and a hand-over takes what the NICs of its nodes need for the whole
-             micro-batch.
+    *even*   all replicas of a stage are equal and fill whole nodes or are in one node, with neither sequences nor
+             experts cut, the numbers of replicas and of nodes divide one another, and there is one way only between
+             two devices. Then permutations of a stage's nodes and of the replicas in them are symmetries of the plan:
+             the replicas of a stage act at the same moment, and a hand-over takes what NICs, the medium of a node or
+             the links between sites need for the whole micro-batch.
 
 Kinds later in this list have tighter bounds. A plan is of the last kind that fits it, so the kinds divide all plans.
 """
@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -48,13 +49,19 @@ class Ground:
     """Whether nodes talk over their NICs and one switch, and nothing else."""
     through_nics: bool = True
     """Whether all that leaves a node passes its NIC."""
+    is_symmetric: bool = False
+    """Whether nodes of a pool are interchangeable, with one way from node to node."""
+    has_one_medium: tuple[bool, ...] = ()
+    """Per pool, whether there is one way only inside its nodes."""
+    is_quick: bool = False
+    """Whether even plans are told apart only if all numbers of replicas and nodes divide one another."""
 
     def leaves_nodes(self, part: Part, pool: Pool) -> bool:
         """Whether a part of a stage fills nodes, so that what leaves the stage leaves these."""
         return self.alone[pool.index] and part.devices % pool.per_node == 0
 
 
-def ground_of(cluster: Cluster, pools: Sequence[Pool], units: Vector) -> Ground:
+def ground_of(cluster: Cluster, pools: Sequence[Pool], units: Vector, *, is_quick: bool = False) -> Ground:
     """For stages that take multiples of ``units`` devices."""
     sizes = [(pool.per_node, unit) for pool, unit in zip(pools, units, strict=True)]
     return Ground(
@@ -62,32 +69,55 @@ def ground_of(cluster: Cluster, pools: Sequence[Pool], units: Vector) -> Ground:
         alone=tuple(pool.per_node == pool.node_size for pool in pools),
         plain=not cluster.wires and not any(node.uplinks for node in cluster.nodes),
         through_nics=not any(wire.bypasses_nic for wire in cluster.wires),
+        is_symmetric=_is_symmetric(cluster, pools),
+        has_one_medium=tuple(len(cluster.node_of[pool.nodes[0][0]][0].media) == 1 for pool in pools),
+        is_quick=is_quick,
     )
+
+
+def _is_symmetric(cluster: Cluster, pools: Sequence[Pool]) -> bool:
+    """Nodes of a pool have the same wires (``space.pool``), but not the same uplinks."""
+    if cluster.shared or any(node.uplinks for node in cluster.nodes):
+        return False
+    nodes = {home[0].partition(".")[0]: home[0] for pool in pools for home in pool.nodes[:2]}
+    return all(len(cluster.routes(one, other)) == 1 for one, other in itertools.combinations(nodes.values(), 2))
 
 
 def kinds_of(options: Sequence[Option], ground: Ground) -> list[Kind]:
     """The kind of the plans that have only such stages."""
     kinds = [Kind.MIXED if len(option.parts) > 1 else Kind.ALIKE for option in options]
-    if not ground.plain:
+    if not ground.is_symmetric:
         return kinds
-    even = [_is_even(option, ground) for option in options]
-    numbers = {option.replicas for option, is_even in zip(options, even, strict=True) if is_even}
-    numbers |= {
-        option.parts[0].devices // option.pools[0].per_node
-        for option, is_even in zip(options, even, strict=True)
-        if is_even
-    }
-    chain = sorted(numbers)
-    if any(large % small for small, large in itertools.pairwise(chain)):
+    numbers = [_even_numbers(option, ground) for option in options]
+    every = list(itertools.chain.from_iterable(numbers))
+    chain = _longest_chain(every)
+    if ground.is_quick and not chain.issuperset(every):
         return kinds
-    return [Kind.EVEN if is_even else kind for is_even, kind in zip(even, kinds, strict=True)]
+    return [Kind.EVEN if each and chain.issuperset(each) else kind for each, kind in zip(numbers, kinds, strict=True)]
 
 
-def _is_even(option: Option, ground: Ground) -> bool:
+def _even_numbers(option: Option, ground: Ground) -> tuple[int, ...]:
+    """Of replicas and of nodes; empty if no plan with such a stage is even."""
     part, pool = option.parts[0], option.pools[0]
-    if len(option.parts) > 1 or part.extra or option.context > 1 or option.expert > 1:
-        return False
-    return ground.leaves_nodes(part, pool) and ground.node_units[part.pool] > 0 and pool.nic_bandwidth > 0
+    is_cut = part.extra or option.context > 1 or option.expert > 1
+    if len(option.parts) > 1 or is_cut or not ground.alone[part.pool] or not ground.node_units[part.pool]:
+        return ()
+    if part.devices < pool.per_node:
+        return (option.replicas, 1) if ground.has_one_medium[part.pool] and pool.nic_bandwidth else ()
+    nodes, rest = divmod(part.devices, pool.per_node)
+    return (option.replicas, nodes) if pool.nic_bandwidth and not rest else ()
+
+
+def _longest_chain(numbers: Sequence[int]) -> frozenset[int]:
+    """The numbers that divide one another and occur most often together."""
+    times = Counter(numbers)
+    best: dict[int, tuple[int, frozenset[int]]] = {}
+    for number in sorted(times):
+        weight, chain = max(
+            (best[other] for other in best if number % other == 0), key=lambda item: item[0], default=(0, frozenset())
+        )
+        best[number] = weight + times[number], chain | {number}
+    return max(best.values(), key=lambda item: item[0], default=(0, frozenset()))[1]
 
 
 class Hop(NamedTuple):
@@ -95,6 +125,20 @@ class Hop(NamedTuple):
 
     per_byte: float
     latency: float
+
+
+def even_hops(option: Option, ground: Ground, sites: Iterable[int]) -> list[Hop]:
+    """Handing all samples of a micro-batch on, from replicas that act together: to a stage that may be in the same
+    node, to one in other nodes, and to one in each of some other sites."""
+    part, pool = option.parts[0], option.pools[0]
+    outside = Hop(nic_seconds(part, pool), pool.nic_latency)
+    anywhere = outside
+    if not ground.leaves_nodes(part, pool):
+        samples, lanes = (part.all_samples, 1) if pool.intra_is_shared else (part.samples, part.width)
+        inside = Hop(samples / (pool.intra_bandwidth * lanes), pool.intra_latency)
+        anywhere = _least([inside, outside])
+    far = [Hop(max(outside.per_byte, part.all_samples / pool.far[site][0]), pool.far[site][1]) for site in sites]
+    return [anywhere, outside, *far]
 
 
 def hop_inside(option: Option, ground: Ground, samples: int) -> Hop:
@@ -164,21 +208,3 @@ def leaving_seconds(option: Option, ground: Ground) -> float:
 def crossing_seconds(option: Option, site: int) -> float:
     """Seconds per output byte that the links to another site need for a micro-batch."""
     return sum(part.all_samples for part in option.parts) / max(pool.far[site][0] for pool in option.pools)
-
-
-def tied_seconds(option: Option, weights: int, ground: Ground, other: Option | None = None) -> float:
-    """The least that summing tied weights with another stage takes: they go twice around a ring that leaves both; of a
-    stage that is not known yet, one replica is certain."""
-    ends = [option] if other is None else [option, other]
-    count = option.holders + (1 if other is None else other.holders)
-    narrowest = min(_widest_way_out(end, ground) for end in ends)
-    num_bytes = weights * option.prices.exchanged_bytes(0)
-    return 2 * (count - 1) / count * num_bytes / narrowest if narrowest else 0.0
-
-
-def _widest_way_out(option: Option, ground: Ground) -> float:
-    ways = []
-    for part, pool in zip(option.parts, option.pools, strict=True):
-        inside = 0.0 if ground.leaves_nodes(part, pool) and ground.plain else pool.intra_bandwidth * part.width
-        ways.append(max(pool.nic_bandwidth, inside))
-    return max(ways)

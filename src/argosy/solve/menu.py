@@ -24,16 +24,17 @@ from argosy.solve.kinds import (
     Ground,
     Kind,
     crossing_seconds,
+    even_hops,
     hop_inside,
     hop_outside,
     hop_to_site,
     kinds_of,
-    nic_seconds,
     sending_seconds,
 )
 from argosy.solve.row import Beginnings
 from argosy.solve.shape import Shape
 from argosy.solve.tables import Costs, Indices, Tables
+from argosy.solve.tied import tied_apart
 from argosy.space.option import Option, Part, Vector
 from argosy.space.price import FloatArray, Prices
 
@@ -63,8 +64,11 @@ class Menu:
         """What searches under several schedules have in common."""
         self.starts: dict[tuple[int, int], Tables] = {}
         """The same, of ``starting``."""
-        self.kinds = np.array(kinds_of(self.options, ground))
-        self.kind = kind or (Kind.MIXED if (self.kinds == Kind.MIXED).any() else Kind.ALIKE)
+        self.may_end = np.ones(len(self.vectors), dtype=bool)
+        """Per vector, whether the last stage may take it."""
+        self.last_site: int | None = None
+        """Of the last stage of all plans; None if it may be anywhere."""
+        self.kind = kind or (Kind.MIXED if any(len(option.parts) > 1 for option in self.options) else Kind.ALIKE)
         """Of the plans that it makes; its bounds hold for those of later kinds too."""
         self.group = group or shape.group
         """Micro-batches in a row whose receive buffers count."""
@@ -74,6 +78,11 @@ class Menu:
         self.over = self._full_hops() if self.kind is Kind.EVEN else self._hops()
         self.crossing = self._crossings()
         self.sending = self._sending()
+
+    @cached_property
+    def kinds(self) -> NDArray[np.str_]:
+        """Of the plans that have only stages of one option."""
+        return np.array(kinds_of(self.options, self.ground))
 
     @cached_property
     def rows(self) -> list[NDArray[np.intp]]:
@@ -120,6 +129,30 @@ class Menu:
     def _part(self, which: NDArray[np.bool_], kind: Kind) -> Menu:
         options = self._by_vector(np.nonzero(which)[0].tolist())
         return Menu(self.prices, options, self.shape, self.ground, self.grid, kind=kind, group=self.group)
+
+    def by_last_site(self) -> Iterator[Menu]:
+        """The menus of plans whose last stage is in one site, for each, and of all others; none if there is one site
+        only, or if this is such a menu."""
+        if self.beginnings.num_sites == 1 or not self.may_end.all():
+            return
+        sites = [{pool.site for pool, n in zip(self.prices.pools, v, strict=True) if n} for v in self.vectors]
+        for site in (*range(self.beginnings.num_sites), None):
+            menu = copy.copy(self)
+            menu.last_site = site
+            menu.may_end = np.array([each == {site} if site is not None else len(each) > 1 for each in sites])
+            if menu.may_end.any():
+                yield menu
+
+    def apart(self, upper: float) -> Menu | None:
+        """The menu for first stages of plans whose tied weights are not in one node (``solve.tied``); None if that
+        makes no difference."""
+        tied = tied_apart(self.options, self.ground, self.last_site, upper) if len(self.shape.schedules) == 1 else []
+        if not tied:
+            return None
+        menu = copy.copy(self)
+        menu.starts, menu.costs = {}, copy.copy(self.costs)
+        menu.costs.tied = tied
+        return menu
 
     def lengths(self, rows: Indices, upper: float) -> int:
         """How many lengths of a stage, from the shortest on, keep some of the options below a time by computing alone:
@@ -187,11 +220,9 @@ class Menu:
         return [self._at_cuts(np.array(each)) for each in hops]
 
     def _full_hops(self) -> list[FloatArray]:
-        """(8) of even plans, whose stages are always in nodes of their own, and in one site."""
-        pools = [option.pools[0] for option in self.options]
-        pairs = zip(self.options, pools, strict=True)
-        over = self._at_cuts(np.array([(nic_seconds(o.parts[0], pool), pool.nic_latency) for o, pool in pairs]))
-        return [over, over]
+        """(8) of even plans."""
+        hops = [even_hops(option, self.ground, self._other_sites) for option in self.options]
+        return [self._at_cuts(np.array(each)) for each in zip(*hops, strict=True)]
 
     def _crossings(self) -> list[FloatArray]:
         """(9)."""

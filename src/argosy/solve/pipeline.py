@@ -31,10 +31,10 @@ from numpy.typing import NDArray
 
 from argosy.solve.bounds import suffix_bounds
 from argosy.solve.fan import Fan, fan_of
-from argosy.solve.kinds import tied_seconds
 from argosy.solve.menu import Menu
-from argosy.solve.prefix import Fixed, Rest, prefix_seconds
+from argosy.solve.prefix import Fixed, Rest, prefix_seconds, with_longer_hop
 from argosy.solve.row import Way, Where, row_steps
+from argosy.solve.tied import tied_tails
 from argosy.space.option import Option, Vector
 from argosy.space.price import FloatArray
 
@@ -65,6 +65,8 @@ class _Node:
     first: int
     """The cut before the first layer that is not placed."""
     devices: Vector
+    is_near: bool = False
+    """Whether the last stage is to be in the node of the first one (``solve.tied``)."""
     has_odd: bool = False
     """Whether one of the fixed stages is odd (``solve.bounds``)."""
     ahead: float = 0.0
@@ -131,7 +133,7 @@ class PlanSearch:
         self.bounds = suffix_bounds(bounding, counts, most_stages, upper, only_kind=only_kind)
         self.cuts: list[int] = menu.grid.cuts.tolist()
         self.lengths = menu.lengths(np.arange(len(menu.options)), upper)
-        self.odd = menu.odd
+        self.odd = menu.odd if self.bounds.odd is not None else np.zeros(len(menu.options), dtype=bool)
         self.takes = np.array(menu.vectors)
         ways = [[*ways, *[Way(-1, -1)] * (menu.beginnings.most_ways - len(ways))] for ways in menu.beginnings.ways]
         self.ways = np.array(ways).transpose(1, 2, 0)
@@ -139,14 +141,18 @@ class PlanSearch:
         sites = [{pool.site for pool, n in zip(menu.prices.pools, v, strict=True) if n} for v in menu.vectors]
         self.in_site = np.array([[site in some for some in sites] for site in range(menu.beginnings.num_sites)])
         """[site, vector]"""
+        self.apart = menu.apart(upper)
+        """For first stages whose tied weights are not in one node; None if plans are not divided by that."""
         self.nexts: dict[Vector, _Next] = {}
-        self.fans: dict[tuple[int, int], Fan] = {}
+        self.fans: dict[tuple[int, int, bool], Fan] = {}
         self.heap: list[_Entry] = []
         self.tie = itertools.count()
         for left in range(1, len(self.bounds.any)):
             bound = self.bounds.root(left, counts)
             if bound < upper:
                 self._push(bound, iter(()), _Node((), left, 0, counts))
+                if self.apart is not None and left > 1:
+                    self._push(bound, iter(()), _Node((), left, 0, counts, is_near=True))
 
     @property
     def bound(self) -> float:
@@ -156,7 +162,7 @@ class PlanSearch:
     def descend(self, upper: float) -> Iterator[tuple[Choice, ...]]:
         """For each number of stages, the plan that the bounds lead to directly, most promising first."""
         roots = sorted((entry for entry in self.heap if not entry.node.choices), key=lambda entry: entry.bound)
-        for root in roots[:_DESCENTS]:
+        for root in roots[: _DESCENTS if self.apart is None else 2 * _DESCENTS]:
             if root.bound >= upper:
                 return
             node: _Node | None = root.node
@@ -232,17 +238,12 @@ class PlanSearch:
 
     def _with_tied(self, node: _Node) -> tuple[Fixed, ...]:
         """The stages of a complete plan; the first one with tied weights waits for their sum with the other."""
-        stages, prices = list(node.stages), self.menu.prices
-        for index, partner, weights in prices.tied:
-            first, last = sorted(
-                at for at, c in enumerate(node.choices) for layer in (index, partner) if c.first <= layer < c.end
-            )
-            if first != last:
-                one, other = node.choices[first], node.choices[last]
-                seconds = tied_seconds(one.option, weights, self.menu.ground, other.option)
-                seconds += max(prices.weigh_range(c.option.update, c.first, c.end) for c in (one, other))
-                forward, backward, late, over, back, tail, sent = stages[first]
-                stages[first] = (forward, backward, late, over, back, max(tail, seconds), sent)
+        stages = list(node.stages)
+        options = [choice.option for choice in node.choices]
+        ranges = [(choice.first, choice.end) for choice in node.choices]
+        for first, seconds in tied_tails(options, ranges, self.menu.ground):
+            forward, backward, late, over, back, tail, sent = stages[first]
+            stages[first] = (forward, backward, late, over, back, max(tail, seconds), sent)
         return tuple(stages)
 
     def _push(self, bound: float, children: Iterator[tuple[float, _Node]], node: _Node) -> None:
@@ -250,8 +251,10 @@ class PlanSearch:
 
     def _children(self, node: _Node, upper: float, *, most: int | None = None) -> Iterator[tuple[float, _Node]]:
         """All ways to add the next stage that stay below ``upper``, by (1), ties by the shortest rest."""
-        fan = self._fan(node.left, node.first)
+        fan = self._fan(node)
         bound, rest = self._bounds(node, fan)
+        if self.apart is not None:
+            bound[~self._is_allowed(node, fan)] = np.inf
         at = np.nonzero(bound < upper)[0]
         if most is not None and len(at) > most:
             near = bound[at] <= bound[at].min() * (1 + 1e-9)
@@ -269,11 +272,30 @@ class PlanSearch:
             self.nexts[devices] = _Next(is_short, steps.left, state, steps.begins, steps.ends)
         return self.nexts[devices]
 
-    def _fan(self, left: int, first: int) -> Fan:
-        key = (left, first)
+    def _fan(self, node: _Node) -> Fan:
+        is_apart = self.apart is not None and not node.choices and not node.is_near
+        key = (node.left, node.first, is_apart)
         if key not in self.fans:
-            self.fans[key] = fan_of(self.menu, left, first, self.lengths, self.upper, self.slack)
+            menu = self.apart if self.apart is not None and is_apart else self.menu
+            self.fans[key] = fan_of(menu, node.left, node.first, self.lengths, self.upper, self.slack)
         return self.fans[key]
+
+    def _is_allowed(self, node: _Node, fan: Fan) -> NDArray[np.bool_]:
+        """Which rows keep the last stage in the node of the first one, or out of it, as the node asks for."""
+        first = node.choices[0].option if node.choices else None
+        is_open = not node.is_near and (first is None or node.left > 1)
+        if is_open or (first is not None and first.spans_nodes):
+            return np.ones(len(fan.option), dtype=bool)
+        home = first.parts[0].pool if first is not None else self.takes[fan.vector].argmax(axis=1)
+        behind = self.bounds.states.counts[home] - np.array(self.menu.ground.node_units)[home]
+        free = self._next(node.devices).left[fan.vector, home] - behind  # units of the first stage's node
+        if first is None:
+            spans = np.array([self.menu.options[option].spans_nodes for option in fan.option])
+            return np.asarray(~spans & self.menu.may_end[fan.vector] & (free > 0))
+        if node.left > 1:
+            return np.asarray(free > 0)
+        is_inside = (free >= 0) & (self.takes[fan.vector, home] == self.takes[fan.vector].sum(axis=1))
+        return np.asarray(is_inside if node.is_near else ~is_inside)
 
     def _bounds(self, node: _Node, fan: Fan) -> tuple[FloatArray, FloatArray]:
         """(1) for every row, infinite where there are too few devices; and the rest of a plan, for ties."""
@@ -364,6 +386,7 @@ class PlanSearch:
         return _Node(
             choices=(*node.choices, Choice(self.menu.options[option], self.cuts[node.first], self.cuts[end])),
             left=node.left - 1,
+            is_near=node.is_near,
             first=end,
             devices=tuple(following.left[vector].tolist()),
             has_odd=node.has_odd or bool(self.odd[option]),
@@ -373,13 +396,5 @@ class PlanSearch:
             drained=max(waiting + passing, around + float(fan.waits[0]) + 2 * more),
             row=option,
             over=over,
-            stages=(*_with_longer_hop(node.stages, longer), stage),
+            stages=(*with_longer_hop(node.stages, longer), stage),
         )
-
-
-def _with_longer_hop(stages: tuple[Fixed, ...], seconds: float) -> tuple[Fixed, ...]:
-    """The last stage hands on so much later, both ways."""
-    if not seconds:
-        return stages
-    *front, (forward, backward, late, over, back, tail, sent) = stages
-    return (*front, (forward, backward, late, over + seconds, back + seconds, tail, sent))

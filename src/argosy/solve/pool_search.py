@@ -70,8 +70,8 @@ _PARTS = 2
 """Parts of a cluster that level 1 searches by themselves."""
 _REFINED, _FEW_STATES = 32, 160
 """Up to so many devices, and so many vectors of units that can be left, level 1 searches finer units."""
-_QUICK_ROUNDS = 28
-"""Rounds of ``_STEPS`` steps that level 1 spends on a proof for few devices."""
+_QUICK_ROUNDS, _QUICK_GAP = 28, 0.003
+"""Rounds of ``_STEPS`` steps that level 1 spends on a proof for few devices, and the gap at which it stops."""
 
 
 class PoolSearch:
@@ -194,12 +194,12 @@ class PoolSearch:
         """Whether these units are searched though coarser ones have a plan."""
         if self.level > 1:
             return True
-        counts = self._scope(units).counts(self.pools)
+        counts = self.scope(units).counts(self.pools)
         return self.num_devices <= _REFINED and math.prod(count + 1 for count in counts) <= _FEW_STATES
 
     def _may_fit(self, units: Vector) -> bool:
         """Where a coarser granularity has no plan: whether it is worth looking at a finer one."""
-        scope = self._scope(units)
+        scope = self.scope(units)
         if not is_quick(scope.counts(self.pools)):
             return True
         return find_fit(self.prices, self._batch_shapes, scope) is not None
@@ -221,7 +221,7 @@ class PoolSearch:
         """On level 1 of a large cluster, shapes that are hardly worth it are left open with their bounds."""
         return self.level == 1 and self.settings.prune and self.num_devices > FEW_DEVICES
 
-    def _scope(self, units: Vector) -> Scope:
+    def scope(self, units: Vector) -> Scope:
         settings = self.settings
         if self.level < settings.level:  # level 2 starts from what is found without mixtures that take long
             settings = replace(settings, level=self.level, mixed=settings.mixed and None)
@@ -241,10 +241,10 @@ class PoolSearch:
 
     def _look(self, units: Vector) -> float:
         """Open every shape that may have a better plan; the time of the best plan as judged meanwhile."""
-        scope = self._scope(units)
+        scope = self.scope(units)
         self.units, self.branches, self.left_open = units, [], math.inf
-        counts, ground = scope.counts(self.pools), ground_of(self.cluster, self.pools, units)
         proves = self.level > 1 or not self.settings.prune
+        counts, ground = scope.counts(self.pools), ground_of(self.cluster, self.pools, units, is_quick=not proves)
         grid = all_cuts(self.prices) if proves else coarse_cuts(self.prices)
         self.menus: dict[int, dict[Vector, list[Option]]] = {}
         shapes = promising_shapes(self.prices, self._batch_shapes, scope)
@@ -321,12 +321,11 @@ class PoolSearch:
     def _prove(self, most_rounds: float) -> None:
         """Best-first over all shapes, until the gap is small enough."""
         rounds = 0
-        while rounds < most_rounds and not self.budget.is_spent:
-            rounds += 1
+        while (rounds := rounds + 1) <= most_rounds and not self.budget.is_spent:
             self.incumbents.confirm()
             branch = min(self.branches, key=lambda one: one.bound, default=None)
             least = branch.bound if branch is not None else math.inf
-            goal = self._goal + self.slack
+            goal = self._goal / (1 + (_QUICK_GAP if most_rounds < math.inf else 0.0)) + self.slack
             self._report()
             doubtful = self.incumbents.least_open_suspect + self.slack if self.level > 1 else math.inf
             if min(least, doubtful) >= goal:
@@ -334,18 +333,19 @@ class PoolSearch:
                 return
             if doubtful <= least:
                 self.incumbents.clear_suspect()
-            elif branch is not None and branch.is_whole:
-                rounds += self._split(branch)
+            elif branch is not None and (parts := self._split(branch)):
+                rounds += parts
             elif branch is not None:
                 self._advance(branch, goal)
 
     def _split(self, branch: Branch) -> int:
         """Take a branch apart; into how many others."""
-        upper = self.incumbents.best if self.settings.prune else math.inf
-        self.branches.remove(branch)
-        parts = list(branch.split(upper, self.slack if self.settings.prune else None))
+        prunes = self.settings.prune
+        parts = branch.split(self.incumbents.best if prunes else math.inf, self.slack if prunes else None)
+        if parts or branch.is_whole:
+            self.branches.remove(branch)
+        self.branches += parts
         for part in parts:
-            self.branches.append(part)
             plans = list(part.search.descend(self.incumbents.best))
             self.incumbents.keep(part.search.shape, plans, self.units)
         return len(parts)
@@ -389,7 +389,7 @@ class PoolSearch:
         bound, verdict = self.bound, self._decide()
         if not self.interrupted and bound < self.finished[0]:
             bound, self.units, self.level = self.finished
-        scope, bounds = self._scope(self.units), (bound, self.free_bound)
+        scope, bounds = self.scope(self.units), (bound, self.free_bound)
         plan = certify(verdict, self.incumbents.found, bounds, self.incumbents.trial, scope)
         judged, pruned = self.incumbents.judge.judged, tuple(sorted(self.counters.removed.items()))
         search = Search(cpu_seconds=self.budget.seconds, candidates=judged, pruned=pruned)

@@ -95,6 +95,14 @@ def prefix_seconds(
     return max(end + stage[5] for end, stage in zip(free, fixed, strict=True))
 
 
+def with_longer_hop(stages: tuple[Fixed, ...], seconds: float) -> tuple[Fixed, ...]:
+    """The last stage hands on so much later, both ways."""
+    if not seconds:
+        return stages
+    *front, (forward, backward, late, over, back, tail, sent) = stages
+    return (*front, (forward, backward, late, over + seconds, back + seconds, tail, sent))
+
+
 @lru_cache(maxsize=512)
 def _program(
     schedule: ScheduleSpec, num_stages: int, num_fixed: int, num_micro_batches: int

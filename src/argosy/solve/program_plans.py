@@ -18,6 +18,7 @@ from argosy.cost.compute import ComputeModel, Portion, layer_seconds
 from argosy.cost.group import device_group
 from argosy.cost.memory import USABLE
 from argosy.errors import InfeasibleError, NothingFitsError
+from argosy.plan.group_program import GroupProgram
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.prediction import play_once, prediction
@@ -42,10 +43,16 @@ class CapturedProgram:
     """Why the batch cannot be divided; None if it can."""
     divides: Callable[[Plan], bool]
     """Whether the replicas and micro-batches of a plan can divide the batch."""
+    programs: Callable[[Plan], tuple[GroupProgram, ...]]
+    """What the tensor-parallel groups of a plan do."""
 
     @property
     def name(self) -> str:
         return self.chain.name
+
+    def complete(self, plan: Plan) -> Plan:
+        """A plan for this program with what its groups do."""
+        return replace(plan, programs=self.programs(plan))
 
     def on(self, cluster: Cluster) -> CapturedProgram:
         """The program whose segments know how groups of this cluster's devices share them."""

@@ -159,7 +159,9 @@ def described(placement: Placement, found: Found) -> Program:
     taken = tuple(options[x] for options, x in zip(placement.deliveries, found.choice[nodes:], strict=True))
     moves = []
     for value, delivery in enumerate(taken):
-        for step in _steps(graph, rows, value, delivery):
+        steps = steps_of_value(graph, rows, value, delivery)
+        assert steps is not None
+        for step in steps:
             seconds, way = placement.transfer(value, step)
             moves.append(Move(value=value, step=step, way=way, seconds=seconds))
     return Program(
@@ -176,8 +178,8 @@ def described(placement: Placement, found: Found) -> Program:
     )
 
 
-def _steps(graph: Graph, rows: Sequence[Row], value: int, delivery: Delivery) -> tuple[Conversion, ...]:
-    """The conversions of a value under a program."""
+def steps_of_value(graph: Graph, rows: Sequence[Row], value: int, delivery: Delivery) -> tuple[Conversion, ...] | None:
+    """The conversions of a value under a program; None if no one collective delivers it so."""
     if graph.values[value].role in (Role.PARAMETER, Role.RECEIVED):
         assert delivery.stored is not None
         made = delivery.stored
@@ -186,9 +188,7 @@ def _steps(graph: Graph, rows: Sequence[Row], value: int, delivery: Delivery) ->
         made = rows[node].outputs[graph.nodes[node].outputs.index(value)]
     else:
         made = REPLICATED
-    found = conversions(made, delivery)
-    assert found is not None
-    return found
+    return conversions(made, delivery)
 
 
 @dataclass(frozen=True, kw_only=True)

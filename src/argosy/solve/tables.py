@@ -25,8 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argosy.solve.grid import Grid
-from argosy.solve.kinds import Ground, leaving_seconds, nic_seconds, tied_seconds
+from argosy.solve.kinds import Ground, leaving_seconds, nic_seconds
 from argosy.solve.shape import Shape
+from argosy.solve.tied import tied_costs
 from argosy.space.offloaded import copied_weights, copy_seconds, limit_in_flight
 from argosy.space.option import Option
 from argosy.space.price import FloatArray
@@ -92,10 +93,7 @@ class Costs:
         self.exchanges = [np.array([option.exchanges[way] for option in options]) for way in ways]
         if self.gate == 1:
             self.exchanges = [rates + self.stretch for rates in self.exchanges]
-        self.tied = [
-            (index, partner, np.array([tied_seconds(option, weights, ground) for option in options]))
-            for index, partner, weights in self.prices.tied
-        ]
+        self.tied = tied_costs(options, ground)
         self.leaving = np.array([leaving_seconds(option, ground) for option in options])
         """Seconds per output byte that the NICs need for a micro-batch that leaves the nodes of a stage."""
         self.nic = np.array([_always_leaving(option, ground) for option in options])
@@ -182,8 +180,8 @@ class Costs:
         exchange = ways[0] if len(ways) == 1 else np.minimum(*ways)
         if self.gate < 1:
             exchange = np.maximum(exchange, 0.0)
-        for index, partner, least in self.tied:
-            alone = _holds(at, index) != _holds(at, partner)
+        for layer, other, least in self.tied:
+            alone = _holds(at, layer) & ~_holds(at, other)
             exchange[:, alone] = np.maximum(exchange[:, alone], least[rows, None])
         exchange += self.prices.weigh(self.update[rows], held)
         return exchange

@@ -10,7 +10,7 @@ from argosy.cluster.host import Tier
 from argosy.cost.memory import USABLE
 from argosy.plan.offload import NO_OFFLOAD, Offload, choices
 from argosy.plan.plan import Recompute
-from argosy.plan.runnable import ALIKE, CONTEXT, EXPERT, GROUPS, RECOMPUTE, ZERO
+from argosy.plan.runnable import ALONE, CONTEXT, RECOMPUTE, ZERO
 from argosy.space.option import Option, Part, Vector
 from argosy.space.pool import Pool
 from argosy.space.price import Prices, widest
@@ -49,6 +49,8 @@ class Scope:
     """At most so many parts of a sequence, of whatever length; by default long ones are cut as far as they can be."""
     max_expert: int | None = None
     """At most so many holders for the experts of a stage; by default as many as there are experts."""
+    parts_alone: bool = False
+    """Whether a part of a sequence has one device, not a tensor-parallel group."""
     replicas: int | None = None
     """Every stage has so many replicas, which take as many samples each; by default any number, any shares."""
     offload: Offload = NO_OFFLOAD
@@ -73,8 +75,10 @@ class Scope:
         width += ", tensor-parallel groups of a stage of one width" if self.one_width else ""
         even = ", equal shares" if self.even or self.replicas is not None else ""
         stages = f"stages of multiples of {units}, along the nodes{kinds}"
+        splits = self._splits()
+        splits += ", parts of sequences of one device" if self.parts_alone and "context" in splits else ""
         offload = f", offload of {self.offload}" if self.offload else ""
-        return f"{stages}, recompute {recompute}, ZeRO {zero}{offload}{width}{even}{self._splits()}"
+        return f"{stages}, recompute {recompute}, ZeRO {zero}{offload}{width}{even}{splits}"
 
     def _splits(self) -> str:
         """``, context 1/2/4, experts over 1/2``; nothing for 1 alone."""
@@ -103,9 +107,7 @@ def only_runnable(scope: Scope) -> Scope:
         scope,
         recompute=tuple(recompute for recompute in scope.recompute if str(recompute) in RECOMPUTE.runs),
         zero=tuple(zero for zero in scope.zero if zero in ZERO.runs),
-        one_width=GROUPS.runs == (ALIKE,),
-        context=tuple(int(number) for number in CONTEXT.runs),
-        expert=tuple(int(number) for number in EXPERT.runs),
+        parts_alone=CONTEXT.runs == (ALONE,),
         offload=_only_run(scope.offload),
         runnable=True,
     )
@@ -121,6 +123,8 @@ def with_splits(scope: Scope, prices: Prices) -> Scope:
     """A scope that says how sequences and experts are split, as the chain wants it where the scope leaves it open."""
     devices = sum(pool.count for pool in prices.pools)
     context, expert = scope.context, scope.expert
+    if scope.parts_alone and prices.most_experts > 1:
+        context, scope = (1,), replace(scope, widths=(1,))
     if context is None:
         most = min(prices.most_parts, devices) if scope.max_context is not None or wants_parts(prices) else 1
         most = min(most, scope.max_context or most)
@@ -238,7 +242,7 @@ def _groups(
         for pool, number in taken
     ]
     for context, choice in itertools.product(scope.context or (1,), itertools.product(*widths)):
-        if scope.one_width and len(set(choice)) > 1:
+        if (scope.one_width and len(set(choice)) > 1) or (scope.parts_alone and context > 1 and max(choice) > 1):
             continue
         groups = [
             (pool, width * context, number // (width * context))

@@ -314,7 +314,7 @@ def split(call: Call) -> Pattern:
 
 def cat(call: Call) -> Pattern:
     if any(len(shape) != len(call.outputs[0]) for shape in call.inputs):  # an empty vector may be joined to anything
-        return whole(call)
+        return _joined_to_nothing(call)
     dim = call.argument(1, 0) % len(call.outputs[0])
     labels = letters(len(call.outputs[0]))
     if len({shape[dim] for shape in call.inputs}) > 1:
@@ -322,6 +322,14 @@ def cat(call: Call) -> Pattern:
     count = len(call.inputs)
     stretched = {(count, labels[dim]): count} if labels[dim] else None
     return Pattern(inputs=(labels,) * count, outputs=(labels,), stretched=stretched)
+
+
+def _joined_to_nothing(call: Call) -> Pattern:
+    """One tensor and empty vectors, as a cache that is filled for the first time joins them: the tensor itself."""
+    labels, empty = letters(len(call.outputs[0])), (0,)
+    if [shape for shape in call.inputs if shape != empty] != [call.outputs[0]]:
+        return whole(call)
+    return Pattern(inputs=tuple(("",) if shape == empty else labels for shape in call.inputs), outputs=(labels,))
 
 
 def stack(call: Call) -> Pattern:

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from argosy.space.families import Pattern
 from argosy.space.matrices import is_matrix
 from argosy.space.operations import Label, is_known, same_ends, shared_calls
 from argosy.space.sharding import (
@@ -268,8 +269,8 @@ class Choices:
         if self._reshapes[index]:
             found += self._reshape_rows(index)
         for name, label in self.labels[index].items():
-            rows = (self._label_row(index, name, cut) for cut in self._label_cuts(label, self.ends[index]))
-            found += [row for row in rows if self._sums_are_numbers(node, row)]
+            rows = (label_row(pattern, name, cut) for cut in self._label_cuts(label, self.ends[index]))
+            found += [row for row in rows if sums_are_numbers(self.graph, node, row)]
         for chosen in pattern.linear:
             summed = [*(node.inputs[place] for place in chosen), *(v for v in node.outputs if v is not None)]
             if all(self.graph.values[value].is_floating for value in summed):
@@ -280,11 +281,6 @@ class Choices:
         forced = self.kind in (Kind.SAMPLES, Kind.STORED) and any(row.units for row in allowed)
         return tuple(split if forced else allowed)
 
-    def _sums_are_numbers(self, node: Node, row: Row) -> bool:
-        """A count or a mask is never left as a partial sum."""
-        pairs = [*zip(node.inputs, row.inputs, strict=True), *zip(node.outputs, row.outputs, strict=True)]
-        return all(s != PARTIAL or v is None or self.graph.values[v].is_floating for v, s in pairs)
-
     def _reshape_rows(self, index: int) -> Iterator[Row]:
         node, call = self.graph.nodes[index], self.calls[index]
         for state in self.cut_sets[node.inputs[0]]:
@@ -292,27 +288,33 @@ class Choices:
             if found is not None:
                 yield Row(inputs=(state,), outputs=(found,), units=state.units)
 
-    def _label_row(self, index: int, label: str, cut: Cut) -> Row:
-        """(1) and (2)."""
-        pattern = self.patterns[index]
-        outer, units = cut
 
-        def state(place: int, labels: tuple[str, ...]) -> State | None:
-            factor = (pattern.stretched or {}).get((place, label), 1)
-            return sharded(labels.index(label), units, outer * factor) if label in labels else None
+def label_row(pattern: Pattern, label: str, cut: Cut) -> Row:
+    """(1) and (2)."""
+    outer, units = cut
 
-        num_in = len(pattern.inputs)
-        outputs = [state(num_in + place, labels) for place, labels in enumerate(pattern.outputs)]
-        by_rows = label == pattern.by_rows
-        summed = [found is None and (label, place) not in pattern.whole for place, found in enumerate(outputs)]
-        inputs = [state(place, labels) for place, labels in enumerate(pattern.inputs)]
-        added = PARTIAL if any(summed) else REPLICATED
-        missing = [added if place in pattern.additive else REPLICATED for place in range(num_in)]
-        return Row(
-            inputs=tuple(found or other for found, other in zip(inputs, missing, strict=True)),
-            outputs=tuple(
-                found or (PARTIAL if partial else REPLICATED) for found, partial in zip(outputs, summed, strict=True)
-            ),
-            units=units,
-            local=BY_ROWS if by_rows else "",
-        )
+    def state(place: int, labels: tuple[str, ...]) -> State | None:
+        factor = (pattern.stretched or {}).get((place, label), 1)
+        return sharded(labels.index(label), units, outer * factor) if label in labels else None
+
+    num_in = len(pattern.inputs)
+    outputs = [state(num_in + place, labels) for place, labels in enumerate(pattern.outputs)]
+    by_rows = label == pattern.by_rows
+    summed = [found is None and (label, place) not in pattern.whole for place, found in enumerate(outputs)]
+    inputs = [state(place, labels) for place, labels in enumerate(pattern.inputs)]
+    added = PARTIAL if any(summed) else REPLICATED
+    missing = [added if place in pattern.additive else REPLICATED for place in range(num_in)]
+    return Row(
+        inputs=tuple(found or other for found, other in zip(inputs, missing, strict=True)),
+        outputs=tuple(
+            found or (PARTIAL if partial else REPLICATED) for found, partial in zip(outputs, summed, strict=True)
+        ),
+        units=units,
+        local=BY_ROWS if by_rows else "",
+    )
+
+
+def sums_are_numbers(graph: Graph, node: Node, row: Row) -> bool:
+    """A count or a mask is never left as a partial sum."""
+    pairs = [*zip(node.inputs, row.inputs, strict=True), *zip(node.outputs, row.outputs, strict=True)]
+    return all(s != PARTIAL or v is None or graph.values[v].is_floating for v, s in pairs)

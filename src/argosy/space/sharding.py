@@ -22,12 +22,17 @@ their own, a cut also says by which of them it was made.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
+from argosy.errors import Mismatch
+
 Shape = tuple[int, ...]
+_LONGEST_STATE = 60
+"""Characters; numbers of more digits are no sizes of tensors."""
 
 
 class Layout(StrEnum):
@@ -98,6 +103,24 @@ def sharded(dim: int, units: int, outer: int = 1) -> State:
 def by(state: State, segment: int) -> State:
     """The same cut by the ratios of a segment."""
     return _state(state.layout, state.dim, state.units, state.outer, segment) if state.is_sharded else state
+
+
+_CUT = re.compile(r"dim (\d+) / (?:(\d+)x)?(\d+)(?: by segment (\d+))?")
+
+
+def parse_state(text: str) -> State:
+    """The state that ``str`` writes so; a ``Mismatch`` for any other text.
+
+    >>> [parse_state(str(state)) is state for state in (REPLICATED, PARTIAL, by(sharded(0, 12, outer=3), 2))]
+    [True, True, True]
+    """
+    if text in ("whole", "partial"):
+        return REPLICATED if text == "whole" else PARTIAL
+    match = _CUT.fullmatch(text)
+    if match is None or len(text) > _LONGEST_STATE:
+        raise Mismatch(text, "whole, partial or a cut such as dim 1 / 8")
+    dim, outer, units, segment = (int(group or 0) for group in match.groups())
+    return by(sharded(dim, units, outer=outer or 1), segment)
 
 
 @dataclass(frozen=True)

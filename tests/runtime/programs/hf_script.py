@@ -40,6 +40,13 @@ def collate(rows):
     return {key: torch.tensor(value) for key, value in batch.items()}
 
 
+def accuracy(predicted):
+    """Of the letters that follow, without those that are filled up."""
+    logits, labels = predicted
+    wanted = labels[:, 1:]
+    return {"accuracy": float((logits.argmax(-1)[:, :-1] == wanted)[wanted != -100].mean())}
+
+
 set_seed(0)
 config = GPT2Config(
     vocab_size=len(LETTERS),
@@ -78,8 +85,13 @@ trainer = Trainer(
     train_dataset=rows[:44],
     eval_dataset=rows[44:],
     data_collator=collate,
+    compute_metrics=accuracy,
 )
 trainer.train(resume_from_checkpoint="resume" in sys.argv)
 trainer.save_model(str(FOLDER / "model"))
+trainer.data_collator = lambda rows: {key: value for key, value in collate(rows).items() if key != "labels"}
+unlabelled = trainer.predict(rows[:11])
+assert "test_loss" not in unlabelled.metrics
 if trainer.is_world_process_zero():
     (FOLDER / "log.json").write_text(json.dumps(trainer.state.log_history))
+    (FOLDER / "predicted.json").write_text(json.dumps(unlabelled.predictions.tolist()))

@@ -126,9 +126,9 @@ def _edges(timeline: Timeline, tick: float, cluster: Cluster) -> list[dict[str, 
     rows = []
     for use in busiest[:_MOST_EDGES]:
         trace = capacity[use.link]
-        top = max(value for time, value in zip(trace.times, trace.values, strict=True) if time <= timeline.end)
-        times = [time for time in trace.times if time < timeline.end]
-        allowed = [(time, trace.at(time)) for time in times] + [(timeline.end, trace.at(timeline.end))]
+        times = [0.0, *trace.knots_between(0.0, timeline.end), timeline.end]
+        allowed = [(time, trace.at(time)) for time in times]
+        top = max(value for _, value in allowed)
         note = f"{100 * use.utilisation:.0f} % of {RATE.format(top, digits=3)}"
         carried = [(time, min(rate, trace.at(time))) for time, rate in _running(events[use.link])]
         area, bound = _area(carried, tick, top=top), _area(allowed, tick, top=top)

@@ -333,6 +333,7 @@ def replanner_of(spec: RunSpec, plan: Plan) -> Replanner:
         cluster=costs.cluster(cluster_from_content(plan.cluster.content)),
         chain=None if chain is None else costs.chain(chain),
         model=costs.compute_model,
+        is_compiled=spec.compile_stages,
     )
 
 

@@ -1,17 +1,18 @@
 """Copies of training state in the agents' memory: what a rank has put there, and what can be restored from it.
 
-A rank's copy is one block of bytes and a header that lists its pieces: rows of a weight, of optimizer state, a buffer.
-Copies of one generation and step belong together. They are *whole* where their pieces cover every element that the
-ranks had then, which they counted together; so a copy that lacks what a lost host alone held is known to be lacking.
-Needs no torch.
+A rank's copy is one block of bytes and a header that lists its pieces: regions of a weight, of optimizer state, of a
+buffer. Copies of one generation and step belong together. They are *whole* where their pieces cover every element that
+the ranks had then, which they counted together; so a copy that lacks what a lost host alone held is known to be
+lacking. Needs no torch.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from argosy.cost.regions import Region, volume
 
 Moment = tuple[int, int]
 """Generation and steps done: a copy of a later generation is newer, whatever its step."""
@@ -19,23 +20,32 @@ Moment = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Some rows of one tensor, within a block of bytes."""
+    """A region of one tensor, row by row within a block of bytes."""
 
     entry: str
     """``model.NAME`` or ``optimizer.NAME.WHAT``."""
-    first: int
-    """The first row."""
-    rows: int
+    first: tuple[int, ...]
+    """The first element."""
+    sizes: tuple[int, ...]
     whole: tuple[int, ...]
-    """Shape of the whole tensor; empty for a scalar, which counts as one row."""
+    """Shape of the whole tensor; empty for a scalar."""
     dtype: str
     begin: int
     """Byte of the block."""
     end: int
 
     @property
-    def row_bytes(self) -> int:
-        return (self.end - self.begin) // self.rows
+    def region(self) -> Region:
+        return tuple((first, first + size) for first, size in zip(self.first, self.sizes, strict=True))
+
+    def rows(self, begin: int, end: int) -> Piece:
+        """Some of its rows, counted in the whole tensor; they follow one another in the block."""
+        if not self.sizes:
+            return self
+        size = (self.end - self.begin) // self.sizes[0]
+        at = self.begin + (begin - self.first[0]) * size
+        first, sizes = (begin, *self.first[1:]), (end - begin, *self.sizes[1:])
+        return replace(self, first=first, sizes=sizes, begin=at, end=at + (end - begin) * size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +75,8 @@ class Header:
 
     @staticmethod
     def of(content: Mapping[str, Any]) -> Header:
-        pieces = tuple(Piece(**{**piece, "whole": tuple(piece["whole"])}) for piece in content["pieces"])
+        tuples = ("first", "sizes", "whole")
+        pieces = tuple(Piece(**{**piece, **{key: tuple(piece[key]) for key in tuples}}) for piece in content["pieces"])
         return Header(**{**content, "pieces": pieces})
 
 
@@ -111,26 +122,11 @@ def newest_whole(headers: Iterable[Header]) -> Moment | None:
 
 def is_whole(headers: Iterable[Header]) -> bool:
     """Whether the headers of one moment cover every element that the ranks had then."""
-    covered: dict[str, set[tuple[int, int]]] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
+    covered: dict[str, set[Region]] = {}
     counts = (0, 0)
     for header in headers:
         counts = header.entries, header.elements
         for piece in header.pieces:
-            shapes[piece.entry] = piece.whole
-            covered.setdefault(piece.entry, set()).add((piece.first, piece.first + piece.rows))
-    elements = sum(_union(spans) * math.prod(shapes[entry][1:]) for entry, spans in covered.items())
+            covered.setdefault(piece.entry, set()).add(piece.region)
+    elements = sum(volume(sorted(regions)) for regions in covered.values())
     return (len(covered), elements) == counts and bool(counts[0])
-
-
-def _union(spans: Iterable[tuple[int, int]]) -> int:
-    """Rows in any of the spans.
-
-    >>> _union([(0, 3), (2, 5), (7, 8)])
-    6
-    """
-    total, reached = 0, 0
-    for begin, end in sorted(spans):
-        total += max(0, end - max(begin, reached))
-        reached = max(reached, end)
-    return total

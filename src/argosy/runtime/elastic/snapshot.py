@@ -10,18 +10,20 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from argosy.cost.regions import Region, deliveries
+from argosy.runtime.boxes import Box, HeldPart
 from argosy.runtime.elastic.copies import Header, Moment, Piece, Source
 from argosy.runtime.elastic.wire import asking, hear
 from argosy.runtime.failure import in_contact
-from argosy.runtime.state import Stored, take_state, trainer_state
+from argosy.runtime.state import Stored, parts_of, take_state, trainer_state
 from argosy.runtime.trainer import Trainer
 from argosy.runtime.world import gather_texts
 
@@ -34,11 +36,11 @@ class Place(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A piece as a rank holds it."""
+    """A piece as a rank holds it: as many elements of an entry in every dim, from the first on."""
 
     entry: str
-    first: int
-    rows: int
+    first: tuple[int, ...]
+    sizes: tuple[int, ...]
     whole: tuple[int, ...]
 
 
@@ -109,7 +111,7 @@ class Copier:
     def begin(self) -> None:
         """Copy, and send what was copied in the background. Every rank calls this at the same step."""
         self.wait()
-        state = {_part(entry, value): value for entry, value in trainer_state(self.trainer) if value.numel()}
+        state = {part: value for entry, held in trainer_state(self.trainer) for part, value in _parts(entry, held)}
         duties = self._duties(list(state))
         self.sent = (self.generation, self.trainer.steps)
         self.failed = False
@@ -140,7 +142,7 @@ class Copier:
     def _block(self, state: dict[Part, Tensor], duties: Duties, parts: Iterable[Part]) -> tuple[Header, Tensor]:
         pieces, tensors, end = [], [], 0
         for part in sorted(parts):
-            tensor = state[part].as_subclass(Tensor).detach().cpu().contiguous().reshape(-1)
+            tensor = state[part].detach().cpu().contiguous().reshape(-1)
             begin, end = end, end + tensor.numel() * tensor.element_size()
             dtype = str(tensor.dtype).removeprefix("torch.")
             pieces.append(Piece(**part._asdict(), dtype=dtype, begin=begin, end=end))
@@ -171,13 +173,17 @@ class Copier:
 
 
 def _loaded(part: list[Any]) -> Part:
-    entry, first, rows, whole = part
-    return Part(entry, first, rows, tuple(whole))
+    entry, first, sizes, whole = part
+    return Part(entry, tuple(first), tuple(sizes), tuple(whole))
 
 
-def _part(entry: str, value: Tensor) -> Part:
-    first, whole = getattr(value, "first", 0), tuple(getattr(value, "whole", value.shape))
-    return Part(entry, first, value.shape[0] if value.dim() else 1, whole)
+def _parts(entry: str, held: Tensor) -> Iterator[tuple[Part, Tensor]]:
+    """What a rank holds of an entry, region by region, as views."""
+    whole = tuple(getattr(held, "whole", held.shape))
+    for tensor, boxes in parts_of(held):
+        for box in boxes:
+            if all(box.sizes):
+                yield Part(entry, box.whole, box.sizes, whole), box.of(tensor)
 
 
 def restore(trainer: Trainer, sources: Sequence[Source], *, near: Place, token: str, patience: float) -> None:
@@ -193,44 +199,50 @@ def restore(trainer: Trainer, sources: Sequence[Source], *, near: Place, token: 
     trainer.scale.value, trainer.scale.calm = told.scale, told.calm
 
 
+class _Request(NamedTuple):
+    """Rows of a piece, and the region of them that goes into a tensor."""
+
+    piece: Piece
+    region: Region
+    target: Tensor
+
+
+def _first(holders: list[int], _: int) -> int | None:
+    return min(holders, default=None)
+
+
 class Reading:
-    """Rows from wherever they are: each wanted row once, from the first source that has it, one request per source."""
+    """Regions from wherever they are: each wanted element once, from the first source that has it, one request per
+    source."""
 
     def __init__(self, places: dict[str, list[tuple[Source, Piece]]], *, token: str, patience: float) -> None:
         self.places, self.token, self.patience = places, token, patience
 
     def fill(self, wanted: Mapping[str, Tensor]) -> None:
-        """``wanted``: by entry, the tensor that takes its rows."""
-        requests: dict[int, list[tuple[Piece, Tensor]]] = {}
+        """``wanted``: by entry, the tensor that takes its part."""
+        requests: dict[int, list[_Request]] = {}
         sources: dict[int, Source] = {}
         for entry, tensor in wanted.items():
-            plain, first = tensor.as_subclass(Tensor), getattr(tensor, "first", 0)
-            rows = plain.unsqueeze(0) if plain.dim() == 0 else plain
-            at, end = first, first + rows.shape[0]
-            while at < end and rows.numel():
-                source, piece = self._holder(entry, at)
-                until = min(end, piece.first + piece.rows)
-                begin = piece.begin + (at - piece.first) * piece.row_bytes
-                asked = replace(piece, begin=begin, end=begin + (until - at) * piece.row_bytes)
-                sources[id(source)] = source
-                requests.setdefault(id(source), []).append((asked, rows[at - first : until - first]))
-                at = until
+            there = {at: [piece.region] for at, (_, piece) in enumerate(self.places[entry])}
+            for part in parts_of(tensor):
+                for at, region in deliveries(-1, [box.region for box in part.boxes], there, _first):
+                    assert at is not None, f"no copy has {region} of {entry}, though the copies are whole"
+                    source, piece = self.places[entry][at]
+                    sources[id(source)] = source
+                    asked = piece.rows(*map(int, region[0])) if region else piece
+                    requests.setdefault(id(source), []).append(_Request(asked, region, part.at(region)))
         for key, asked_for in requests.items():
             self._fetch(sources[key], asked_for)
 
-    def _holder(self, entry: str, row: int) -> tuple[Source, Piece]:
-        for source, piece in self.places[entry]:
-            if piece.first <= row < piece.first + piece.rows:
-                return source, piece
-        raise AssertionError(f"no copy has row {row} of {entry}, though the copies are whole")
-
-    def _fetch(self, source: Source, asked_for: list[tuple[Piece, Tensor]]) -> None:
-        ranges = [(piece.begin, piece.end) for piece, _ in asked_for]
+    def _fetch(self, source: Source, asked_for: list[_Request]) -> None:
+        ranges = [(request.piece.begin, request.piece.end) for request in asked_for]
         header, place = source.header, (source.address, source.port)
         greeting = {"kind": "get", "moment": header.moment, "rank": header.rank, "ranges": ranges}
         with asking(*place, self.token, greeting, patience=self.patience) as file:
-            for piece, rows in asked_for:
+            for piece, region, part in asked_for:
                 data = bytearray(file.read(piece.end - piece.begin))
                 if len(data) < piece.end - piece.begin:
                     raise ConnectionError(f"{source.address}:{source.port} went away while it was asked for a copy")
-                rows.copy_(torch.frombuffer(data, dtype=getattr(torch, piece.dtype)).view_as(rows))
+                rows = torch.frombuffer(data, dtype=getattr(torch, piece.dtype)).view(piece.sizes)
+                box = Box(piece.first, (0,) * len(piece.sizes), piece.sizes)
+                part.copy_(HeldPart(rows, (box,)).at(region))

@@ -8,6 +8,7 @@ division by the whole count:
     (3)  batch_norm in training  = sums of x and of (x - mean)^2 over samples and positions, then pointwise
     (4)  its backward            = two sums over samples and positions, then pointwise
     (7)  other losses            = the loss of every element, then (1) or a sum
+    (8)  copies and writes into parts of complex tensors, which torch cannot differentiate = what it can
 
 so that a normalisation over the batch is synchronised by nothing more than the sums becoming global. Random masks
 (5) become ``argosy.bernoulli`` and other random numbers (6) functions of ``argosy.uniform``, both functions of (seed,
@@ -136,6 +137,22 @@ def _elementwise_backward(op: Callable[..., Any], place: int) -> Callable[..., A
     return backward
 
 
+def copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """(8)."""
+    return source.to(target.dtype).expand(target.shape)
+
+
+def _scatter(op: Callable[..., Any]) -> Callable[..., Any]:
+    def scatter(x: Tensor, source: Tensor, dim: int = 0, *place: Any) -> Any:
+        """(8)."""
+        if not x.is_complex():
+            return NotImplemented
+        parts = op(torch.view_as_real(x), torch.view_as_real(source), dim % x.dim(), *place)
+        return torch.view_as_complex(parts)
+
+    return scatter
+
+
 def _over_samples(x: Tensor) -> list[int]:
     return [dim for dim in range(x.dim()) if dim != 1]
 
@@ -216,11 +233,15 @@ def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Ten
 
 
 def _uniform(like: Tensor) -> Tensor:
+    if like.is_complex():
+        return torch.complex(_uniform(like.real), _uniform(like.real))
     return torch.ops.argosy.uniform(like, _next_place())  # type: ignore[no-any-return]
 
 
 def _normal(like: Tensor) -> Tensor:
-    """The inverse of the normal distribution at uniform numbers."""
+    """The inverse of the normal distribution at uniform numbers; complex ones have a variance of 1, too."""
+    if like.is_complex():
+        return torch.complex(_normal(like.real), _normal(like.real)) * math.sqrt(0.5)
     return torch.erfinv(_uniform(like) * 2 - 1) * math.sqrt(2)
 
 
@@ -341,6 +362,9 @@ TABLE: dict[Any, Callable[..., Any]] = {
     aten.soft_margin_loss_backward.default: _elementwise_backward(aten.soft_margin_loss_backward.default, 1),
     aten._native_batch_norm_legit_functional.default: batch_norm,
     aten.native_batch_norm_backward.default: batch_norm_backward,
+    aten.copy.default: copy,
+    aten.select_scatter.default: _scatter(aten.select_scatter.default),
+    aten.slice_scatter.default: _scatter(aten.slice_scatter.default),
     aten.bernoulli.p: bernoulli_p,
     aten.native_dropout.default: native_dropout,
     aten.rand.default: rand,

@@ -9,12 +9,14 @@ of the program,
          of the results, and ends in a mark that ``GraphWriter`` turns into an ``OwnGradient``.
     (3)  checkpointing changes no value: a checkpointed function is called as it is. The plan decides what is computed
          again.
+    (4)  a tensor that is changed in place under ``no_grad`` keeps its gradients: torch's cosine similarity does so. It
+         gets the mark of (2), with a backward that passes gradients on as they are.
 
 A branch on a tensor that is made of numbers alone is taken, because the tensor is the same in every step.
 
 What cannot be written down is refused here: a generator of its own, a tensor changed that is neither a parameter nor a
-buffer, a branch that a random number decides (one that it cannot change, such as layer drop with a rate of 0, is
-taken).
+buffer, a tensor with gradients that is changed behind their back (through ``.data``), a branch that a random number
+decides (one that it cannot change, such as layer drop with a rate of 0, is taken).
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from argosy.errors import InputError, Problem
 from argosy.workload.capture.blame import running_line
+from argosy.workload.capture.hooks import HOOKS_OF_TENSORS, refused_hook
 from argosy.workload.capture.initial import Recording
+from argosy.workload.capture.write import NOTHING
 
 _CPU = torch.device("cpu")
 MOST_CONSTANT = 2**20
@@ -58,19 +62,26 @@ def _(results: list[Tensor], inputs: list[Tensor], given: list[Tensor], gradient
 
 
 class Flow(TorchDispatchMode):
-    """(1), for the operations while it is entered."""
+    """(1) and, if ``marked``, (4), for the operations while it is entered."""
 
-    def __init__(self, recording: Recording | None) -> None:
+    def __init__(self, recording: Recording | None, *, marked: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.recording = recording
+        self.recording, self.marked = recording, marked
         self.stopped: set[tuple[str, str]] = set()
         """(Operation, what it reads without passing gradients on), by their names in the trace."""
+        self.carrying: dict[Node, bool] = {}
+        """Whether gradients go through what an operation makes."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self._check(function, args, kwargs)
         args, kwargs = tree_map(self._valued, (args, kwargs))
         mode = get_proxy_mode()
+        if function is torch.ops.argosy.own_gradient.default:
+            result = function(*args, **kwargs)
+            for tensor in args[0]:
+                self._carry(tensor)
+            return result
         if mode is None:
             return function(*args, **kwargs)
         if function is torch.ops.aten._local_scalar_dense.default:
@@ -79,7 +90,12 @@ class Flow(TorchDispatchMode):
         graph, read = mode.tracer.graph, []
         for leaf in tree_iter((args, kwargs)):
             if isinstance(leaf, FunctionalTensor) and (node := node_of(leaf)) is not None:
-                read.append((node, leaf.requires_grad and torch.is_grad_enabled()))
+                passes = leaf.requires_grad and torch.is_grad_enabled()
+                read.append((node, passes))
+                if passes and self.marked:
+                    self._check_gradients(leaf, node)
+        straight = self._changed_without_gradients(function, args, kwargs)
+        before = [tensor.clone() for tensor in straight]
         last = graph._root._prev
         result = function(*args, **kwargs)
         without = {node for node, passes in read if not passes} - {node for node, passes in read if passes}
@@ -89,7 +105,51 @@ class Flow(TorchDispatchMode):
             stopped = without.intersection(inputs) if torch.is_grad_enabled() else inputs
             self.stopped.update((made.name, node.name) for node in stopped)
             made = made._prev
+        for tensor, copy in zip(straight, before, strict=True):
+            given = torch.empty_like(tensor)
+            torch.ops.argosy.own_gradient([tensor], [copy], [given], [given.clone()])
+            self._carry(tensor)
         return result
+
+    def _changed_without_gradients(self, function: Any, args: Any, kwargs: Any) -> list[Tensor]:
+        """(4): the tensors with gradients that an operation is about to change without them."""
+        if not self.marked or torch.is_grad_enabled():
+            return []
+        changed: list[Tensor] = []
+        for target in _written(function, args, kwargs):
+            if isinstance(target, FunctionalTensor) and target.requires_grad and not target.is_leaf:
+                if target._is_view():
+                    found = f"{function} under no_grad on a part of a tensor that has gradients"
+                    raise _refused(found, "gradients that can be followed", "change a copy of the whole tensor")
+                changed.append(target)
+        return changed
+
+    def _carry(self, tensor: Tensor) -> None:
+        """Gradients go through a tensor whatever made it."""
+        if isinstance(tensor, FunctionalTensor) and (node := node_of(tensor)) is not None:
+            self.carrying[node] = True
+
+    def _check_gradients(self, tensor: FunctionalTensor, node: Node) -> None:
+        """Refuse a tensor that has gradients, where what was written down of it passes none on."""
+        if tensor.is_leaf:
+            self.carrying[node] = True
+        elif not self._carries(node):
+            found = "a tensor with gradients that was changed without them, such as through .data"
+            raise _refused(found, "gradients that can be followed", "change it by operations that have gradients")
+
+    def _carries(self, node: Node) -> bool:
+        todo = [node]
+        while todo:
+            now = todo[-1]
+            same = str(now.target) in NOTHING  # which the written graph leaves out, whoever detaches
+            read = [part for part in now.all_input_nodes if same or (now.name, part.name) not in self.stopped]
+            unknown = [part for part in read if part not in self.carrying]
+            if now in self.carrying or not unknown:
+                self.carrying.setdefault(now, any(self.carrying[part] for part in read))
+                todo.pop()
+            else:
+                todo += unknown
+        return self.carrying[node]
 
     def _valued(self, leaf: Any) -> Any:
         """A tensor that the program holds besides its model, with its values."""
@@ -106,13 +166,18 @@ class Flow(TorchDispatchMode):
         if kwargs.get("generator") is not None:
             expected = "random numbers of torch's own generator, which every plan draws alike"
             raise _refused(f"generator= in {function}", expected, "leave generator= out")
-        for index, argument in enumerate(function._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                target = args[index] if index < len(args) else kwargs.get(argument.name)
-                if type(target) is Tensor:
-                    found = f"{function} on a tensor that is neither a parameter nor a buffer"
-                    expected = "no changes that outlast the step"
-                    raise _refused(found, expected, "register it as a buffer of the model")
+        for target in _written(function, args, kwargs):
+            if type(target) is Tensor:
+                found = f"{function} on a tensor that is neither a parameter nor a buffer"
+                expected = "no changes that outlast the step"
+                raise _refused(found, expected, "register it as a buffer of the model")
+
+
+def _written(function: Any, args: Any, kwargs: Any) -> Iterator[Any]:
+    """What an operation changes in place."""
+    for index, argument in enumerate(function._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield args[index] if index < len(args) else kwargs.get(argument.name)
 
 
 def _refused(found: str, expected: str, suggestion: str) -> InputError:
@@ -220,7 +285,8 @@ def _looked_up(ids: Tensor, weight: Tensor, *others: Any, **options: Any) -> Ten
 
 
 class Decided(TorchFunctionMode):
-    """Branches on a random number between 0 and 1: those whose outcome no number changes are taken, others refused."""
+    """Branches on a random number between 0 and 1: those whose outcome no number changes are taken, others refused.
+    Hooks on tensors are refused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,6 +294,8 @@ class Decided(TorchFunctionMode):
         """By ``id``, single numbers that are drawn between 0 and 1, and what they were compared with."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in HOOKS_OF_TENSORS:
+            raise refused_hook(running_line() or "loss", "a hook on the gradient of a tensor")
         if function is F.embedding_bag and args[0].dim() == 2:
             return _looked_up(*args, **(kwargs or {}))
         of_drawn = bool(args) and id(args[0]) in self.drawn

@@ -29,6 +29,7 @@ from argosy.errors import bad_input
 from argosy.workload.capture.blame import blamed
 from argosy.workload.capture.decompose import TABLE, numbered_masks
 from argosy.workload.capture.flow import Decided, Flow, own_gradients
+from argosy.workload.capture.hooks import check_hooks
 from argosy.workload.capture.initial import FakeModel, build_fake
 from argosy.workload.capture.write import Given, GraphWriter
 from argosy.workload.graph import OWN_GRADIENT, Graph, Role
@@ -75,6 +76,7 @@ def trace(
     autocast: torch.dtype | None = None,
 ) -> GraphWriter:
     """The step of a model as it was written; with ``samples``, every tensor of the batch has so many rows."""
+    check_hooks(fake.model)
     device = torch.device("cpu") if device is None else device
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -90,7 +92,7 @@ def trace(
     leaves, spec = tree_flatten(batch)
     tensors = [(keystr(path), leaf) for path, leaf in tree_flatten_with_path(batch)[0] if isinstance(leaf, Tensor)]
     root = StepRoot(fake, leaves, spec)
-    flow = Flow(fake.recording)
+    flow = Flow(fake.recording, marked=forward_only)
 
     def step(given: list[Tensor], held: list[Tensor], rows: list[Tensor]) -> Any:
         trained = [w.detach().requires_grad_(p.requires_grad) for w, (_, p) in zip(given, parameters, strict=True)]

@@ -64,10 +64,12 @@ class RotaryScaling(Schema):
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
+    partial_rotary_factor: float | None = None
 
     def rotary(self, base: float, share: float = 1.0) -> Rotary:
         """These angles; Llama 3.1's scaling with its own bands, any other by name."""
         base, name = self.rope_theta or base, self.rope_type or self.type or "default"
+        share = self.partial_rotary_factor or share
         if name == "default":
             return Rotary(base=base, share=share)
         bands = (self.low_freq_factor, self.high_freq_factor, self.original_max_position_embeddings)

@@ -49,6 +49,7 @@ class RotaryDecoder(Config):
     rope_scaling: RotaryScaling | None = Field(
         default=None, validation_alias=AliasChoices("rope_scaling", "rope_parameters")
     )
+    partial_rotary_factor: Share = 1.0
     rms_norm_eps: Amount = 1e-6
     hidden_act: Name = "silu"
 
@@ -98,7 +99,7 @@ class RotaryDecoder(Config):
             blocks=blocks,
             head=head,
             context=self.max_position_embeddings,
-            rotary=(self.rope_scaling or RotaryScaling()).rotary(self.rope_theta),
+            rotary=(self.rope_scaling or RotaryScaling()).rotary(self.rope_theta, self.partial_rotary_factor),
             norm_epsilon=self.rms_norm_eps,
             activation=self.hidden_act,
         )

@@ -1,0 +1,123 @@
+"""A plan for DeepSpeed: its JSON config, a pipeline module that cuts as the plan does, and a launch script.
+
+``argosy_pipeline.py`` has a ``PipelineModule`` whose stages are the plan's: a program hands it the layers in their
+order and passes it to ``deepspeed.initialize``. A plan of one stage under ZeRO 2 or 3 has no pipeline module, because
+DeepSpeed does not combine the two.
+
+What DeepSpeed cannot express: stages that differ in replicas, tensor, context and expert parallelism in a pipeline,
+fp8 (final); uneven shares; ZeRO beyond 1 in a pipeline; selective recomputation, or any without a pipeline module;
+schedules other than 1F1B; a policy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from argosy.cost.remembered import remembered
+from argosy.dtype import Dtype
+from argosy.exporters.form import (
+    Export,
+    Limit,
+    collectives_are_chosen,
+    head,
+    limit,
+    note,
+    settle,
+    target_limits,
+    zero_level,
+)
+from argosy.exporters.grid import Grid, grid_of, launch_script
+from argosy.plan.plan import Plan, Recompute
+from argosy.plan.targets import TARGETS, TargetName
+from argosy.workload.chain import Chain
+
+TARGET = TARGETS[TargetName.DEEPSPEED]
+NAME = TARGET.name
+_OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "lion": "Lion", "sgd": "SGD", "momentum": "SGD"}
+_MOMENTUM = 0.9
+
+_PIPELINE = '''\
+{head}
+"""In train.py:
+
+    pipeline = PlannedPipeline(layers, loss_fn=loss_fn)  # {count} layers: embedding, blocks, head
+    engine, *_ = deepspeed.initialize(
+        model=pipeline, model_parameters=pipeline.parameters(), config="ds_config.json"
+    )
+    engine.train_batch(batches)
+"""
+
+from deepspeed.pipe import PipelineModule
+
+CUTS = {cuts}  # stage s has the layers from CUTS[s] to CUTS[s + 1]
+RECOMPUTES = {recomputes}  # whether stage s computes its activations again in the backward
+
+
+class PlannedPipeline(PipelineModule):
+    """A pipeline with the stages of the plan."""
+
+    def __init__(self, layers, **options):
+        layers = list(layers)
+        if len(layers) != CUTS[-1]:
+            raise ValueError(f"The plan has {{CUTS[-1]}} layers, found {{len(layers)}}.")
+        super().__init__(layers, num_stages=len(CUTS) - 1, **options)
+        self.activation_checkpoint_interval = int(RECOMPUTES[self.stage_id])
+
+    def _partition_layers(self, method="planned"):
+        self.parts = CUTS
+        self._set_bounds(start=CUTS[self.stage_id], stop=CUTS[self.stage_id + 1])
+'''
+
+
+def export_deepspeed(plan: Plan, chain: Chain, *, lossy: bool = False) -> Export:
+    """``ds_config.json``, ``argosy_pipeline.py`` and ``run.sh``."""
+    lost = settle(limits(plan), lossy=lossy)
+    grid, first_line = grid_of(plan), head(TARGET, plan, chain)
+    files = [("ds_config.json", json.dumps(_config(plan, grid), indent=1) + "\n")]
+    if _has_pipeline(plan):
+        text = _PIPELINE.format(
+            head=first_line,
+            count=plan.stages[-1].end,
+            cuts=[0, *(stage.end for stage in plan.stages)],
+            recomputes=[stage.recompute is not Recompute.NONE for stage in plan.stages],
+        )
+        files.append(("argosy_pipeline.py", text))
+    program = 'train.py --deepspeed_config ds_config.json "$@"'
+    return Export(files=(*files, ("run.sh", launch_script(first_line, grid.runs, program))), lost=lost)
+
+
+def limits(plan: Plan) -> Iterator[Limit]:
+    yield from target_limits(plan, TARGET)
+    yield from collectives_are_chosen(plan, TARGET)
+    if not _has_pipeline(plan) and plan.stages[0].recompute is not Recompute.NONE:
+        expected = f"none: {NAME} recomputes the layers of a pipeline only; your model has to do it"
+        yield limit("stages[0].recompute", plan.stages[0].recompute, expected)
+    if plan.model.dtype is Dtype.FP16 and remembered(plan).calibration.gradient_dtype is Dtype.FP32:
+        yield note("gradients", "fp32", f"fp16: {NAME} keeps them in the format of the weights there, in less memory")
+    if plan.model.optimizer not in _OPTIMIZERS:
+        yield limit("model.optimizer", plan.model.optimizer, f"one of {', '.join(_OPTIMIZERS)}", final=True)
+
+
+def _has_pipeline(plan: Plan) -> bool:
+    return len(plan.stages) > 1 or zero_level(plan, TARGET) < 2
+
+
+def _config(plan: Plan, grid: Grid) -> dict[str, object]:
+    dtype, optimizer, level = plan.model.dtype, plan.model.optimizer, zero_level(plan, TARGET)
+    rates = {"lr": 1e-4} | ({"momentum": _MOMENTUM} if optimizer == "momentum" else {})
+    found: dict[str, object] = {
+        "train_batch_size": plan.global_batch,
+        "train_micro_batch_size_per_gpu": grid.samples,
+        "gradient_accumulation_steps": plan.num_micro_batches,
+        "optimizer": {"type": _OPTIMIZERS[optimizer], "params": rates},
+        "zero_optimization": {"stage": level},
+    }
+    if level and _OPTIMIZERS[optimizer] == "SGD":  # it would refuse to shard the state of one that it did not test
+        found["zero_allow_untested_optimizer"] = True
+    if dtype in (Dtype.BF16, Dtype.FP16):
+        found[str(dtype)] = {"enabled": True}
+    if dtype is Dtype.BF16:
+        kept = remembered(plan).calibration.gradient_dtype or dtype
+        found["data_types"] = {"grad_accum_dtype": str(kept)}
+    return found

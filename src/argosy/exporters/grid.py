@@ -1,0 +1,125 @@
+"""A plan whose stages are alike as a grid of ranks, the hosts that they are on, and the script that starts them.
+
+Megatron-LM, torchtitan and DeepSpeed number ranks the same way, the pipeline outermost and tensors innermost:
+
+    (1)  rank = ((pipeline D + data) C + context) T + tensor
+
+so a plan's devices in that order are the ranks. torchrun numbers ranks agent by agent, so a host has one agent for
+every run of ranks that follow one another, and each agent sees the devices of its run only.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from argosy.exporters.form import Limit, limit
+from argosy.plan.plan import Plan
+from argosy.runtime.launch_script import comment
+
+PORT = 29500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A host and the numbers of its devices whose ranks follow one another, in that order."""
+
+    host: str
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """How many of everything; all groups alike."""
+
+    pipeline: int
+    """Workers: stages, or under an interleaved schedule those that one round of chunks has."""
+    chunks: int
+    data: int
+    context: int
+    tensor: int
+    expert: int
+    samples: int
+    """Of a micro-batch, per replica."""
+    runs: tuple[Run, ...]
+
+
+def grid_of(plan: Plan) -> Grid:
+    """The grid of a plan whose stages are alike (``form.stages_are_alike``)."""
+    first = plan.stages[0]
+    chunks = plan.schedule.stages_per_worker
+    return Grid(
+        pipeline=len(plan.stages) // chunks,
+        chunks=chunks,
+        data=len(first.replicas),
+        context=first.context,
+        tensor=first.replicas[0].width // first.context,
+        expert=first.expert,
+        samples=plan.micro_batch_size // len(first.replicas),
+        runs=runs_of(plan),
+    )
+
+
+def runs_of(plan: Plan) -> tuple[Run, ...]:
+    """All ranks, in order."""
+    found = []
+    for host, names in groupby(plan.devices, key=lambda name: name.rpartition(".")[0]):
+        numbers = tuple(int(name.rpartition(".")[2]) for name in names)
+        found.append(Run(host=host, devices=numbers))
+    return tuple(found)
+
+
+def hosts_are_whole(plan: Plan, target: str) -> Iterator[Limit]:
+    """Every host's ranks follow one another."""
+    hosts = [run.host for run in runs_of(plan)]
+    for host in dict.fromkeys(hosts):
+        if hosts.count(host) > 1:
+            expected = f"devices whose ranks follow one another: {target} numbers ranks host by host"
+            yield limit("stages", f"{host} in {hosts.count(host)} places", expected, final=True)
+
+
+def launch_script(head: str, runs: Sequence[Run], program: str, *, before: Sequence[str] = ()) -> str:
+    """A script to be run once on every host, which starts the processes of that host.
+
+    ``program`` is what follows torchrun's own options, as it stands in a shell; ``before`` are lines in front."""
+    lines = [
+        "#!/usr/bin/env bash",
+        head,
+        comment("Run this on every host. ARGOSY_HOST replaces the host's name, MASTER_ADDR the first one's address."),
+        "set -euo pipefail",
+        'HOST="${ARGOSY_HOST:-$(hostname -s)}"',
+        f"FIRST={shlex.quote(runs[0].host)}",
+        f'export MASTER_ADDR="${{MASTER_ADDR:-$FIRST}}" MASTER_PORT="${{MASTER_PORT:-{PORT}}}"',
+        *before,
+        "",
+        "agent() {  # the rank of this agent, its number of processes, their devices",
+        '  local rank="$1" processes="$2" devices="$3"',
+        "  shift 3",
+        f'  CUDA_VISIBLE_DEVICES="$devices" torchrun --nnodes {len(runs)} --node-rank "$rank" \\',
+        '    --nproc-per-node "$processes" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \\',
+        f"    {program}",
+        "}",
+        "",
+        'case "$HOST" in',
+    ]
+    for host in dict.fromkeys(run.host for run in runs):
+        calls = [
+            f'agent {rank} {len(run.devices)} {",".join(map(str, run.devices))} "$@"'
+            for rank, run in enumerate(runs)
+            if run.host == host
+        ]
+        lines.append(f"  {shlex.quote(host)}) {_together(calls)} ;;")
+    names = ", ".join(dict.fromkeys(run.host for run in runs))
+    refusal = shlex.quote(f"is no host of the plan, which has {names}; set ARGOSY_HOST")
+    lines += [f'  *) printf "%s %s\\n" "$HOST" {refusal} >&2; exit 2 ;;', "esac"]
+    return "\n".join(lines) + "\n"
+
+
+def _together(calls: Sequence[str]) -> str:
+    """One call in the foreground, or several side by side; the script fails if one of them does."""
+    if len(calls) == 1:
+        return calls[0]
+    started = " ".join(f"{call} & agents+=($!);" for call in calls)
+    return f'agents=(); {started} for pid in "${{agents[@]}}"; do wait "$pid"; done'

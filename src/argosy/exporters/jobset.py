@@ -1,0 +1,86 @@
+"""A run as a JobSet of Kubernetes (``jobset.x-k8s.io/v1alpha2``), which Kueue admits as a whole.
+
+Nodes that ask for the same are one replicated job with an indexed pod each. Pods find the first node by the name that
+the JobSet's headless service gives it. If the cluster file names hosts, every node is pinned to its own; without them,
+Kubernetes cannot tell nodes with unequal cards apart, and such a plan is refused.
+
+A Kubeflow ``TrainJob`` has one number of equal nodes; its runtimes are templates of JobSets, so that this is what it
+would make. The container's image has Argosy, torch, the plan and the program; the run's folder is on the volume.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from argosy.exporters.form import Export, Limit, limit, settle
+from argosy.exporters.node_groups import RESOURCES, NodeGroup, node_groups, nodes_have_one_kind, start
+from argosy.runtime.launch import Launch
+
+NAME = "Kubernetes"
+CLAIM = "argosy"
+_FOLDER = "/workspace"
+
+
+def export_jobset(launch: Launch, *, image: str) -> Export:
+    """``jobset.json``, for ``kubectl apply -f``."""
+    settle(limits(launch), lossy=False)
+    groups, name = node_groups(launch), job_name(launch)
+    first = next(group for group in groups if 0 in group.ranks)
+    address = launch.address or f"{name}-{first.name}-0-{first.ranks.index(0)}.{name}"
+    content = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": name},
+        "spec": {
+            "network": {"enableDNSHostnames": True, "subdomain": name},
+            "failurePolicy": {"maxRestarts": 0},
+            "replicatedJobs": [_job(launch, group, image, address) for group in groups],
+        },
+    }
+    return Export(files=(("jobset.json", json.dumps(content, indent=2) + "\n"),))
+
+
+def limits(launch: Launch) -> Iterator[Limit]:
+    yield from nodes_have_one_kind(launch, NAME)
+    kinds = sorted({group.kind for group in node_groups(launch)})
+    if len(kinds) > 1 and not launch.names_hosts:
+        expected = f"the names of all hosts in the cluster file: {NAME} does not tell these kinds apart"
+        yield limit("nodes.hosts", " and ".join(kinds), expected, final=True)
+
+
+def job_name(launch: Launch) -> str:
+    """A name that may be part of a host's."""
+    text = re.sub(r"[^a-z0-9]+", "-", launch.plan.model.name.lower()).strip("-")
+    return f"argosy-{text}"[:30].rstrip("-")
+
+
+def _job(launch: Launch, group: NodeGroup, image: str, address: str) -> dict[str, Any]:
+    resource = RESOURCES.get(group.vendor)
+    wanted: dict[str, str] = {"cpu": str(group.cpus or group.processes)}
+    if resource is not None:
+        wanted[resource] = str(group.cards)
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "containers": [
+            {
+                "name": "argosy",
+                "image": image,
+                "workingDir": _FOLDER,
+                "command": ["bash", "-c", start(launch, group, index="$JOB_COMPLETION_INDEX", address=address)],
+                "resources": {"limits": wanted, "requests": wanted},
+                "volumeMounts": [{"name": "run", "mountPath": _FOLDER}, {"name": "shm", "mountPath": "/dev/shm"}],
+            }
+        ],
+        "volumes": [
+            {"name": "run", "persistentVolumeClaim": {"claimName": CLAIM}},
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        ],
+    }
+    if group.host is not None:
+        pod["nodeSelector"] = {"kubernetes.io/hostname": group.host}
+    count = len(group.ranks)
+    job = {"parallelism": count, "completions": count, "completionMode": "Indexed", "backoffLimit": 0}
+    return {"name": group.name, "replicas": 1, "template": {"spec": {**job, "template": {"spec": pod}}}}

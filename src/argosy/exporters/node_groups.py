@@ -1,0 +1,79 @@
+"""The nodes of a plan in groups that ask for the same, and what each of them runs, for schedulers of containers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from argosy.cluster.file import cluster_from_content
+from argosy.exporters.form import Limit, limit
+from argosy.plan.runnable import unsupported
+from argosy.runtime.launch import DEFAULT_PORT, Launch
+from argosy.runtime.launch_script import writing
+from argosy.runtime.run_spec import RUN
+
+# Vendors of cards, by the resource that Kubernetes has them under; kinds of other vendors are CPUs.
+RESOURCES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu", "Intel": "gpu.intel.com/i915"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeGroup:
+    """Nodes with the same number of cards of the same kind, by their node ranks."""
+
+    name: str = ""
+    """``a``, ``b``, ..."""
+    ranks: tuple[int, ...] = ()
+    processes: int
+    kind: str
+    vendor: str
+    cards: int
+    """Up to the highest number that is used: a process takes the card with its device's number."""
+    cpus: int | None
+    host: str | None = None
+    """The only host of the group, if the cluster file names hosts."""
+
+
+def node_groups(launch: Launch) -> tuple[NodeGroup, ...]:
+    """Every node by itself if hosts are named, else nodes that are alike together."""
+    devices = {device.name: device for device in cluster_from_content(launch.plan.cluster.content).devices}
+    found: dict[NodeGroup, list[int]] = {}
+    for rank, node in enumerate(launch.nodes()):
+        kind = devices[node.devices[0]].kind
+        alike = NodeGroup(
+            processes=len(node.devices),
+            kind=kind.name,
+            vendor=kind.vendor,
+            cards=max(int(name.rpartition(".")[2]) for name in node.devices) + 1,
+            cpus=launch.cluster_nodes[node.name].cpus,
+            host=launch.machine(node).name if launch.names_hosts else None,
+        )
+        found.setdefault(alike, []).append(rank)
+    return tuple(
+        replace(group, name=chr(ord("a") + at) if at < 26 else f"n{at}", ranks=tuple(ranks))
+        for at, (group, ranks) in enumerate(found.items())
+    )
+
+
+def nodes_have_one_kind(launch: Launch, target: str) -> Iterable[Limit]:
+    """A container asks for cards of one kind; and what does not run at all is refused in its own words."""
+    for sentence in unsupported(launch.plan):
+        yield limit("plan", sentence, "a plan that the runtime executes", final=True)
+    devices = {device.name: device for device in cluster_from_content(launch.plan.cluster.content).devices}
+    for node in launch.nodes():
+        kinds = sorted({devices[name].kind.name for name in node.devices})
+        if len(kinds) > 1:
+            yield limit(node.name, " and ".join(kinds), f"one kind of device per node in {target}", final=True)
+
+
+def start(launch: Launch, group: NodeGroup, *, index: str, address: str) -> str:
+    """The script of a node: ``index`` is the shell's word for its place in the group."""
+    ranks = " ".join(map(str, group.ranks))
+    run = launch.spec.folder / RUN
+    return f"""set -euo pipefail
+ranks=({ranks})
+rank=${{ranks[{index}]}}
+{writing(launch.spec)}
+python -m argosy.runtime.meeting --nproc-per-node {group.processes} --nnodes {len(launch.nodes())} \\
+  --rdzv-endpoint {address}:{launch.meeting_port or DEFAULT_PORT} --rdzv-conf "rank=$rank" \\
+  -m argosy.runtime.worker {run}
+"""

@@ -1,0 +1,140 @@
+"""A plan in the form that Sailor publishes plans and runs in, so that its simulator, or anyone, can judge it.
+
+    {zone, pipeline_list: [{num_stages, layers_per_stage, tmp_per_stage, dp}], mbs, gbs, N, real, red_grads, max_mem}
+
+``tmp_per_stage`` lists the replicas of every stage as [[[GPU kind, count, zone], ...], tensor width]; ``mbs`` is the
+samples of a replica. ``real``, ``red_grads`` and ``max_mem`` hold measurements in published files; here the first and
+the last are what was predicted, and ``predicted`` says so.
+
+What the form cannot say, and is refused: shares that differ, ratios inside a replica, recomputation, ZeRO, context and
+expert parallelism, any schedule but 1F1B at its usual depth, a policy, GPU kinds that Sailor has no name for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from argosy.cluster.topology import Cluster
+from argosy.errors import InputError, Problem
+from argosy.exporters.form import replicas
+from argosy.plan.plan import Plan, Recompute, Replica, Stage
+from argosy.schedule import ScheduleKind
+from argosy.workload.sailor import CATALOGUE_NAMES
+
+SAILOR_NAMES = {ours: theirs for theirs, ours in CATALOGUE_NAMES.items()}
+"""The catalogue's name of a device kind to Sailor's."""
+
+ZONE = "us-central1-a"
+"""Where Sailor measured its GPUs."""
+
+Rule = Callable[[Plan, Cluster], Iterator[Problem]]
+
+
+def dumps_sailor(plan: Plan, cluster: Cluster, *, zone: str = ZONE) -> str:
+    """The plan as text, or an ``InputError`` with everything that the form cannot say."""
+    return json.dumps(to_sailor(plan, cluster, zone=zone), indent=1) + "\n"
+
+
+def to_sailor(plan: Plan, cluster: Cluster, *, zone: str = ZONE) -> dict[str, Any]:
+    """The plan as Sailor's tables."""
+    problems = [problem for rule in RULES for problem in rule(plan, cluster)]
+    if problems:
+        raise InputError(problems)
+    peaks = [peak for _, peak in plan.predicted.peak_memory_bytes] if plan.predicted else []
+    pipeline = {
+        "num_stages": len(plan.stages),
+        "layers_per_stage": [list(range(stage.first, stage.end)) for stage in plan.stages],
+        "tmp_per_stage": [[_replica(one, cluster, zone) for one in stage.replicas] for stage in plan.stages],
+        "dp": [len(stage.replicas) for stage in plan.stages],
+    }
+    return {
+        "zone": zone,
+        "pipeline_list": [pipeline],
+        "mbs": plan.stages[0].replicas[0].samples,
+        "gbs": plan.global_batch,
+        "N": len({cluster.device(name).node for name in plan.devices}),
+        "real": plan.predicted.iteration_seconds if plan.predicted else 0.0,
+        "red_grads": 0.0,
+        "max_mem": max(peaks, default=0.0),
+        "predicted": True,
+    }
+
+
+def _replica(replica: Replica, cluster: Cluster, zone: str) -> list[Any]:
+    """Its GPUs node by node, and its tensor width."""
+    nodes = Counter(cluster.device(name).node for name in replica.devices)
+    kinds = {cluster.device(name).node: cluster.device(name).kind.name for name in replica.devices}
+    return [[[SAILOR_NAMES[kinds[node]], count, zone] for node, count in nodes.items()], replica.width]
+
+
+def shares_are_equal(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
+    """``mbs`` is one number for the whole plan."""
+    usual = plan.stages[0].replicas[0].samples
+    for path, _, replica in replicas(plan):
+        if replica.samples != usual:
+            expected = f"{usual} samples, as everywhere: Sailor has one micro-batch for all replicas of all stages"
+            yield Problem(
+                path=f"{path}.samples",
+                found=str(replica.samples),
+                expected=expected,
+                suggestion="argosy plan --even-shares",
+            )
+            return
+
+
+def tensors_are_split_evenly(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
+    for path, _, replica in replicas(plan):
+        if max(replica.shares) - min(replica.shares) > 1e-9:
+            expected = "equal ratios: Sailor knows the width of a tensor-parallel group only"
+            yield Problem(path=f"{path}.ratios", found=str(list(replica.ratios)), expected=expected)
+
+
+def stages_are_plain(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
+    for index, stage in enumerate(plan.stages):
+        for name, found, usual in _extras(stage):
+            if found != usual:
+                expected = f"{usual}: Sailor's form has no word for it"
+                yield Problem(path=f"stages[{index}].{name}", found=found, expected=expected)
+
+
+def _extras(stage: Stage) -> Iterator[tuple[str, str, str]]:
+    yield "recompute", str(stage.recompute), str(Recompute.NONE)
+    yield "zero", str(stage.zero), "0"
+    yield "context", str(stage.context), "1"
+    yield "expert", str(stage.expert), "1"
+
+
+def schedule_is_1f1b(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
+    kind, depth = plan.schedule.kind, plan.schedule.depth
+    if (kind is not ScheduleKind.ONE_F_ONE_B or depth is not None) and len(plan.stages) > 1:
+        expected = "1f1b: Sailor's form names no schedule, and its runs are 1F1B"
+        suggestion = "argosy plan --schedule 1f1b"
+        found = str(kind) if depth is None else repr(plan.schedule)
+        yield Problem(path="schedule.kind", found=found, expected=expected, suggestion=suggestion)
+
+
+def schedule_stays(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
+    if plan.policy:
+        expected = "none: Sailor's form has no word for another schedule"
+        yield Problem(path="policy", found=f"{len(plan.policy)} rules", expected=expected)
+
+
+def kinds_have_names(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
+    for kind in sorted({cluster.device(name).kind.name for name in plan.devices}):
+        if kind not in SAILOR_NAMES:
+            expected = f"device kinds that Sailor has measured ({', '.join(sorted(SAILOR_NAMES))})"
+            yield Problem(path="stages", found=kind, expected=expected)
+
+
+RULES: tuple[Rule, ...] = (
+    shares_are_equal,
+    tensors_are_split_evenly,
+    stages_are_plain,
+    schedule_is_1f1b,
+    schedule_stays,
+    kinds_have_names,
+)
+"""What the form cannot say, one function each."""

@@ -1,0 +1,61 @@
+"""A run as a task of SkyPilot, or for unequal nodes as a job group with a task for each kind of node.
+
+Tasks of a group run at the same time and find each other as ``TASK-INDEX.GROUP``; the nodes of a single task by the
+addresses that SkyPilot lists. SkyPilot chooses machines by the name and number of their cards: hosts that the cluster
+file names are not meant. The program and the plan come with the working folder.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator
+
+from argosy.exporters.form import Export, Limit, limit, settle
+from argosy.exporters.jobset import job_name
+from argosy.exporters.node_groups import NodeGroup, node_groups, nodes_have_one_kind, start
+from argosy.runtime.launch import Launch
+
+NAME = "SkyPilot"
+_CPU = "generic"
+# Kinds that SkyPilot calls otherwise; it has the others under their own names.
+_CALLED = {"A100-40GB": "A100", "V100-16GB": "V100", "H100-80GB": "H100", "P100-16GB": "P100"}
+_SETUP = "pip install 'argosy[torch]'"
+
+
+def export_skypilot(launch: Launch) -> Export:
+    """``sky.yaml``: for ``sky launch`` if all nodes are equal, else for ``sky jobs launch``."""
+    settle(limits(launch), lossy=False)
+    groups, name = node_groups(launch), job_name(launch)
+    if len(groups) == 1:
+        address = '"$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"'
+        text = _task(launch, groups[0], name, address)
+    else:
+        first = next(group for group in groups if 0 in group.ranks)
+        address = f"{first.name}-{first.ranks.index(0)}.{name}"
+        header = f"name: {json.dumps(name)}\nexecution: parallel\n"
+        text = "---\n".join([header, *(_task(launch, group, group.name, address) for group in groups)])
+    return Export(files=(("sky.yaml", text),))
+
+
+def limits(launch: Launch) -> Iterator[Limit]:
+    yield from nodes_have_one_kind(launch, NAME)
+    if launch.names_hosts:
+        yield limit("nodes.hosts", "named hosts", f"none: {NAME} chooses the machines itself", final=True)
+
+
+def _task(launch: Launch, group: NodeGroup, name: str, address: str) -> str:
+    script = start(launch, group, index="$SKYPILOT_NODE_RANK", address=launch.address or address)
+    card = _CALLED.get(group.kind, group.kind)
+    wanted = (
+        f"cpus: {group.cpus or group.processes}+" if group.vendor == _CPU else f"accelerators: {card}:{group.cards}"
+    )
+    return f"""name: {json.dumps(name)}
+num_nodes: {len(group.ranks)}
+workdir: .
+resources:
+  {wanted}
+setup: |
+  {_SETUP}
+run: |
+{textwrap.indent(script, "  ")}"""

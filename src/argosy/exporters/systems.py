@@ -1,0 +1,24 @@
+"""The names of the systems that plans can be written for."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class System(StrEnum):
+    """Systems that plans can be written for."""
+
+    TORCHTITAN = "torchtitan"
+    MEGATRON = "megatron"
+    DEEPSPEED = "deepspeed"
+    FLAGSCALE = "flagscale"
+    TORCH = "torch"
+    TORCHRUN = "torchrun"
+    JOBSET = "jobset"
+    SKYPILOT = "skypilot"
+    SAILOR = "sailor"
+
+    @property
+    def starts_argosy(self) -> bool:
+        """Whether the system starts Argosy's own runtime, which reads the plan itself."""
+        return self in (System.TORCHRUN, System.JOBSET, System.SKYPILOT)

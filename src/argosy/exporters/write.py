@@ -1,0 +1,125 @@
+"""A plan for a system that is given by name: one function for ``argosy export`` and for ``argosy.export``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from argosy.errors import bad_input
+from argosy.exporters.form import Export
+from argosy.exporters.systems import System
+from argosy.plan.check import check_devices
+from argosy.plan.model import planned_chain
+from argosy.workload.load import load_architecture
+
+if TYPE_CHECKING:
+    from argosy.cluster.topology import Cluster
+    from argosy.plan.plan import Plan
+
+_PROGRAM = "train.py:build"
+"""What a run starts unless something else is named."""
+_STEPS = 100
+"""Steps of a run unless a number is given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """What an export may be given beside its plan."""
+
+    lossy: bool = False
+    """Whether what the target cannot express is listed and left out instead of refused."""
+    model: str | None = None
+    """Where the model is, if not at the name in the plan."""
+    zone: str | None = None
+    """For sailor: the zone that all devices are in."""
+    plan_file: str = "plan.json"
+    """For torchrun, jobset and skypilot: the plan that their processes read."""
+    program: str | None = None
+    """For the same: what they start; by default ``train.py:build``."""
+    steps: int | None = None
+    """For the same: steps to train; by default 100."""
+    image: str | None = None
+    """For jobset: a container image with Argosy, torch and the program."""
+
+
+def export_plan(plan: Plan, cluster: Cluster, to: System, options: ExportOptions) -> Export:
+    """Write a plan for a system, or raise an ``InputError`` with all that the system cannot express."""
+    _check_options(to, options)
+    check_devices(plan, cluster)
+    if to.starts_argosy:
+        return _for_argosy(plan, to, options)
+    _check_known_model(plan)
+    if to is System.SAILOR:
+        from argosy.exporters.sailor import ZONE, dumps_sailor
+
+        return Export(files=(("plan_config.json", dumps_sailor(plan, cluster, zone=options.zone or ZONE)),))
+    if options.model is not None:
+        plan = replace(plan, model=replace(plan.model, name=options.model))
+    return _for_target(plan, cluster, to, lossy=options.lossy)
+
+
+def _check_options(to: System, options: ExportOptions) -> None:
+    """Raise for an option that means nothing to the system."""
+    refused: dict[str, object] = {} if to is System.SAILOR else {"--zone": options.zone}
+    if to is not System.JOBSET:
+        refused["--image"] = options.image
+    if not to.starts_argosy:
+        refused |= {"--program": options.program, "--steps": options.steps}
+    for option, value in refused.items():
+        if value is not None:
+            raise bad_input(f"no such option for {to}", value, where=option)
+
+
+def _check_known_model(plan: Plan) -> None:
+    """Raise for a captured program or frozen weights, which other systems do not train."""
+    if plan.model.content:
+        expected = "a model that the target knows; for a captured program use --to torchrun, or argosy run"
+        raise bad_input(expected, "the layers of a program", where="model.content")
+    if not plan.model.tuning.is_full:
+        expected = "a plan that trains all weights, as the targets do; for frozen ones use argosy run"
+        raise bad_input(expected, str(plan.model.tuning), where="model.tuning")
+
+
+def _for_target(plan: Plan, cluster: Cluster, to: System, *, lossy: bool) -> Export:
+    chain = planned_chain(plan.model)
+    match to:
+        case System.DEEPSPEED:
+            from argosy.exporters.deepspeed import export_deepspeed
+
+            return export_deepspeed(plan, chain, lossy=lossy)
+        case System.TORCH:
+            from argosy.exporters.torch import export_torch
+
+            return export_torch(plan, chain, lossy=lossy)
+        case System.TORCHTITAN:
+            from argosy.exporters.torchtitan import export_torchtitan
+
+            return export_torchtitan(plan, chain, load_architecture(plan.model.name), lossy=lossy)
+        case System.MEGATRON:
+            from argosy.exporters.megatron import export_megatron
+
+            return export_megatron(plan, chain, load_architecture(plan.model.name), lossy=lossy)
+        case _:
+            from argosy.exporters.flagscale import export_flagscale
+
+            assert to is System.FLAGSCALE, "every system has a case"
+            return export_flagscale(plan, chain, load_architecture(plan.model.name), cluster, lossy=lossy)
+
+
+def _for_argosy(plan: Plan, to: System, options: ExportOptions) -> Export:
+    from argosy.exporters.jobset import export_jobset
+    from argosy.exporters.skypilot import export_skypilot
+    from argosy.exporters.torchrun import export_torchrun
+    from argosy.runtime.launch import Launch
+    from argosy.runtime.run_spec import RunSpec
+
+    program, steps = options.program or _PROGRAM, _STEPS if options.steps is None else options.steps
+    spec = RunSpec(plan=options.plan_file, program=program, out="run", steps=steps)
+    launch = Launch(plan=plan, spec=spec)
+    if to is System.TORCHRUN:
+        return export_torchrun(launch)
+    if to is System.SKYPILOT:
+        return export_skypilot(launch)
+    if options.image is None:
+        raise bad_input("a container image with Argosy, torch and the program", where="--image")
+    return export_jobset(launch, image=options.image)

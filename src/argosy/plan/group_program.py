@@ -1,0 +1,196 @@
+"""How a tensor-parallel group shares the operations of a captured program, as the plan file says it.
+
+The runtime executes these programs as they are. States are written as ``space.sharding`` writes them: ``whole``,
+``partial`` (a sum not yet done), ``dim 1 / 8`` (cut along dim 1 into eight units).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from argosy.document import Schema
+from argosy.errors import Mismatch
+from argosy.workload.fields import Count, Natural
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivered:
+    """The states in which a tensor can be read, where these are not the one in which it was made."""
+
+    output: int
+    """Which result of its operation the tensor is."""
+    states: tuple[str, ...]
+    way: str = ""
+    """How the collective is done that changes the state; empty for a slice, which sends nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedOperation:
+    """One operation of a segment."""
+
+    op: str
+    takes: tuple[str, ...]
+    """The state of each tensor that it reads."""
+    leaves: tuple[str, ...]
+    """The state of each result."""
+    units: int = 0
+    """A device does its share of so many units of work; 0: every device does all of it."""
+    local: str = ""
+    """An implementation of its own, where the operation itself does not do on a shard."""
+    delivered: tuple[Delivered, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedSegment:
+    """Layers that a group shares in the same way."""
+
+    layers: tuple[int, ...]
+    operations: tuple[SharedOperation, ...]
+    """Of each of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedWeight:
+    """A weight that is not whole on every device."""
+
+    name: str
+    stored: str
+    delivered: Delivered | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupProgram:
+    """What groups with these ratios do with a range of layers, for so many samples at a time."""
+
+    first: int
+    end: int
+    """One past the last layer."""
+    ratios: tuple[float, ...]
+    """In the order of ranks."""
+    samples: int
+    weights: tuple[SharedWeight, ...]
+    segments: tuple[SharedSegment, ...]
+
+    def operations(self, layer: int) -> tuple[SharedOperation, ...]:
+        """The operations of a layer; none if the program does not have it."""
+        return next((segment.operations for segment in self.segments if layer in segment.layers), ())
+
+
+def _range(value: object) -> object:
+    if not isinstance(value, list) or len(value) != 2:
+        raise Mismatch(value, "the first layer and one past the last, such as [0, 8]")
+    return value
+
+
+class DeliveredSchema(Schema):
+    output: Natural = 0
+    states: list[str] = Field(min_length=1)
+    way: str = ""
+
+    def value(self) -> Delivered:
+        return Delivered(output=self.output, states=tuple(self.states), way=self.way)
+
+
+class SharedOperationSchema(Schema):
+    op: str
+    takes: list[str] = Field(default_factory=list)
+    leaves: list[str] = Field(default_factory=list)
+    units: Natural = 0
+    local: str = ""
+    delivered: list[DeliveredSchema] = Field(default_factory=list)
+
+    def value(self) -> SharedOperation:
+        return SharedOperation(
+            op=self.op,
+            takes=tuple(self.takes),
+            leaves=tuple(self.leaves),
+            units=self.units,
+            local=self.local,
+            delivered=tuple(one.value() for one in self.delivered),
+        )
+
+
+class SharedSegmentSchema(Schema):
+    layers: list[Natural] = Field(min_length=1)
+    operations: list[SharedOperationSchema]
+
+    def value(self) -> SharedSegment:
+        operations = tuple(operation.value() for operation in self.operations)
+        return SharedSegment(layers=tuple(self.layers), operations=operations)
+
+
+class SharedWeightSchema(Schema):
+    stored: str
+    delivered: DeliveredSchema | None = None
+
+
+class GroupProgramSchema(Schema):
+    layers: Annotated[list[Natural], BeforeValidator(_range)]
+    ratios: list[Annotated[float, Field(gt=0, le=1)]] = Field(min_length=2)
+    samples: Count
+    weights: dict[str, SharedWeightSchema] = Field(default_factory=dict)
+    segments: list[SharedSegmentSchema]
+
+    def value(self) -> GroupProgram:
+        return GroupProgram(
+            first=self.layers[0],
+            end=self.layers[1],
+            ratios=tuple(self.ratios),
+            samples=self.samples,
+            weights=tuple(
+                SharedWeight(
+                    name=name,
+                    stored=weight.stored,
+                    delivered=None if weight.delivered is None else weight.delivered.value(),
+                )
+                for name, weight in sorted(self.weights.items())
+            ),
+            segments=tuple(segment.value() for segment in self.segments),
+        )
+
+
+def group_program_to_dict(program: GroupProgram) -> dict[str, Any]:
+    """What ``GroupProgramSchema`` reads back to an equal value."""
+    return {
+        "layers": [program.first, program.end],
+        "ratios": list(program.ratios),
+        "samples": program.samples,
+        "weights": {weight.name: dict(_weight_fields(weight)) for weight in program.weights},
+        "segments": [
+            {
+                "layers": list(segment.layers),
+                "operations": [dict(_operation_fields(operation)) for operation in segment.operations],
+            }
+            for segment in program.segments
+        ],
+    }
+
+
+def _weight_fields(weight: SharedWeight) -> Iterator[tuple[str, Any]]:
+    yield "stored", weight.stored
+    if weight.delivered is not None:
+        yield "delivered", dict(_delivered_fields(weight.delivered))
+
+
+def _operation_fields(operation: SharedOperation) -> Iterator[tuple[str, Any]]:
+    yield "op", operation.op
+    yield "takes", list(operation.takes)
+    yield "leaves", list(operation.leaves)
+    if operation.units:
+        yield "units", operation.units
+    if operation.local:
+        yield "local", operation.local
+    if operation.delivered:
+        yield "delivered", [dict(_delivered_fields(one)) for one in operation.delivered]
+
+
+def _delivered_fields(delivered: Delivered) -> Iterator[tuple[str, Any]]:
+    if delivered.output:
+        yield "output", delivered.output
+    yield "states", list(delivered.states)
+    if delivered.way:
+        yield "way", delivered.way
