@@ -177,6 +177,13 @@ SUITE = (
         needs="a GPU",
     ),
     Entry(
+        name="gpu-offload",
+        shows="peaks and steps of fine-tuning and of offload on a GPU, predicted and measured",
+        note="2026-11-16-offload.md",
+        command="python -m benchmarks.gpu_offload",
+        needs="a GPU",
+    ),
+    Entry(
         name="gpu-spmd",
         shows="shared programs on a GPU",
         note="2026-11-15-spmd.md",

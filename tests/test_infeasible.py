@@ -19,6 +19,7 @@ from argosy.explain import infeasible
 from argosy.explain.infeasible import Infeasibility, diagnose
 from argosy.explain.remedy import GIB, Change, ChangeKind, Trial, with_kind, with_more_nodes
 from argosy.plan.check import check_plan
+from argosy.plan.offload import NO_OFFLOAD, Offload, parse_offload
 from argosy.planner import Settings, find_plan
 from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
@@ -37,11 +38,18 @@ class Tight:
     def chain(self, **changes: Any) -> Chain:
         return load_model(self.model, **{**self.options, **changes})
 
-    def fits(self, chain: Chain | None = None, cluster: Cluster | None = None, batch: int | None = None) -> bool:
+    def fits(
+        self,
+        chain: Chain | None = None,
+        cluster: Cluster | None = None,
+        batch: int | None = None,
+        offload: Offload = NO_OFFLOAD,
+    ) -> bool:
         """By the planner itself."""
         chain, cluster = chain or self.chain(), cluster or load_cluster(self.cluster)
+        settings = Settings(time_budget=0, offload=offload)
         try:
-            find_plan(chain, cluster, global_batch=batch or self.batch, settings=Settings(time_budget=0))
+            find_plan(chain, cluster, global_batch=batch or self.batch, settings=settings)
         except InfeasibleError:
             return False
         return True
@@ -94,6 +102,8 @@ def changed(case: Tight, change: Change, value: float | str) -> dict[str, Any]:
             return {"cluster": with_more_nodes(cluster, names.index(change.target), int(value))}
         case ChangeKind.GLOBAL_BATCH:
             return {"batch": int(value)}
+        case ChangeKind.OFFLOAD:
+            return {"offload": parse_offload(str(value))}
         case ChangeKind.CARD:
             return {"cluster": with_kind(cluster, change.target, str(value))}
         case ChangeKind.TUNING | ChangeKind.SEVERAL:
@@ -145,7 +155,8 @@ def test_step_times_are_those_of_the_planner(found: tuple[Tight, Infeasibility])
     for change in planned[:1]:
         what = changed(case, change, change.value)
         chain, cluster = what.get("chain", case.chain()), what.get("cluster", load_cluster(case.cluster))
-        plan = find_plan(chain, cluster, global_batch=what.get("batch", case.batch))
+        settings = Settings(offload=what.get("offload", NO_OFFLOAD))
+        plan = find_plan(chain, cluster, global_batch=what.get("batch", case.batch), settings=settings)
         assert plan.predicted is not None
         assert change.seconds == pytest.approx(plan.predicted.iteration_seconds, rel=0.02), change
 

@@ -323,11 +323,11 @@ EDITED = r"""
 + devices = { kind = "A100-80GB", count = 0, efficiency = 2 }
 + itnra = [{ medium = "nvlink", bandwidth = "300 GB/s", latency = "3 us" }]
 > cluster.toml:5: nodes[0].cuont: found an unknown field, expected one of the fields conflicts, count, cpus,
-| devices, hosts, intra, name, nic; did you mean "count"?
+| devices, host_memory, hosts, intra, name, nic; did you mean "count"?
 > cluster.toml:6: nodes[0].devices[0].count: found 0, expected a whole number from 1 to 10000
 > cluster.toml:6: nodes[0].devices[0].efficiency: found 2, expected a number above 0, at most 1.5
 > cluster.toml:7: nodes[0].itnra: found an unknown field, expected one of the fields conflicts, count, cpus,
-| devices, hosts, intra, name, nic; did you mean "intra"?
+| devices, host_memory, hosts, intra, name, nic; did you mean "intra"?
 """
 """Lines of ``GOOD`` that are taken out (-) and put in (+)."""
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from training_cases import Case, KeepGradients, built, plan_of
 
 from argosy.dtype import Dtype
+from argosy.plan.offload import NO_OFFLOAD, parse_offload
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Recompute, Replica, Stage
 from argosy.runtime.allocated import Allocations
 from argosy.runtime.trainer import parallelize
@@ -58,13 +59,15 @@ class Tuned:
     replicas: int = 1
     recompute: Recompute = Recompute.NONE
     zero: int = 0
+    offload: str = ""
     optimizer: str = "adamw"
     num_micro_batches: int = 3
 
     def __str__(self) -> str:
         trained = "full" if self.adapted is None else f"adapters{self.adapted}"
         stages = "|".join(map(str, self.stages))
-        return f"{trained}-{stages}x{self.replicas}-{self.recompute}-zero{self.zero}-{self.optimizer}"
+        kept = f"-{self.offload}" if self.offload else ""
+        return f"{trained}-{stages}x{self.replicas}-{self.recompute}-zero{self.zero}-{self.optimizer}{kept}"
 
     @property
     def num_ranks(self) -> int:
@@ -87,6 +90,7 @@ class Tuned:
                     replicas=tuple(Replica(devices=(next(names),), samples=2) for _ in range(self.replicas)),
                     recompute=self.recompute,
                     zero=self.zero,
+                    offload=parse_offload(self.offload) if self.offload else NO_OFFLOAD,
                 )
                 for count, end in zip(self.stages, ends, strict=True)
             ),

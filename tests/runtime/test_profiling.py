@@ -119,3 +119,23 @@ def test_what_is_handed_on_counts_once_and_what_a_backward_holds_is_measured() -
     assert [layer.activation_bytes for layer in found.layers] == [0, 400, 800]
     assert found.layers[1].working_bytes == 400
     assert 400 <= found.layers[2].working_bytes <= 820
+
+
+def test_layers_of_16_bit_weights_are_measured_as_a_run_computes_them() -> None:
+    """A run does not autocast weights of 16 bits. Under autocast a LayerNorm would keep its result in float32."""
+    model = nn.Sequential(nn.LayerNorm(64), nn.LayerNorm(64)).to(torch.bfloat16)
+    found = [
+        profile_model(
+            model,
+            lambda model, batch: model(batch).mean(),
+            torch.zeros(2, 64, dtype=torch.bfloat16, requires_grad=True),
+            name="norms",
+            kind="CPU-core",
+            samples=(2,),
+            dtype=dtype,
+            seconds=0.0,
+        )
+        for dtype in (Dtype.BF16, Dtype.FP32)
+    ]
+    kept = [[(layer.activation_bytes, layer.output_bytes) for layer in profile.layers] for profile in found]
+    assert kept[0] == kept[1]

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from argosy.dtype import Dtype
+from argosy.plan.offload import NO_OFFLOAD, parse_offload
 from argosy.plan.plan import (
     Algorithm,
     ClusterRef,
@@ -87,6 +88,8 @@ class Case:
     """Devices of a node."""
     work: tuple[float, ...] = ()
     """Shares of the work of stages made of operations; where empty, stages are as the runtime makes them."""
+    offload: str = ""
+    """What stages keep in host memory."""
     ratios: tuple[tuple[Any, ...], ...] = ()
     """Per stage, how the devices of each replica's tensor-parallel group share its work: ratios, or such for every
     replica; where empty, all are alone."""
@@ -112,6 +115,7 @@ class Case:
         shares = "|".join(":".join(map(str, samples)) for samples in self.shares)
         extras = [str(self.recompute)] if self.recompute is not Recompute.NONE else []
         extras += [f"zero{self.zero}"] if self.zero else []
+        extras += [self.offload] if self.offload else []
         extras += [name for name in ("clip", "tied", "single") if getattr(self, name)]
         extras += [str(self.dtype)] if self.dtype is not Dtype.FP32 else []
         extras += ["operations"] if self.work else []
@@ -166,6 +170,7 @@ def plan_of(case: Case) -> Plan:
                 replicas=tuple(_replicas(case, index, names[index])),
                 recompute=case.recompute,
                 zero=case.zero,
+                offload=parse_offload(case.offload) if case.offload else NO_OFFLOAD,
                 context=len(case.groups(index)[0]) if case.context else 1,
                 **_experts(case, cuts[index], cuts[index + 1]),
             )

@@ -50,7 +50,7 @@ clock = "simulation"
 spans[0].kind = "foward"
 > timeline.json:3: clock: found "simulation", expected one of "simulated", "measured"; did you mean "simulated"?
 > timeline.json:12: spans[0].kind: found "foward", expected one of "forward", "backward", "input-gradient",
-| "weight-gradient", "update", "transfer", "collective"; did you mean "forward"?
+| "weight-gradient", "update", "transfer", "collective", "copy"; did you mean "forward"?
 
 ## times that are none
 spans[0].start = -1

@@ -76,10 +76,10 @@ def moved_cost(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) 
     if not any(link.price_per_byte for link in cluster.links):
         return 0.0
     graph = compile_plan(plan, chain, cluster, model)
-    cost = 0.0
+    cluster, cost = graph.on(cluster), 0.0
     for task in graph.tasks:
         for flow in task.flows:
-            route = cluster.fastest(graph.devices[flow.source], graph.devices[flow.target], flow.bytes)
+            route = cluster.fastest(*graph.ends(flow, cluster), flow.bytes)
             cost += flow.bytes * sum(cluster.links[link].price_per_byte for link in route.links)
     return cost
 

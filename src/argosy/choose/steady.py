@@ -53,15 +53,15 @@ class SteadyGraph:
 
     def __init__(self, graph: TaskGraph, cluster: Cluster) -> None:
         self.graph = graph
-        self.cluster = cluster
+        self.cluster = graph.on(cluster)
         self.rows = [self._row(index) for index in range(len(graph.tasks))]
         self.shared = self._shared_loads()
 
     def _row(self, index: int) -> _Row:
-        task, names = self.graph.tasks[index], self.graph.devices
+        task = self.graph.tasks[index]
         legs = []
         for flow in task.flows:
-            route = self.cluster.fastest(names[flow.source], names[flow.target], 1e6)
+            route = self.cluster.fastest(*self.graph.ends(flow, self.cluster), 1e6)
             legs.append(_Leg(route.links, flow.bytes, task.rounds * self.cluster.latency(route)))
         behind = -1 if task.behind is None else task.behind
         return _Row(task.after, behind, task.device, task.seconds, tuple(legs))

@@ -272,6 +272,16 @@ OuterRates = Annotated[
         "--outer", metavar="RATE,MOMENTUM", help="With --islands: the outer optimizer; 1,0 is a plain average."
     ),
 ]
+OffloadKinds = Annotated[
+    str | None,
+    typer.Option(
+        "--offload",
+        metavar="KINDS",
+        help="What a stage may keep in host memory: some of optimizer, activations, weights, with commas between them; "
+        "optimizer=nvme for a drive. Stages use it where it is faster or nothing else fits. weights and nvme are "
+        "priced and not run.",
+    ),
+]
 Runnable = Annotated[
     bool, typer.Option("--runnable", help="Only plans that argosy's own runtime executes as they are.")
 ]

@@ -38,6 +38,7 @@ from argosy.cli.options import (
     NoMixed,
     NoPrune,
     Objective,
+    OffloadKinds,
     OptimizerName,
     OptionalBatch,
     OptionalModel,
@@ -98,6 +99,7 @@ def plan(
     max_context: MaxContext = None,
     max_expert: MaxExpert = None,
     even_shares: EvenShares = False,
+    offload: OffloadKinds = None,
     runnable: Runnable = False,
     for_system: ForTarget = None,
     scenario: Scenarios = None,
@@ -134,6 +136,7 @@ def plan(
         argosy plan --program train.py:build -c two-cards
         argosy plan -m gpt2-xl -c geo-8 -b 256 --islands auto -o islands.json
         argosy plan -m llama-3-8b -c mixed-16 -b 64 --for megatron -o plan.json
+        argosy plan -m gpt2-xl -c two-cards -b 64 --offload optimizer,activations
         argosy plan -m llama-3-8b -c mixed-16 -b 64 --dtype fp16 \\
             --scenario "v*.nic=on-off:low=0.1" --robust p95
     """
@@ -154,6 +157,7 @@ def plan(
     from argosy.errors import NothingFitsError, bad_input
     from argosy.plan.file import dumps_plan
     from argosy.planner import Settings
+    from argosy.solve.settings import with_offload
     from argosy.workload.load import load_model
     from argosy.workload.settings import parse_settings
     from argosy.workload.tuning import parse_tuning
@@ -196,6 +200,8 @@ def plan(
     settings = replace(settings, max_width=max_width, max_context=max_context, max_expert=max_expert)
     if schedule:
         settings = replace(settings, schedules=parse_schedules(schedule))
+    if offload is not None:
+        settings = with_offload(settings, offload)
     if for_system is not None:
         settings, calibration = with_target(settings, for_system, calibration, named=schedule is not None)
     constants = load_calibration(calibration)

@@ -22,6 +22,8 @@ def with_target(settings: Settings, name: str, calibration: str | None, *, named
     target = TARGETS[TargetName(known_name("--for", name, TargetName, "systems"))]
     if settings.runnable:
         raise bad_input("--runnable cannot be combined with --for", where="--for")
+    if settings.offload:
+        raise bad_input("--offload cannot be combined with --for", where="--for")
     for spec in settings.schedules if named else ():
         if spec.kind not in target.schedules:
             names = " or ".join(target.schedules)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from argosy.cluster.catalogue import device_kind
 from argosy.cluster.device import Device, DeviceKind
-from argosy.cluster.schema import ClusterSchema, NodeSchema, SwitchSchema
-from argosy.cluster.topology import Cluster, Link, Machine, Medium, Node, Wire, is_meant
+from argosy.cluster.schema import ClusterSchema, HostMemorySchema, NodeSchema, SwitchSchema
+from argosy.cluster.topology import Cluster, HostMemory, Link, Machine, Medium, Node, Wire, is_meant
 from argosy.cluster.trace import Trace
 from argosy.document import Document, Location
 from argosy.errors import InputError, Mismatch, Problem, closest
@@ -171,6 +171,7 @@ class Builder:
             machine=machine,
             cpus=schema.cpus,
             gres=tuple(gres),
+            host_memory=_host_memory(schema.host_memory),
         )
         self.nodes.append(node)
         self.names[name] = None
@@ -298,6 +299,18 @@ class Builder:
 
     def _report(self, place: Location, expected: str, found: object = None, suggestion: str | None = None) -> None:
         self.problems.append(self.document.problem(place, expected, found, suggestion=suggestion))
+
+
+def _host_memory(schema: HostMemorySchema | None) -> HostMemory:
+    if schema is None:
+        return HostMemory()
+    return HostMemory(
+        size=schema.size,
+        bandwidth=schema.bandwidth,
+        shared=schema.shared,
+        nvme_size=None if schema.nvme is None else schema.nvme.size,
+        nvme_bandwidth=0.0 if schema.nvme is None else schema.nvme.bandwidth,
+    )
 
 
 def _sides(media: list[Medium], device: int) -> tuple[frozenset[int], ...]:

@@ -24,6 +24,7 @@ class _Generation(Schema):
     attention: float
     passes: float
     error: float
+    host_bandwidth: Annotated[float, BeforeValidator(RATE.parse)]
     source: str
 
 
@@ -37,6 +38,7 @@ class _Entry(Schema):
     flops: dict[_DtypeName, Annotated[float, BeforeValidator(COMPUTE.parse)]] = Field(min_length=1)
     source: str
     generation: str | None = None
+    host_bandwidth: Annotated[float, BeforeValidator(RATE.parse)] | None = None
 
 
 class _Catalogue(Schema):
@@ -51,7 +53,13 @@ def catalogue() -> tuple[DeviceKind, ...]:
     document = parse_toml(path.read_text(encoding="utf-8"), file="devices.toml")
     content = validate(document, _Catalogue)
     reached = {
-        name: Reached(**{**dict(entry), "products": tuple(entry.products.items())})
+        name: Reached(
+            products=tuple(entry.products.items()),
+            attention=entry.attention,
+            passes=entry.passes,
+            error=entry.error,
+            source=entry.source,
+        )
         for name, entry in content.generations.items()
     }
     return tuple(
@@ -63,9 +71,19 @@ def catalogue() -> tuple[DeviceKind, ...]:
             flops=tuple(entry.flops.items()),
             source=entry.source,
             reached=Reached() if entry.generation is None else reached[entry.generation],
+            host_bandwidth=_host_bandwidth(entry, content),
         )
         for entry in content.devices
     )
+
+
+def _host_bandwidth(entry: _Entry, content: _Catalogue) -> float:
+    """That of the kind, else of its generation, else the default."""
+    if entry.host_bandwidth is not None:
+        return entry.host_bandwidth
+    if entry.generation is None:
+        return DeviceKind.host_bandwidth
+    return content.generations[entry.generation].host_bandwidth
 
 
 @cache

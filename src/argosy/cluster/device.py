@@ -55,6 +55,8 @@ class DeviceKind:
     """Where the figures come from."""
     reached: Reached = Reached()
     """What programs reach of these figures."""
+    host_bandwidth: float = 12e9
+    """Bytes/s that copies to and from pinned host memory reach, in each direction."""
 
     @cached_property
     def _rates(self) -> dict[Dtype, float]:

@@ -155,6 +155,18 @@ class HostSchema(Schema):
     port: Port | None = None
 
 
+class NvmeSchema(Schema):
+    size: Bytes
+    bandwidth: Rate
+
+
+class HostMemorySchema(Schema):
+    size: Bytes | None = None
+    bandwidth: Rate | None = None
+    shared: bool = False
+    nvme: NvmeSchema | None = None
+
+
 class NodeSchema(Schema):
     name: Name
     count: Count | None = None
@@ -164,6 +176,7 @@ class NodeSchema(Schema):
     intra: list[MediumSchema] = Field(default_factory=list)
     conflicts: list[list[str]] = Field(default_factory=list)
     nic: NicSchema | None = None
+    host_memory: HostMemorySchema | None = None
 
     @property
     def num_nodes(self) -> int:

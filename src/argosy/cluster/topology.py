@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -81,6 +81,22 @@ class Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostMemory:
+    """The memory of a node, and how its devices reach it; None where the file does not say (``cluster.host``)."""
+
+    size: float | None = None
+    """Bytes."""
+    bandwidth: float | None = None
+    """Bytes/s of a device, in each direction; of all devices of the node together if ``shared``."""
+    shared: bool = False
+    """Whether one link in each direction serves all devices of the node."""
+    nvme_size: float | None = None
+    """Bytes of a drive; None: there is none."""
+    nvme_bandwidth: float = 0.0
+    """Bytes/s in each direction, for all devices of the node together."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Node:
     """A host with its devices."""
 
@@ -96,6 +112,7 @@ class Node:
     """CPUs that a scheduler may give a job there; None where the file does not say."""
     gres: tuple[str | None, ...] = ()
     """Per device, the generic resource that Slurm has it under; None where the file does not say."""
+    host_memory: HostMemory = HostMemory()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +213,12 @@ class Cluster:
         """The same cluster with routes of the caller's own between some devices."""
         copy = replace(self)
         copy._routes.update(routes)
+        return copy
+
+    def with_links(self, links: Sequence[Link], routes: Mapping[tuple[str, str], tuple[Route, ...]]) -> Cluster:
+        """The same cluster with more links, and with routes over them to places that are no devices."""
+        copy = replace(self, links=(*self.links, *links))
+        copy._routes.update({**self._routes, **routes})
         return copy
 
     def latency(self, route: Route, time: float = 0.0) -> float:

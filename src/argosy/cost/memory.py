@@ -30,6 +30,12 @@ holder with most experts.
          runs through keep nothing, and nothing of them is computed again or passes through a backward; in a forward
          the largest of them holds its ``forward_bytes`` for a moment
 
+    (11) offloaded (``Stage.offload``): moments of the optimizer leave (3), while an fp32 copy of 16-bit weights stays;
+         weights leave (1) and (10); of (4) only the input of the stage stays. In their place a device has
+         what is copied at a time, never more than all of it: in an update two pieces of moments (``PIECE_BYTES``), or
+         those of the two largest layers if the optimizer updates whole tensors only; in a forward and in a backward
+         what the stage's layers keep on average, and what the layer at work keeps; and twice the weights of the largest
+
 (4) and (5) are multiplied by the chain's ``activation_factor``, 1 unless a calibration says more. Tensor-parallel
 groups are taken to split activations along the sequence outside the matrix products too; if ``sequence_parallel`` is
 off, every device of a group has what is outside (``stream_bytes``, and the inputs that full recomputation keeps) whole:
@@ -39,7 +45,7 @@ flight at a time is the schedule's affair: the simulator adds (4) up as it goes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from argosy.errors import bad_input, closest
 from argosy.plan.plan import Recompute, Stage
@@ -48,6 +54,10 @@ from argosy.workload.optimizer import OPTIMIZERS, optimizer_bytes_per_weight
 
 USABLE = 0.92
 """Share of a device's memory that a plan may fill: the rest is workspace and fragmentation."""
+COPIED_LAYERS = 2
+"""Layers whose activations, weights or moments a device holds while they are copied, (11)."""
+PIECE_BYTES = 64 * 2**20
+"""Moments that an update copies and updates at a time, (11)."""
 WHOLE_OUTPUTS = 2
 """Of a layer, that a device of a tensor-parallel group holds for a moment, (9)."""
 
@@ -62,15 +72,28 @@ class StateBytes:
     optimizer: float
     frozen: float = 0.0
     """The part of ``weights`` that is frozen."""
+    outside_moments: float = 0.0
+    """Kept outside the device: state of the optimizer."""
+    outside_weights: float = 0.0
+    """Trained weights alike."""
+    outside_frozen: float = 0.0
+    """Frozen weights alike."""
 
     @property
     def total(self) -> float:
+        """On the device."""
         return self.weights + self.gradients + self.optimizer
+
+    @property
+    def outside(self) -> float:
+        """Kept outside the device."""
+        return self.outside_moments + self.outside_weights + self.outside_frozen
 
     @property
     def updated(self) -> float:
         """What an update reads and writes."""
-        return self.total - self.frozen if self.frozen else self.total
+        held = self.total - self.frozen if self.frozen else self.total
+        return held + self.outside_moments + self.outside_weights
 
 
 def optimizer_bytes(chain: Chain) -> float:
@@ -111,11 +134,24 @@ def state_bytes(chain: Chain, stage: Stage, share: float) -> StateBytes:
         return (common + split_here) * tensor_share * width
 
     frozen = tensor_share * frozen_bytes(chain, stage) if chain.frozen_parameters else 0.0
-    return StateBytes(
+    state = StateBytes(
         weights=held(chain.dtype.bytes, 3) + frozen,
         gradients=held(chain.gradient_bytes, 2),
         optimizer=held(optimizer_bytes(chain), 1),
         frozen=frozen,
+    )
+    if not stage.offload:
+        return state
+    moments = held(OPTIMIZERS[chain.optimizer].state_bytes, 1) if stage.offload.optimizer else 0.0
+    is_kept = stage.offload.weights is None
+    return replace(
+        state,
+        weights=state.weights if is_kept else 0.0,
+        optimizer=state.optimizer - moments,
+        frozen=frozen if is_kept else 0.0,
+        outside_moments=moments,
+        outside_weights=0.0 if is_kept else state.weights - frozen,
+        outside_frozen=0.0 if is_kept else frozen,
     )
 
 
@@ -138,23 +174,72 @@ def held_frozen_bytes(frozen: Frozen, expert: int) -> float:
 
 
 def activation_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> float:
-    """(4) for one micro-batch on one device."""
+    """(4) for one micro-batch on one device, with (11)."""
+    kept = kept_bytes(chain, stage, samples, share)
+    if stage.offload.activations is None or not stage.first or not chain.layers[stage.first].has_backward:
+        return kept if stage.offload.activations is None else 0.0
+    given = chain.layers[stage.first - 1].output_bytes
+    return min(kept, samples * _on_device(chain, stage, given, given, share))
+
+
+def kept_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> float:
+    """(4) for one micro-batch of one device, wherever it is kept."""
     total = whole = 0.0
     for index in range(stage.first, stage.end):
-        layer = chain.layers[index]
-        if not layer.has_backward:
-            continue
-        match stage.recompute:
-            case Recompute.NONE:
-                total += layer.activation_bytes
-                whole += layer.stream_bytes
-            case Recompute.SELECTIVE:
-                total += layer.activation_bytes - layer.selective_bytes
-                whole += min(layer.stream_bytes, layer.activation_bytes - layer.selective_bytes)
-            case Recompute.FULL:
-                total += chain.layers[index - 1].output_bytes if index else 0.0
-                whole += chain.layers[index - 1].output_bytes if index else 0.0
+        kept, outside = _kept_by_layer(chain, stage, index)
+        total += kept
+        whole += outside
     return samples * chain.activation_factor * _on_device(chain, stage, total, whole, share)
+
+
+def _kept_by_layer(chain: Chain, stage: Stage, index: int) -> tuple[float, float]:
+    """What one sample of a layer keeps for the backward, and the part of it that is outside products."""
+    layer = chain.layers[index]
+    if not layer.has_backward:
+        return 0.0, 0.0
+    match stage.recompute:
+        case Recompute.NONE:
+            return layer.activation_bytes, layer.stream_bytes
+        case Recompute.SELECTIVE:
+            kept = layer.activation_bytes - layer.selective_bytes
+            return kept, min(layer.stream_bytes, kept)
+    given = chain.layers[index - 1].output_bytes if index else 0.0
+    return given, given
+
+
+def _kept_on_device(chain: Chain, stage: Stage, index: int, share: float) -> float:
+    """(4) of one sample of one layer."""
+    return chain.activation_factor * _on_device(chain, stage, *_kept_by_layer(chain, stage, index), share)
+
+
+def copied_at_a_time(chain: Chain, stage: Stage, samples: int, share: float, *, backward: bool) -> float:
+    """(11): activations and weights that a forward or a backward has on a device while they are copied; what the layer
+    at work keeps is in ``working_bytes`` in a backward."""
+    held = 0.0
+    if stage.offload.activations is not None:
+        held += kept_bytes(chain, stage, samples, share) / stage.num_layers
+        if not backward:
+            layers = range(stage.first, stage.end)
+            held += max(_kept_on_device(chain, stage, index, share) for index in layers) * samples
+    if stage.offload.weights is not None:
+        state = state_bytes(chain, stage, share)
+        each = (layer_bytes(chain, layer, stage.expert) for layer in chain.layers[stage.first : stage.end])
+        copied = COPIED_LAYERS * share * stage.context * max(each)
+        held += min(copied, state.outside_weights + state.outside_frozen)
+    return held
+
+
+def moments_at_a_time(chain: Chain, stage: Stage, share: float) -> float:
+    """(11): moments that an update has on a device while they are copied."""
+    if stage.offload.optimizer is None:
+        return 0.0
+    moments = state_bytes(chain, stage, share).outside_moments
+    if OPTIMIZERS[chain.optimizer].is_elementwise:
+        return min(moments, COPIED_LAYERS * PIECE_BYTES)
+    sizes = sorted(layer_weights(layer, stage.expert) for layer in chain.layers[stage.first : stage.end])
+    holders = stage.num_holders if stage.zero else 1
+    largest = sum(sizes[-COPIED_LAYERS:]) * OPTIMIZERS[chain.optimizer].state_bytes
+    return min(moments, largest * share * stage.context / holders)
 
 
 def _on_device(chain: Chain, stage: Stage, total: float, whole: float, share: float) -> float:
@@ -177,6 +262,8 @@ def passing_bytes(chain: Chain, stage: Stage, samples: int, share: float, *, bac
         through += forward_working_bytes(chain, stage, samples, share)
     if backward:
         through += recomputed_bytes(chain, stage, samples, share) + working_bytes(chain, stage, samples, share)
+    if stage.offload:
+        through += copied_at_a_time(chain, stage, samples, share, backward=backward)
     return through
 
 
@@ -199,13 +286,15 @@ def recomputed_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> 
 def working_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> float:
     """(7): gradients on their way through the backward of one micro-batch, on one device."""
     most = freed = 0.0
+    is_kept = stage.recompute is Recompute.NONE and stage.offload.activations is None
     for index in reversed(range(stage.first, stage.end)):
         layer = chain.layers[index]
-        if layer.working_bytes:
+        own = _kept_on_device(chain, stage, index, share) if stage.offload.activations is not None else 0.0
+        if layer.working_bytes or own:
             given = layer.output_bytes if index + 1 < stage.end else 0.0  # the stage's own has a buffer
-            most = max(most, layer.working_bytes + given - freed)
-        freed += layer.activation_bytes if stage.recompute is Recompute.NONE else 0.0
-    return most * samples * share
+            most = max(most, share * (layer.working_bytes + given - freed) + own)
+        freed += layer.activation_bytes if is_kept else 0.0
+    return most * samples
 
 
 def forward_working_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> float:
@@ -235,6 +324,12 @@ def times_whole(zero: int, holders: int, *, backward: bool) -> float:
 def layer_weights(layer: Layer, expert: int) -> float:
     """What a holder of a layer has of it whole. A table that is tied is as large in either layer that uses it."""
     return layer.parameters + layer.tied_parameters - layer.expert_parameters * (1 - 1 / expert)
+
+
+def layer_bytes(chain: Chain, layer: Layer, expert: int) -> float:
+    """Weights of a layer on one holder, trained and frozen, in bytes."""
+    frozen = 0.0 if layer.frozen is None else held_frozen_bytes(layer.frozen, expert)
+    return layer_weights(layer, expert) * chain.dtype.bytes + frozen
 
 
 def exchanged_bytes(chain: Chain, stage: Stage, samples: int, share: float, *, backward: bool) -> float:

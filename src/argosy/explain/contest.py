@@ -31,7 +31,7 @@ from argosy.cluster.trace import FloatArray
 from argosy.cost.compute import ComputeModel, Portion, stage_seconds, update_seconds
 from argosy.plan.plan import Plan, Recompute, Replica, Stage
 from argosy.sim.simulate import first_end, play, plays_whole
-from argosy.timeline import SpanKind, Timeline
+from argosy.timeline import Timeline
 from argosy.workload.chain import Chain
 
 MOMENTS = 8
@@ -120,7 +120,7 @@ def communication_seconds(timeline: Timeline) -> float:
     """c: seconds of the critical path that only transfers and collectives fill."""
     seconds = clock = 0.0
     for span in timeline.critical_path():
-        if span.kind in (SpanKind.TRANSFER, SpanKind.COLLECTIVE):
+        if span.kind.is_communication:
             seconds += span.end - max(span.start, min(clock, span.end))
         clock = span.end
     return seconds

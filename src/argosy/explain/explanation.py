@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
+from argosy.cost.offload import HostUse, host_uses
 from argosy.cost.remembered import cost_model_ref, with_what_holds
 from argosy.errors import InfeasibleError
 from argosy.explain.leftout import LeftOutQuestions, LeftOutTest
@@ -38,6 +39,8 @@ class Explanation:
     """Cheaper settings that need more memory, the one that lacks least first."""
     additions: tuple[WhatIf, ...]
     """Left-out devices put to use."""
+    hosts: tuple[HostUse, ...] = ()
+    """What nodes hold that devices do not."""
     left_out: tuple[LeftOutTest, ...] = ()
     """Why devices were left out, one of each kind put to the test."""
 
@@ -72,6 +75,7 @@ def explain_plan(
         improvements=(*question.faster_stages({slowest, busiest}), *question.wider_edges(edges)),
         settings=tuple(sorted(question.settings(slowest), key=lambda one: (one.missing, -one.gain))),
         additions=tuple(question.additions(slowest)),
+        hosts=tuple(host_uses(plan, chain, cluster)),
         left_out=tuple(LeftOutQuestions(plan, chain, cluster, question.model).answers()) if plan.left_out else (),
     )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.cost.memory import USABLE
-from argosy.explain.lighter import Reload, lighter_changes
+from argosy.explain.lighter import Reload, lighter_changes, offload_changes
 from argosy.explain.remedy import Change, Trial, hardware_changes
 from argosy.plan.plan import Plan
 from argosy.planner import Settings
@@ -85,7 +85,7 @@ def diagnose(
             changes=changes,
         )
     plan, needs = _closest(trial)
-    reason = why_infeasible(trial.prices, cluster)
+    reason = why_infeasible(trial.prices, cluster, trial.settings.offload)
     if needs:
         reason = f"{reason}; {_binding(max(needs, key=lambda need: need.over))}"
     return Infeasibility(reason=reason, plan=plan, needs=needs, changes=changes)
@@ -93,6 +93,7 @@ def diagnose(
 
 def nearest_changes(trial: Trial, reload: Reload | None) -> Iterator[Change]:
     """The nearest change of each kind with which a plan fits; first those that need nothing but an option."""
+    yield from offload_changes(trial)
     if reload is not None:
         yield from lighter_changes(trial, reload)
     yield from hardware_changes(trial)
@@ -130,8 +131,8 @@ def _needs(fit: Fit, factor: float) -> Iterator[Need]:
 def _stage_needs(index: int, choice: Choice, depth: int, group: int, factor: float) -> Iterator[Need]:
     option, first, end = choice.option, choice.first, choice.end
     prices = option.prices
-    kept = float(prices.kept_ranges(option.recompute, option.width)[first, end])
-    passing = float(prices.transient(option.recompute, option.width)[first, end])
+    kept = float(option.kept_ranges[first, end])
+    passing = float(option.transient[first, end])
     arriving = (2 * group + 1) * prices.largest_output + prices.exchange_buffers(option.context, option.expert)
     for part, pool in zip(option.parts, option.pools, strict=True):
         yield Need(

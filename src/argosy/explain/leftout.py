@@ -178,6 +178,7 @@ class LeftOutQuestions:
             end=cut if is_before else stage.end,
             replicas=alone,
             recompute=stage.recompute,
+            offload=stage.offload,
         )
         rest = replace(stage, first=cut) if is_before else replace(stage, end=cut)
         pair = (own, rest) if is_before else (rest, own)

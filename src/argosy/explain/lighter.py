@@ -1,4 +1,4 @@
-"""What would make a plan fit on the same devices: a lighter model, step by step.
+"""What would make a plan fit on the same devices: offload to host memory, and a lighter model, step by step.
 
 (1)  one change: adapters in place of full training, frozen weights in 8 or 4 bits, an optimizer with less state,
      shorter sequences, a 16-bit dtype
@@ -15,6 +15,7 @@ from dataclasses import replace
 from argosy.dtype import Dtype
 from argosy.errors import ArgosyError
 from argosy.explain.remedy import Change, ChangeKind, Trial, least_that_fits
+from argosy.plan.offload import parse_offload
 from argosy.workload.chain import Chain
 from argosy.workload.optimizer import OPTIMIZERS, optimizer_bytes_per_weight
 from argosy.workload.tuning import BaseFormat, Train, Tuning
@@ -23,6 +24,41 @@ Reload = Callable[..., Chain]
 """The same model with another ``sequence_length``, ``dtype``, ``optimizer`` or ``tuning``."""
 _STEP_TOKENS = 64
 _EIGHT_BITS = "adamw8bit"
+_OFFLOADS = ("optimizer", "activations", "optimizer,activations", "optimizer,activations,weights")
+"""What may be kept in host memory, the least first."""
+
+
+def offload_changes(trial: Trial) -> Iterator[Change]:
+    """The first step of offload, beyond what is allowed now, with which a plan fits."""
+    settings = trial.settings
+    if settings.target is not None:
+        return
+    for text in _OFFLOADS[:-1] if settings.runnable else _OFFLOADS:
+        offload = parse_offload(text)
+        if not settings.offload.named.keys() < offload.named.keys():
+            continue
+        if offload.activations is not None and any(spec.kind.is_split for spec in settings.schedules):
+            continue
+        changed = replace(trial, settings=replace(settings, offload=offload))
+        if changed.fit() is not None:
+            yield Change(
+                kind=ChangeKind.OFFLOAD,
+                sentence=f"{_listed(text)} in host memory",
+                target=trial.chain.name,
+                value=text,
+                options=(("--offload", text),),
+                seconds=changed.seconds,
+            )
+            return
+
+
+def _listed(text: str) -> str:
+    """
+    >>> _listed("optimizer"), _listed("optimizer,activations")
+    ('optimizer state', 'optimizer state and activations')
+    """
+    *others, last = text.replace("optimizer", "optimizer state").split(",")
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def lighter_changes(trial: Trial, reload: Reload) -> Iterator[Change]:

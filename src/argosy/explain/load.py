@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from argosy.cluster.host import with_host_links
 from argosy.cluster.topology import Cluster
 from argosy.plan.plan import Plan
 from argosy.timeline import SpanKind, Timeline
@@ -47,7 +48,7 @@ def stage_loads(plan: Plan, timeline: Timeline) -> tuple[StageLoad, ...]:
         if span.kind is SpanKind.COLLECTIVE:
             for name in span.where.split(">"):
                 exchanging[name].append((span.start, span.end))
-        elif span.kind is not SpanKind.TRANSFER:
+        elif not span.kind.is_communication:
             computing[span.where].append((span.start, span.end))
     total, critical = timeline.iteration_ends[0], timeline.critical_seconds()
     loads = []
@@ -78,7 +79,7 @@ def bottleneck(loads: Iterable[StageLoad]) -> StageLoad:
 
 def edge_loads(cluster: Cluster, timeline: Timeline) -> tuple[EdgeLoad, ...]:
     """(3) for every edge that carried anything, the busiest first."""
-    edge_of = {link.name: link.edge for link in cluster.links}
+    edge_of = {link.name: link.edge for link in with_host_links(cluster).links}
     most: dict[str, float] = {}
     for use in timeline.links:
         most[edge_of[use.link]] = max(most.get(edge_of[use.link], 0.0), use.utilisation)

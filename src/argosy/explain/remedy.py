@@ -50,6 +50,7 @@ class ChangeKind(StrEnum):
     SEQUENCE_LENGTH = "sequence_length"
     GLOBAL_BATCH = "global_batch"
     OPTIMIZER = "optimizer"
+    OFFLOAD = "offload"
     TUNING = "tuning"
     CARD = "card"
     SEVERAL = "several"

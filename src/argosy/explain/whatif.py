@@ -12,12 +12,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from argosy.cluster.topology import Cluster, Link
+from argosy.cluster.host import Tier, host_bandwidth, tier_name
+from argosy.cluster.topology import Cluster, HostMemory, Link, Node
 from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel, Portion, stage_seconds
 from argosy.cost.memory import USABLE
 from argosy.errors import ArgosyError, InfeasibleError
 from argosy.explain.load import EdgeLoad
+from argosy.plan.offload import NO_OFFLOAD
 from argosy.plan.plan import Plan, Recompute, Replica, Stage
 from argosy.sim.simulate import simulate
 from argosy.timeline import Timeline
@@ -51,7 +53,18 @@ def with_wider_edges(cluster: Cluster, edges: Iterable[str], more: float) -> Clu
         values = tuple(value + more if value > 0 else 0.0 for value in link.bandwidth.values)
         return replace(link, bandwidth=Trace(link.bandwidth.times, values))
 
-    return replace(cluster, links=tuple(widened(link) if link.edge in chosen else link for link in cluster.links))
+    links = tuple(widened(link) if link.edge in chosen else link for link in cluster.links)
+    nodes = tuple(
+        replace(node, host_memory=_with_wider_host(cluster, node, more))
+        if tier_name(node.name, Tier.HOST) in chosen
+        else node
+        for node in cluster.nodes
+    )
+    return replace(cluster, links=links, nodes=nodes)
+
+
+def _with_wider_host(cluster: Cluster, node: Node, more: float) -> HostMemory:
+    return replace(node.host_memory, bandwidth=host_bandwidth(cluster, node.devices[0]) + more)
 
 
 def with_faster_devices(cluster: Cluster, names: Iterable[str], factor: float) -> Cluster:
@@ -73,6 +86,11 @@ def cheaper_settings(stage: Stage) -> Iterator[tuple[str, Stage]]:
         yield f"recompute {recompute}", replace(stage, recompute=recompute)
     for zero in range(1, stage.zero if stage.num_holders > 1 else 1):
         yield f"zero {zero}", replace(stage, zero=zero)
+    if stage.offload:
+        yield "no offload", replace(stage, offload=NO_OFFLOAD)
+    if stage.offload.activations is not None and stage.recompute is not Recompute.FULL:
+        kept = replace(stage.offload, activations=None)
+        yield "recompute full in place of offload", replace(stage, recompute=Recompute.FULL, offload=kept)
 
 
 def with_replica(

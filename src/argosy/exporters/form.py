@@ -103,6 +103,7 @@ def target_limits(plan: Plan, target: Target) -> Iterator[Limit]:
     yield from _samples_are_even(plan, target.name)
     yield from _tensors_are_even(plan, target.name)
     yield from _recomputation_is_known(plan, target)
+    yield from _nothing_is_offloaded(plan, target)
     yield from _zero_is_known(plan, target)
     yield from _schedule_is_known(plan, target)
     yield from _policy_is_absent(plan, target.name)
@@ -194,6 +195,14 @@ def _recomputation_is_known(plan: Plan, target: Target) -> Iterator[Limit]:
     elif not kinds <= set(target.recompute):
         expected = f"{any_of(target.recompute)}: {target.name} recomputes whole layers; full is written"
         yield limit("stages.recompute", found, expected)
+
+
+def _nothing_is_offloaded(plan: Plan, target: Target) -> Iterator[Limit]:
+    """What the export would leave on the devices need not fit there."""
+    for index, stage in enumerate(plan.stages):
+        if stage.offload:
+            expected = f"nothing: offload is not written for {target.name}"
+            yield limit(f"stages[{index}].offload", str(stage.offload), expected, final=True)
 
 
 def strongest_recompute(plan: Plan) -> Recompute:

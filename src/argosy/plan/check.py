@@ -9,10 +9,11 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from argosy.cluster.host import Tier
 from argosy.cluster.topology import Cluster
 from argosy.document import Document, parse_path
 from argosy.errors import InputError, Problem, closest
-from argosy.plan.plan import Algorithm, Collective, Plan, Stage
+from argosy.plan.plan import Algorithm, Collective, Plan, Recompute, Stage
 from argosy.schedule import ScheduleKind, ScheduleSpec, build_schedule, check_schedule
 from argosy.schedule.action import worker_of
 from argosy.workload.chain import Chain
@@ -237,6 +238,23 @@ def tensor_width_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Pr
                 )
 
 
+def offload_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
+    """Nodes have the drives that a plan names; kept activations are all of a layer's, or of its input."""
+    for index, stage in enumerate(plan.stages):
+        path, activations = f"stages[{index}].offload", stage.offload.activations
+        nodes = {cluster.node_of[name][0] for name in stage.devices if name in cluster.node_of}
+        without = sorted(node.name for node in nodes if node.host_memory.nvme_size is None)
+        if Tier.NVME in dict(stage.offload.parts).values() and without:
+            expected = f"host, because {without[0]} has no host_memory.nvme in the cluster file"
+            yield Problem(path=path, found="nvme", expected=expected)
+        if activations is not None and stage.recompute is Recompute.SELECTIVE:
+            expected = "recompute none or full in a stage that offloads activations"
+            yield Problem(path=f"stages[{index}].recompute", found="selective", expected=expected)
+        if activations is not None and plan.schedule.kind.is_split:
+            expected = f"no offloaded activations with {plan.schedule.kind}, which splits backwards"
+            yield Problem(path=path, found="activations", expected=expected)
+
+
 def schedule_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
     """The schedule can be built for these stages and micro-batches, and does not deadlock."""
     yield from _schedule_problems(plan, plan.schedule, "schedule")
@@ -333,6 +351,7 @@ RULES: tuple[Rule, ...] = (
     tensor_width_fits,
     context_fits,
     experts_fit,
+    offload_fits,
     schedule_fits,
     policy_fits,
     collectives_fit,

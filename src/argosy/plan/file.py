@@ -10,10 +10,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from argosy.cluster.file import build_cluster
+from argosy.cluster.host import Tier
 from argosy.cluster.topology import canonical
 from argosy.document import Document, Schema, is_there, parse_json, read_json, validate
 from argosy.errors import Mismatch, bad_input, closest
 from argosy.plan.group_program import GroupProgramSchema, group_program_to_dict
+from argosy.plan.offload import NO_OFFLOAD, Offload
 from argosy.plan.plan import (
     Algorithm,
     Certificate,
@@ -115,6 +117,15 @@ class ReplicaSchema(Schema):
         return Replica(devices=tuple(self.devices), samples=self.samples, ratios=tuple(self.ratios))
 
 
+class OffloadSchema(Schema):
+    optimizer: Literal["host", "nvme"] | None = None
+    activations: Literal["host", "nvme"] | None = None
+    weights: Literal["host", "nvme"] | None = None
+
+    def value(self) -> Offload:
+        return Offload(**{name: None if tier is None else Tier(tier) for name, tier in self.model_dump().items()})
+
+
 class StageSchema(Schema):
     layers: Annotated[list[Natural], BeforeValidator(_range)]
     replicas: list[ReplicaSchema] = Field(min_length=1)
@@ -122,6 +133,7 @@ class StageSchema(Schema):
     zero: Literal[0, 1, 2, 3] = 0
     context: Count = 1
     expert: Count = 1
+    offload: OffloadSchema | None = None
     experts: list[Count] = Field(default_factory=list)
 
     def value(self) -> Stage:
@@ -133,6 +145,7 @@ class StageSchema(Schema):
             zero=self.zero,
             context=self.context,
             expert=self.expert,
+            offload=NO_OFFLOAD if self.offload is None else self.offload.value(),
             experts=tuple(self.experts),
         )
 
@@ -357,6 +370,7 @@ def _stage_to_dict(stage: Stage) -> dict[str, Any]:
         {"devices": list(r.devices), "samples": r.samples} | ({"ratios": list(r.ratios)} if r.ratios else {})
         for r in stage.replicas
     ]
+    offload = {"offload": stage.offload.named} if stage.offload else {}
     return {
         "layers": [stage.first, stage.end],
         "replicas": replicas,
@@ -364,6 +378,7 @@ def _stage_to_dict(stage: Stage) -> dict[str, Any]:
         "zero": stage.zero,
         "context": stage.context,
         "expert": stage.expert,
+        **offload,
     } | ({"experts": list(stage.experts)} if stage.experts else {})
 
 

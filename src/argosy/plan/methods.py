@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 class PlanMethods:
     """Ways from a plan into the rest of the package; models and clusters are the plan's own unless given."""
 
+    @property
+    def offloads(self: Any) -> bool:
+        """Whether any stage keeps something outside its devices."""
+        return any(stage.offload for stage in self.stages)
+
     def explain(self: Plan, chain: Any = None, cluster: Any = None) -> Shown:  # type: ignore[misc]
         """Find out why the plan takes as long as it does, and what would help."""
         from argosy.api import explain

@@ -16,6 +16,7 @@ from argosy.cluster.topology import Cluster, canonical
 from argosy.dtype import Dtype
 from argosy.plan.group_program import GroupProgram
 from argosy.plan.methods import PlanMethods
+from argosy.plan.offload import NO_OFFLOAD, Offload
 from argosy.schedule import ScheduleSpec
 from argosy.units import counted
 from argosy.workload.chain import Chain
@@ -153,6 +154,8 @@ class Stage:
     """Holders that follow one another and hold the experts together."""
     experts: tuple[int, ...] = ()
     """Experts of a layer that each holder of a group has, in its order. Empty: as many each."""
+    offload: Offload = NO_OFFLOAD
+    """What is kept outside the devices."""
 
     @property
     def devices(self) -> tuple[str, ...]:

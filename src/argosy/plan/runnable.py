@@ -51,8 +51,13 @@ ZERO = Feature(name="ZeRO", asked=lambda stage: stage.zero, runs=(0, 1, 2, 3))
 RECOMPUTE = Feature(
     name="recomputation", asked=lambda stage: str(stage.recompute), runs=tuple(str(value) for value in Recompute)
 )
+OFFLOAD = Feature(
+    name="offload of",
+    asked=lambda stage: str(stage.offload) or "nothing",
+    runs=("nothing", "optimizer", "activations", "optimizer,activations"),
+)
 
-FEATURES = (CONTEXT, EXPERT, ZERO, RECOMPUTE)
+FEATURES = (CONTEXT, EXPERT, ZERO, RECOMPUTE, OFFLOAD)
 
 
 def unsupported(plan: Plan) -> tuple[str, ...]:
@@ -68,6 +73,11 @@ def check_movable(plan: Plan) -> None:
         for index, stage in enumerate(plan.stages)
         for name, degree in (("context", stage.context), ("expert", stage.expert))
         if degree > 1
+    ]
+    problems += [
+        Problem(path=f"stages[{index}]", found=f"offload of {stage.offload}", expected=expected)
+        for index, stage in enumerate(plan.stages)
+        if stage.offload
     ]
     if problems:
         raise InputError(problems)
@@ -98,6 +108,11 @@ def _sentences(plan: Plan) -> Iterator[str]:
             if not feature.allows(stage):
                 asked, runs = feature.asked(stage), _listed(feature.runs)
                 yield f"Stage {index} asks for {feature.name} {asked}, and the runtime executes only {runs}."
+        if stage.offload.activations is not None and stage.zero > 1:
+            yield (
+                f"Stage {index} asks for offload of activations with ZeRO {stage.zero}, and the runtime executes it "
+                "only with ZeRO 0 and 1."
+            )
 
 
 def _listed(values: tuple[Value, ...]) -> str:

@@ -72,6 +72,8 @@ class Target:
 
     def runs(self, plan: Plan, chain: Chain) -> bool:
         """Whether the stages of a plan are as alike as the target needs them."""
+        if plan.offloads:
+            return False
         levels = {stage.zero for stage in plan.stages if has_holders(stage)}
         kinds = {stage.recompute for stage in plan.stages}
         if len(levels) > 1 or not levels <= set(self.levels(len(plan.stages))) or not self._recomputes(kinds):

@@ -107,7 +107,8 @@ def _of_what(plan: Plan) -> str:
 def shape_of(plan: Plan) -> str:
     """``4 stages, 16 x 4, recompute``: the plan in a few letters."""
     stages = counted(len(plan.stages), "stage")
-    again = ", recompute" if any(stage.recompute is not Recompute.NONE for stage in plan.stages) else ""
+    again = ", offload" if plan.offloads else ""
+    again += ", recompute" if any(stage.recompute is not Recompute.NONE for stage in plan.stages) else ""
     return f"{stages}, {plan.num_micro_batches} x {plan.micro_batch_size}{again}"
 
 

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.memory import USABLE
+from argosy.cost.offload import HostUse
 from argosy.explain import DeviceMemory, Explanation, WhatIf
 from argosy.report.marks import percent
 from argosy.report.plan import collectives_in_short, devices_in_short, interval_in_words, throughput
@@ -69,12 +70,23 @@ def _reasons(explanation: Explanation, cluster: Cluster) -> Iterator[tuple[str, 
     if explanation.edges:
         busiest = explanation.edges[0]
         yield "busiest link", f"{busiest.edge}, {percent(busiest.utilisation)} of what it could carry"
+    for use in explanation.hosts:
+        yield f"on {use.node}.{use.tier}", _host_use(use)
     path = critical_parts(explanation.timeline.critical_path())
     total = sum(spent for _, spent in path)
     shown = [(what, spent) for what, spent in path[:_MOST_PARTS] if spent >= _HALF_A_PERCENT * total]
     rest = total - sum(spent for _, spent in shown)
     shown += [("other", rest)] if rest >= _HALF_A_PERCENT * total else []
     yield "critical path", ", ".join(f"{what} {percent(spent / total)}" for what, spent in shown)
+
+
+def _host_use(use: HostUse) -> str:
+    """``12.5 GiB of 51.2 GiB: optimizer state 9.1 GiB, activations 3.4 GiB``."""
+    parts = {"optimizer state": use.moments, "weights": use.weights, "activations": use.activations}
+    listed = [f"{name} {SIZE.format(size, digits=3)}" for name, size in parts.items() if size]
+    lacks = "" if use.total <= use.capacity else ", which is too little"
+    sizes = (SIZE.format(size, digits=3) for size in (use.total, use.capacity))
+    return f"{' of '.join(sizes)} that plans may use{lacks}: {', '.join(listed)}"
 
 
 def what_if_table(explanation: Explanation) -> Table:
@@ -146,6 +158,7 @@ def explanation_to_dict(explanation: Explanation) -> dict[str, Any]:
         "improvements": _what_ifs_to_list(explanation.improvements),
         "settings": _what_ifs_to_list(explanation.settings),
         "additions": _what_ifs_to_list(explanation.additions),
+        **({"hosts": [{**vars(use), "tier": str(use.tier)} for use in explanation.hosts]} if explanation.hosts else {}),
         "runner_ups": [dict(vars(other)) for other in plan.runner_ups],
         "left_out": [dict(vars(left)) for left in plan.left_out],
         "left_out_tests": [

@@ -46,6 +46,7 @@ LOOKS = {
     SpanKind.UPDATE: Look("U", "u", "black on magenta", "update"),
     SpanKind.COLLECTIVE: Look(":", ":", "blue", "collective"),
     SpanKind.TRANSFER: Look(">", ">", "blue", "transfer"),
+    SpanKind.COPY: Look(">", ">", "blue", "copy"),
 }
 _IDLE = Look(".", ".", "dim", "idle")
 
@@ -130,7 +131,7 @@ def _device_rows(timeline: Timeline, window: Window) -> list[Row]:
     stage_of: dict[str, int] = {}
     for span in timeline.spans:
         device = span.where.partition(">")[0]
-        if span.kind is SpanKind.TRANSFER or device not in blocks:
+        if span.kind in (SpanKind.TRANSFER, SpanKind.COPY) or device not in blocks:
             continue
         if span.stage is not None and not span.kind.is_communication:
             stage_of[device] = min(span.stage, stage_of.get(device, span.stage))
@@ -169,8 +170,10 @@ def _transfer_rows(timeline: Timeline, window: Window) -> list[Row]:
     """A row for each ordered pair of nodes, with the time from the first to the last byte of each micro-batch."""
     extent: dict[tuple[str, int, int | None, int | None], tuple[float, float]] = {}
     for span in timeline.spans:
-        if span.kind is SpanKind.TRANSFER and span.end > window.start and span.start < window.end:
-            key = (node_pair(span.where), span.iteration, span.stage, span.micro_batch)
+        is_drawn = span.kind in (SpanKind.TRANSFER, SpanKind.COPY)
+        if is_drawn and span.end > window.start and span.start < window.end:
+            row = node_pair(span.where) if span.kind is SpanKind.TRANSFER else span.where
+            key = (row, span.iteration, span.stage, span.micro_batch)
             start, end = extent.get(key, (math.inf, -math.inf))
             extent[key] = (min(start, span.start), max(end, span.end))
     rows: dict[str, list[Block]] = defaultdict(list)

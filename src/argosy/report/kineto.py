@@ -169,6 +169,8 @@ def _name(span: Span) -> str:
     """(4)"""
     if span.kind is SpanKind.TRANSFER:
         return f"ncclKernel_SendRecv {span.label.removeprefix('transfer ')}"
+    if span.kind is SpanKind.COPY:
+        return f"Memcpy {span.where}"
     if span.kind is SpanKind.COLLECTIVE:
         return "ncclKernel_Collective"
     return span.label

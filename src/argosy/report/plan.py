@@ -30,7 +30,8 @@ def plan_title(plan: Plan) -> str:
 
 def stage_table(plan: Plan, cluster: Cluster) -> Table:
     """A line per stage; ``2 x 4`` are two replicas, each of four devices that share its work."""
-    columns = ("stage", "layers", "on", "devices", "replicas", "samples", "recompute", "zero")
+    columns = ["stage", "layers", "on", "devices", "replicas", "samples", "recompute", "zero"]
+    columns += ["offload"] if plan.offloads else []
     table = plain_table(*columns, right=("stage", "replicas", "zero"))
     for name in ("devices", "samples"):
         column = table.columns[columns.index(name)]
@@ -45,6 +46,7 @@ def stage_table(plan: Plan, cluster: Cluster) -> Table:
             samples_in_short(stage.replicas),
             "-" if stage.recompute is Recompute.NONE else str(stage.recompute),
             str(stage.zero) if stage.zero else "-",
+            *((str(stage.offload).replace(",", "\n") or "-",) if plan.offloads else ()),
         )
     return table
 

@@ -13,6 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
+from argosy.cluster.host import Tier
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
 from argosy.plan.plan import Plan
@@ -138,9 +139,20 @@ def critical_parts(path: tuple[Span, ...]) -> tuple[tuple[str, float], ...]:
     return tuple(sorted(((k, v) for k, v in parts.items() if v > 0), key=lambda part: (-part[1], part[0])))
 
 
+def _place(where: str) -> str:
+    """The end of a copy that is no device.
+
+    >>> _place("box0.1>box0.host"), _place("box0.nvme>box0.1")
+    ('box0.host', 'box0.nvme')
+    """
+    return next(end for end in where.split(">") if end.endswith(tuple(f".{tier}" for tier in Tier)))
+
+
 def _part(span: Span) -> str:
     if span.kind is SpanKind.TRANSFER:
         return f"transfers {node_pair(span.where)}"
+    if span.kind is SpanKind.COPY:
+        return f"copies to and from {_place(span.where)}"
     if span.kind is SpanKind.COLLECTIVE:
         return f"collectives of stage {span.stage}"
     if span.kind is SpanKind.UPDATE:

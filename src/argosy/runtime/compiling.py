@@ -59,6 +59,9 @@ def check_compilable(plan: Plan) -> None:
             if found > 1:
                 expected = f"{name} 1 for compiled stages, because devices exchange tensors inside a stage"
                 problems.append(Problem(path=f"stages[{index}]", found=f"{name} {found}", expected=expected))
+        if stage.offload.activations is not None:
+            expected = "no offload of activations for compiled stages, which keep them in graphs of their own"
+            problems.append(Problem(path=f"stages[{index}].offload", found="activations", expected=expected))
     if problems:
         raise InputError(problems)
 

@@ -8,6 +8,7 @@ weight per sample that ``weighing`` finds; plain sums over micro-batches and rep
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,6 +23,7 @@ from argosy.runtime.batch import batch_form, portion
 from argosy.runtime.carry import Carry, CarryForm, TensorForm, describe, loads_form
 from argosy.runtime.defer import Debt, Deferral, settle
 from argosy.runtime.failure import in_contact
+from argosy.runtime.kept_on_host import HostActivations
 from argosy.runtime.ledger import answered, lookahead
 from argosy.runtime.measure import Recorder
 from argosy.runtime.moment import Moment
@@ -80,7 +82,9 @@ class Executor:
         recorder: Recorder,
         roster: Sequence[str],
         gradient_events: GradientEvents | None = None,
+        activations: HostActivations | None = None,
     ) -> None:
+        self.activations = activations
         self.transport = transport
         self.recorder = recorder
         self.rank = rank
@@ -204,7 +208,7 @@ class Executor:
         is_last = stage.seat.stage == len(self.plan.stages) - 1
         if is_last and first + seat.samples > self.samples:
             moment, carry, rows = _without_padding(moment, self.samples - first, carry, rows)
-        with self.recorder.computing(action):
+        with self.recorder.computing(action), self._keeping(stage, index, inputs):
             result = stage.program(carry, rows, moment)
         if is_last:
             outputs = [self._weighted(stage, index, result, 0 if moment.is_padding else moment.samples)]
@@ -212,6 +216,11 @@ class Executor:
             outputs = self._handed_on(stage, index, result)
         if self.trains:
             stage.held[index] = Held(inputs, outputs)
+
+    def _keeping(self, stage: Hosted, index: int, inputs: list[Tensor]) -> contextlib.AbstractContextManager[None]:
+        if self.activations is None or not self.trains:
+            return contextlib.nullcontext()
+        return self.activations.keeping(stage.seat.stage, index, inputs, stage.program.num_layers)
 
     def _input(self, stage: Hosted, action: Action) -> tuple[list[Tensor], Carry]:
         if stage.seat.stage == 0:
@@ -279,7 +288,9 @@ class Executor:
         if is_last and stage.program.deferral is None:
             self.gradient_events.before_last(action.stage)
         if held.outputs:  # else nothing in this stage or before it is trained
-            with self.recorder.computing(action):
+            kept = self.activations
+            returning = contextlib.nullcontext() if kept is None else kept.returning(stage.seat.stage, index)
+            with self.recorder.computing(action), returning:
                 _differentiate(held.outputs, gradients)
                 if action.kind is ActionKind.BACKWARD:
                     settle(self.deferral.take())

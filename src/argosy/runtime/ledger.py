@@ -10,6 +10,9 @@ of a micro-batch, and layers first..end of its stage:
          ran after it had used the gradient (``answered``), until many more were sent, or until the end of the step
     (4)  gradients are summed over the replicas, or scattered (ZeRO 1), in buckets, a few of which are copies at a time
 
+    (5)  an update holds the moments of two layers for a moment, if they are offloaded; a forward and a backward that
+         offload activations hold what is copied at a time (``cost.memory``, (11)), and (2) is the stage's input
+
 ``peak_bytes`` adds the state of the weights. It replays the executor and the sum of gradients; a split sequence is not
 in it.
 """
@@ -19,7 +22,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from argosy.cost.memory import activation_bytes, forward_working_bytes, passing_bytes, state_bytes
+from argosy.cost.memory import (
+    activation_bytes,
+    copied_at_a_time,
+    forward_working_bytes,
+    moments_at_a_time,
+    passing_bytes,
+    state_bytes,
+)
 from argosy.plan.plan import Plan
 from argosy.schedule import Action, ActionKind, Schedule, ScheduleKind, build_schedule, with_communication
 from argosy.workload.chain import Chain
@@ -97,11 +107,16 @@ class _Ledger:
         }
         self.kept = {i: activation_bytes(chain, stages[i], n, share) for i, n in samples.items()}
         self.passing = {i: passing_bytes(chain, stages[i], n, share, backward=True) for i, n in samples.items()}
-        self.ahead = {i: forward_working_bytes(chain, stages[i], n, share) for i, n in samples.items()}
+        self.ahead = {
+            i: forward_working_bytes(chain, stages[i], n, share)
+            + copied_at_a_time(chain, stages[i], n, share, backward=False)
+            for i, n in samples.items()
+        }
         states = {i: state_bytes(chain, stages[i], share) for i in samples}
         self.state = sum(state.total for state in states.values())
         summed = [states[i].gradients for i in samples if stages[i].num_holders > 1 and stages[i].zero < 2]
         self.copies = min(sum(summed), MOST_BUCKETS * BUCKET_BYTES)  # (4)
+        self.copies = max([self.copies, *(moments_at_a_time(chain, stages[i], share) for i in samples)])  # (5)
         self.sent: dict[tuple[int, int], float] = {}
 
     def replay(self, row: tuple[Action, ...]) -> float:

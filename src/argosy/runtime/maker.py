@@ -55,7 +55,7 @@ class StageMaker:
             if all(replica.width == 1 for stage in plan.stages for replica in stage.replicas):
                 return found
         plain = self._forward(plan, None)
-        forward = self._forward(plan, autocast_for(plan, self.recipe.model.parameters()))
+        forward = self._forward(plan, autocast_for(plan.model.dtype, self.recipe.model.parameters()))
         captured = Captured(plain, forward, self.catalogue, self.layers)
         source = GraphSource(self.recipe, captured, plan, cut)
         source.check_agreed()

@@ -243,7 +243,7 @@ def group_programs(fake: FakeModel, plan: Plan) -> tuple[GroupProgram, ...]:
     if plan.cut is None or not any(replica.width > 1 for stage in plan.stages for replica in stage.replicas):
         return ()
     plain = forward = forward_of(fake)
-    if (autocast := autocast_for(plan, fake.model.parameters())) is not None:
+    if (autocast := autocast_for(plan.model.dtype, fake.model.parameters())) is not None:
         forward = forward_of(fake, autocast)
     layers = aligned(forward, plan.operation_layers or (), plain)
     cut = GraphCut(forward, aligned(forward, plan.cut, plain), len(plan.stages), layers)

@@ -33,7 +33,7 @@ from argosy.runtime.allocated import Allocations
 from argosy.runtime.layers import find_layers
 from argosy.runtime.moment import Moment
 from argosy.runtime.program import load_program, split_name
-from argosy.runtime.recipe import AUTOCAST
+from argosy.runtime.recipe import autocast_for
 from argosy.runtime.stage import LayerStage, LossFunction
 from argosy.runtime.weighing import PartLoss
 from argosy.units import counted
@@ -130,7 +130,7 @@ def profile_model(
         [
             LayerStage(
                 model, layers, loss_fn, first=index, end=index + 1, recompute=Recompute.NONE,
-                autocast=AUTOCAST.get(dtype), device=device, is_compiled=compiles,
+                autocast=autocast_for(dtype, model.parameters()), device=device, is_compiled=compiles,
             )
             for index in range(len(layers))
         ]

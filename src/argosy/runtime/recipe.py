@@ -38,7 +38,7 @@ class Recipe:
         return [seat.stage for stage in seats_of(plan, self.roster) for seat in stage if seat.rank == rank]
 
 
-def autocast_for(plan: Plan, weights: Iterable[nn.Parameter]) -> torch.dtype | None:
-    """The dtype of a stage's products: the plan's, where its weights are float32."""
+def autocast_for(dtype: Dtype, weights: Iterable[nn.Parameter]) -> torch.dtype | None:
+    """What products run in under a plan of this dtype: in it, if the weights are float32; else as the weights are."""
     single = all(weight.dtype is torch.float32 for weight in weights if weight.is_floating_point())
-    return AUTOCAST.get(plan.model.dtype) if single else None
+    return AUTOCAST.get(dtype) if single else None

@@ -110,7 +110,7 @@ class LayerSource:
         for index in stages:
             if index in self.experts:
                 self._share_experts(index, rank, groups, exchanging)
-        autocast = autocast_for(self.plan, self.recipe.model.parameters())
+        autocast = autocast_for(self.plan.model.dtype, self.recipe.model.parameters())
         return {
             index: LayerStage(
                 self.recipe.model,

@@ -156,7 +156,8 @@ def take_state(trainer: Trainer, stored: Mapping[str, Stored], fill: Callable[[M
         for what, entry in _state_entries(stored, held.name).items():
             name = f"optimizer.{held.name}.{what}"
             if entry.shape == held.shape:
-                value = torch.empty(held.parameter.shape, dtype=entry.dtype, device=trainer.device)
+                place = torch.device("cpu") if trainer.host_state is not None else trainer.device
+                value = torch.empty(held.parameter.shape, dtype=entry.dtype, device=place)
                 wanted.append((name, Rows.of(value, held.boxes, held.shape)))
             else:
                 value = whole.setdefault(name, torch.empty(entry.shape, dtype=entry.dtype))

@@ -36,10 +36,12 @@ from argosy.runtime.holding import (
     keep_own,
     share_buffers,
 )
+from argosy.runtime.host_state import update_weights
 from argosy.runtime.maker import StageMaker
 from argosy.runtime.measure import Recorder
 from argosy.runtime.measured import gather_timeline
 from argosy.runtime.migrate import Making, Moved, migrate
+from argosy.runtime.offloading import offloading, tensors_of
 from argosy.runtime.optimizing import OptimizerFactory, SchedulerFactory, make_updating
 from argosy.runtime.parameters import buffers_at
 from argosy.runtime.ranks import devices_by_rank
@@ -113,7 +115,7 @@ def parallelize(
     recorder = Recorder(device)
     programs = source.programs(rank, mine, groups, recorder.exchanging)
     division = Division(kept, keepings, programs, plan, groups, rank, roster, exchanging=recorder.exchanging)
-    scale = LossScale(active=autocast_for(plan, model.parameters()) is torch.float16)
+    scale = LossScale(active=autocast_for(plan.model.dtype, model.parameters()) is torch.float16)
     trainer = Trainer(
         plan,
         programs,
@@ -193,7 +195,10 @@ class Trainer:
         self.planned = plan.schedule
         """The plan's own schedule, whatever is in use."""
         events = gradients.events(self._after_gradients)
-        self.executor = Executor(plan, self.rank, programs, self.transport, self.recorder, self.roster, events)
+        activations, self.host_state = offloading(plan, programs, self.device, lambda: tensors_of(self.making))
+        self.executor = Executor(
+            plan, self.rank, programs, self.transport, self.recorder, self.roster, events, activations
+        )
         self._follow(plan)
         self.optimizer_factory = optimizer_factory
         self._make_optimizer()
@@ -292,7 +297,7 @@ class Trainer:
         if factor != 1.0:
             self.gradients.scale(factor)
         assert self.optimizer is not None
-        self.optimizer.step()
+        update_weights(self.optimizer, self.host_state)
         self.gradients.after_update()
 
     def held(self) -> Iterator[Held]:

@@ -10,9 +10,9 @@ no backward runs through (``Chain.first_backward``) gets no gradients; what it d
 has finished its backward, so that no more micro-batches are on their way than the schedule allows.
 
 Under ZeRO 3 a stage gathers its weights while the action before computes, and an action begins when they are there;
-under ZeRO 2 and 3 a backward is followed by a scatter of its gradients. If the cost model says ``prefetch``, layers are
-exchanged one by one: of a stage with L layers, all but 1 / L of an action may run before the last weights have arrived,
-and all but 1 / L of the gradients may be scattered while their backward runs.
+under ZeRO 2 and 3 a backward is followed by a scatter of its gradients. ``sim.copies`` adds copies to hosts.
+If the cost model says ``prefetch``, layers are exchanged one by one: of a stage with L layers, all but 1 / L of an
+action may run before the last weights have arrived, and all but 1 / L of the gradients are scattered beside a backward.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from argosy.cost.memory import activation_bytes, passing_bytes
 from argosy.plan.plan import Collective, Plan, Replica, Stage
 from argosy.schedule import Action, ActionKind, build_schedule
 from argosy.sim.blocking import with_blocking_transfers
+from argosy.sim.copies import HostCopies
 from argosy.sim.exchange import (
     Exchange,
     gradient_groups,
@@ -42,7 +43,7 @@ from argosy.sim.exchange import (
 )
 from argosy.sim.graph import Flow, Task, TaskGraph
 from argosy.sim.member import Member, portion_of, resident_bytes, updates_of
-from argosy.sim.order import SPAN_KIND, in_dependency_order
+from argosy.sim.order import SPAN_KIND, consumers, in_dependency_order
 from argosy.sim.split import overlaps, share_overlaps
 from argosy.timeline import SpanKind
 from argosy.workload.chain import Chain
@@ -95,6 +96,7 @@ class Compiler:
             for replica_index, replica in enumerate(stage.replicas)
             for member in range(replica.width)
         }
+        self.copies = HostCopies(self)
         self.reductions = [self._reductions(index, stage) for index, stage in enumerate(plan.stages)]
         self.key_values = [[key_values(chain, stage, replica) for replica in stage.replicas] for stage in plan.stages]
         self.routed = [routed(chain, stage) for stage in plan.stages]
@@ -167,7 +169,10 @@ class Compiler:
             after = set(itertools.chain.from_iterable(waits))
             arrived = self._add_collective(action, exchange, passes, after=after)
         for member, after_tasks in enumerate(waits):
-            self._compute(action, position, member, after_tasks, arrived, gathered if self.model.prefetch else None)
+            layered: tuple[int, ...] = () if gathered is None or not self.model.prefetch else (gathered,)
+            if stage.offload:
+                layered += self.copies.beside_action(action, position, member, after_tasks)
+            self._compute(action, position, member, after_tasks, arrived, layered)
         reduced = self.reductions[action.stage][position]
         if reduced is not None and action.kind is not ActionKind.WEIGHT_GRADIENT:
             self._add_collective(action, reduced, 1)
@@ -185,7 +190,7 @@ class Compiler:
         """All devices of an exchange do it together and do nothing else; or, given what it comes ``after``, beside
         their work."""
         devices = [self.index[name] for name in exchange.devices]
-        task = self._add(
+        task = self.add(
             Task(
                 kind=SpanKind.COLLECTIVE,
                 flows=self._flows_of(exchange.pairs, passes),
@@ -209,10 +214,10 @@ class Compiler:
         member: int,
         after: tuple[int, ...],
         arrived: int | None,
-        gathered: int | None,
+        layered: tuple[int, ...],
     ) -> None:
-        """One device's part of an action; where keys and values must have ``arrived`` or the weights of the last layer
-        must be ``gathered``, in two pieces."""
+        """One device's part of an action; where keys and values must have ``arrived`` or what comes layer by layer
+        (``layered``) must be there for the last layer, in two pieces."""
         device = self.index[self.plan.stages[action.stage].replicas[position].devices[member]]
         cost = self.members[action.stage, position, member]
         seconds, beside = cost.of(action.kind)
@@ -222,10 +227,10 @@ class Compiler:
         taken = passing + (cost.kept if is_forward else 0.0)
         freed = passing + buffers + (cost.kept if action.kind.frees_activations else 0.0)
         pieces = [(seconds, after)]
-        awaited = tuple(task for task in (arrived, gathered) if task is not None)
+        awaited = (*(() if arrived is None else (arrived,)), *layered)
         if awaited:
             stage = self.plan.stages[action.stage]
-            early = seconds * (1 - 1 / stage.num_layers) if gathered is not None else seconds
+            early = seconds * (1 - 1 / stage.num_layers) if layered else seconds
             beside = early if arrived is None else min(beside, early)
             pieces = [(beside, after), (seconds - beside, awaited)]
         for number, (length, waits) in enumerate(pieces):
@@ -240,15 +245,15 @@ class Compiler:
                 takes=((device, taken),) if taken and not number else (),
                 frees=((device, freed),) if freed and number + 1 == len(pieces) else (),
             )
-            self._occupy([device], self._add(task))
+            self._occupy([device], self.add(task))
 
     def _send(self, action: Action, target_stage: int, layer: int) -> None:
         """Hand the micro-batch to a neighbouring stage."""
         is_gradient = target_stage < action.stage
-        consumers = self._consumers(target_stage, action, is_gradient)
+        used_by = consumers(target_stage, action.micro_batch, is_gradient=is_gradient)
         for source, destination, num_bytes, flows in self._handed(action.stage, target_stage, layer):
             channel = (source, destination, is_gradient)
-            transfer = self._add(
+            transfer = self.add(
                 Task(
                     kind=SpanKind.TRANSFER,
                     flows=flows,
@@ -261,7 +266,7 @@ class Compiler:
             )
             self.channel_last[channel] = transfer
             self.channel_first.setdefault(channel, transfer)
-            for consumer in consumers:
+            for consumer in used_by:
                 self.arriving[consumer, destination].append(transfer)
 
     def _handed(self, stage: int, target: int, layer: int) -> list[tuple[int, int, float, tuple[Flow, ...]]]:
@@ -281,12 +286,6 @@ class Compiler:
 
     def _flows(self, source: int, target: int, num_bytes: float) -> tuple[Flow, ...]:
         return (Flow(source, target, num_bytes),)
-
-    def _consumers(self, stage: int, action: Action, is_gradient: bool) -> tuple[Action, ...]:
-        if not is_gradient:
-            return (Action(stage, ActionKind.FORWARD, action.micro_batch),)
-        kinds = (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
-        return tuple(Action(stage, kind, action.micro_batch) for kind in kinds)
 
     def _gather_weights(self, action: Action) -> int | None:
         """ZeRO 3: collect the stage's weights while the action before is still computing."""
@@ -322,7 +321,7 @@ class Compiler:
         flows, rounds = self._weights_around((action.stage,), 1)
         if part < 1:
             flows = tuple(replace(flow, bytes=flow.bytes * part) for flow in flows)
-        self.exchanged[action.stage] = self._add(
+        self.exchanged[action.stage] = self.add(
             Task(
                 kind=SpanKind.COLLECTIVE,
                 flows=flows,
@@ -344,7 +343,7 @@ class Compiler:
             ready = {self.gradients_done[place] for place in places if place in self.gradients_done}
             flows, rounds = self._weights_around(stages, times, parameters)
             after = tuple(sorted(ready))
-            task = self._add(Task(kind=SpanKind.COLLECTIVE, flows=flows, rounds=rounds, after=after, stage=stages[0]))
+            task = self.add(Task(kind=SpanKind.COLLECTIVE, flows=flows, rounds=rounds, after=after, stage=stages[0]))
             for device in devices:
                 waits[device].append(task)
         for device in range(len(self.names)):
@@ -379,7 +378,8 @@ class Compiler:
 
     def _end_with_update(self, device: int, seconds: float, waits: list[int]) -> None:
         after = tuple(sorted({self.last[device], *waits}))
-        task = self._add(Task(kind=SpanKind.UPDATE, device=device, seconds=seconds, after=after))
+        after, frees = self.copies.before_update(device, after)
+        task = self.add(Task(kind=SpanKind.UPDATE, device=device, seconds=seconds, after=after, frees=frees))
         self._occupy([device], task)
 
     def graph(self) -> TaskGraph:
@@ -390,7 +390,7 @@ class Compiler:
         carry += [(self.channel_last[channel], self.channel_first[channel]) for channel in self.channel_last]
         return TaskGraph(devices=self.names, tasks=tuple(self.tasks), carry=tuple(carry), resident=resident)
 
-    def _add(self, task: Task) -> int:
+    def add(self, task: Task) -> int:
         self.tasks.append(task)
         return len(self.tasks) - 1
 

@@ -47,7 +47,7 @@ class Engine:
 
     def __init__(self, graph: TaskGraph, cluster: Cluster, iterations: int, record: int, until: float) -> None:
         self.graph = graph
-        self.cluster = cluster
+        self.cluster = cluster = graph.on(cluster)
         self.iterations = iterations
         self.record = record
         self.until = until
@@ -144,7 +144,7 @@ class Engine:
     def _start_flows(self, instance: int, task: Task) -> None:
         self.flows_left[instance] = sum(flow.bytes > 0 for flow in task.flows)
         for flow in task.flows:
-            source, target = self.graph.devices[flow.source], self.graph.devices[flow.target]
+            source, target = self.graph.ends(flow, self.cluster)
             where = f"{source}>{target}"
             if flow.bytes > 0:
                 routes = self.cluster.routes(source, target)
@@ -290,6 +290,6 @@ class Engine:
         since = TIME.format(self.started[instance])
         if task.kind.is_communication:
             flow = task.flows[0]
-            source, target = self.graph.devices[flow.source], self.graph.devices[flow.target]
+            source, target = self.graph.ends(flow, self.cluster)
             return f"no link from {source} to {target} comes back: {what}, begun at {since}, never ends"
         return f"{self.graph.devices[task.device]} is lost: {what}, begun at {since}, never ends"

@@ -59,7 +59,7 @@ def fold_plan(
 ) -> tuple[TaskGraph, Cluster]:
     """The task graph of one iteration on bundles, and the cluster it runs on."""
     model = model or ComputeModel()
-    if plan.schedule.kind.is_v or not _has_bundles(plan):
+    if plan.schedule.kind.is_v or plan.offloads or not _has_bundles(plan):
         return compile_plan(plan, chain, cluster, model), cluster
     folder = Folder(plan, chain, cluster, model)
     graph = folder.run()

@@ -98,7 +98,7 @@ class FoldedPlan(Folder):
     @property
     def is_playable(self) -> bool:
         """Whether ``seconds`` plays all that the plan does, on devices and links that do not change."""
-        if self.model.blocking or self.plan.schedule.kind.is_v:
+        if self.model.blocking or self.plan.schedule.kind.is_v or self.whole.offloads:
             return False
         if self.model.prefetch and any(self.zero[stage] >= 2 for stage in range(len(self.plan.stages))):
             return False

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from argosy.cluster.host import Tier, tier_name, with_host_links
+from argosy.cluster.topology import Cluster
 from argosy.timeline import SpanKind
+
+PLACES = {Tier.HOST: -1, Tier.NVME: -2}
+"""One end of a flow that is no device: the memory or the drive of the node of the other end."""
+_TIERS = {place: tier for tier, place in PLACES.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Bytes from one device to another; devices by their index in the graph."""
+    """Bytes from one device to another; devices by their index in the graph, or one end of ``PLACES``."""
 
     source: int
     target: int
@@ -57,3 +63,16 @@ class TaskGraph:
     """(earlier, later): in the next iteration ``later`` waits until ``earlier`` of this one is over."""
     resident: tuple[float, ...] = ()
     """Bytes each device holds all the time: weights, gradients, optimizer state."""
+
+    def on(self, cluster: Cluster) -> Cluster:
+        """The cluster, with links to host memory if a task needs them."""
+        copies = any(task.kind is SpanKind.COPY for task in self.tasks)
+        return with_host_links(cluster) if copies else cluster
+
+    def ends(self, flow: Flow, cluster: Cluster) -> tuple[str, str]:
+        """Names of where a flow begins and ends."""
+        if flow.source >= 0 and flow.target >= 0:
+            return self.devices[flow.source], self.devices[flow.target]
+        device = self.devices[max(flow.source, flow.target)]
+        place = tier_name(cluster.device(device).node, _TIERS[min(flow.source, flow.target)])
+        return (device, place) if flow.target < 0 else (place, device)

@@ -34,3 +34,9 @@ def in_dependency_order(schedule: Schedule) -> Iterator[Action]:
                 remaining -= 1
                 yield action
         assert remaining < before, "check_schedule finds deadlocks before this"
+
+
+def consumers(stage: int, micro_batch: int, *, is_gradient: bool) -> tuple[Action, ...]:
+    """The actions of a stage that may wait for what a neighbouring stage hands it of a micro-batch."""
+    kinds = (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT) if is_gradient else (ActionKind.FORWARD,)
+    return tuple(Action(stage, kind, micro_batch) for kind in kinds)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from argosy.plan.offload import choices
 from argosy.plan.plan import Recompute
 from argosy.schedule import ScheduleSpec
 from argosy.schedule.generate import group_size
@@ -39,7 +40,10 @@ class Candidate:
     def __post_init__(self) -> None:
         if not self.is_played:
             self.seconds = float(f"{self.seconds:.9g}")
-        self.effort = sum(choice.option.zero + _EFFORT[choice.option.recompute] for choice in self.plan)
+        self.effort = sum(
+            choice.option.zero + _EFFORT[choice.option.recompute] + len(choice.option.offload.named)
+            for choice in self.plan
+        )
 
     @cached_property
     def key(self) -> Key:
@@ -84,6 +88,7 @@ def describe_choice(choice: Choice) -> str:
     tricks += [f"expert {choice.option.expert}"] if choice.option.expert > 1 else []
     tricks += [f"zero {choice.option.zero}"] if choice.option.zero > 1 else []
     tricks += [f"recompute {choice.option.recompute}"] if choice.option.recompute is not Recompute.NONE else []
+    tricks += [f"offload {choice.option.offload}"] if choice.option.offload else []
     return ", ".join([f"{counted(choice.end - choice.first, 'layer')} on {on}", *tricks])
 
 
@@ -127,7 +132,7 @@ def neighbours(plan: Complete, options: Mapping[Vector, Sequence[Option]]) -> It
     for index, choice in enumerate(plan):
         mine = choice.option
         for option in alike.get(mine.vector, ()):
-            if (option.parts, option.recompute, option.zero) != (mine.parts, mine.recompute, mine.zero):
+            if option is not mine and option.way != mine.way:
                 yield (*plan[:index], replace(choice, option=option), *plan[index + 1 :])
     yield from shifted(plan)
     lengths = [choice.end - choice.first for choice in plan]
@@ -170,17 +175,19 @@ def _with_lengths(options: Sequence[Option], lengths: Sequence[int]) -> Complete
 
 
 def lightened(candidate: Candidate, scope: Scope) -> Complete:
-    """The same plan with every stage at the least recomputation and ZeRO of a scope with which it fits; ZeRO 1 costs no
-    more than none."""
+    """The same plan with every stage at the least offload, recomputation and ZeRO of a scope with which it fits; ZeRO 1
+    costs no more than none."""
     plan = candidate.plan
     for index, choice in enumerate(plan):
-        if choice.option.zero <= 1 and choice.option.recompute is Recompute.NONE:
+        mine = choice.option
+        if mine.zero <= 1 and mine.recompute is Recompute.NONE and not mine.offload:
             continue
         alone = choice.option.holders == 1
         lighter = (
-            replace(choice, option=replace(choice.option, recompute=recompute, zero=zero))
+            replace(choice, option=replace(mine, recompute=recompute, zero=zero, offload=offload))
+            for offload in choices(mine.offload)
             for recompute in _EFFORT
-            if recompute in scope.recompute
+            if recompute in scope.recompute and not (offload.activations and recompute is Recompute.SELECTIVE)
             for zero in ((0,) if alone else sorted({*scope.zero} - {0}))
         )
         fitting = ((*plan[:index], other, *plan[index + 1 :]) for other in lighter)

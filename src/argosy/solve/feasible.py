@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argosy.cost.memory import USABLE
+from argosy.plan.offload import Offload
 from argosy.schedule import ScheduleSpec
 from argosy.schedule.generate import group_size, usual_depth
 from argosy.solve.judge import Complete
@@ -30,6 +31,7 @@ from argosy.solve.row import States
 from argosy.solve.shape import MOST_STAGES, Shape
 from argosy.space.enumerate import Scope, stage_options
 from argosy.space.granularity import granularities
+from argosy.space.offloaded import copied_weights, least_on_devices, limit_in_flight
 from argosy.space.option import Option, Vector
 from argosy.space.pool import Pool
 from argosy.space.price import Prices
@@ -77,7 +79,7 @@ def find_fit(prices: Prices, shapes: Iterable[Shape], scope: Scope) -> Fit | Non
     """The first of the shapes with a plan that fits, and that plan; None if no plan of the scope fits."""
     # ZeRO 1 never needs more than none. Beyond it bytes per weight fall with every level, and a layer is held whole.
     lightest = replace(scope, zero=tuple(zero for zero in scope.zero if zero) or scope.zero, prune=False)
-    if not holds_state(prices):
+    if not holds_state(prices, scope.offload):
         return None
     options: dict[int, Mapping[Vector, list[Option]]] = {}
     for shape in shapes:
@@ -91,11 +93,11 @@ def find_fit(prices: Prices, shapes: Iterable[Shape], scope: Scope) -> Fit | Non
     return None
 
 
-def holds_state(prices: Prices) -> bool:
-    """Whether all devices together have room for one copy of weights, gradients and optimizer state: no ZeRO needs
-    less."""
+def holds_state(prices: Prices, offload: Offload) -> bool:
+    """Whether all devices together have room for one copy of weights, gradients and optimizer state, less what may be
+    kept outside: no ZeRO needs less."""
     room = sum(pool.count * USABLE * pool.device.kind.memory for pool in prices.pools)
-    return prices.least_state_bytes <= room
+    return least_on_devices(prices, offload) <= room
 
 
 def _lightest(shape: Shape) -> Iterator[ScheduleSpec]:
@@ -183,16 +185,21 @@ def _most_in_flight(prices: Prices, options: Sequence[Option], group: int) -> ND
     """[a, b]: micro-batches in flight with which layers a..b-1 fit under the best of several options."""
     best = np.zeros((prices.num_layers + 1,) * 2)
     for option in options:
-        kept = np.maximum(prices.kept_ranges(option.recompute, option.width), 1e-9)
-        passing = prices.transient(option.recompute, option.width) + (2 * group + 1) * prices.largest_output
+        kept = np.maximum(option.kept_ranges, 1e-9)
+        passing = option.transient + (2 * group + 1) * prices.largest_output
         (held,) = prices.weigh(np.array([option.state]), prices.held_by_kind)
         held += option.whole * prices.largest_layer(option.expert)
-        frozen = prices.frozen(option.expert)
+        frozen = option.frozen
         if frozen is not None:
             held += option.context * frozen
+        first, end = np.indices(held.shape)
+        if option.offload:
+            held += copied_weights(option, first, end)
         fits = np.minimum.reduce(
             [(size - held - samples * passing) / (samples * kept) for size, samples in option.room]
         )
+        if option.offload:
+            fits = np.minimum(fits, limit_in_flight(option, first, end))
         fits[option.width > prices.widest] = 0.0
         np.maximum(best, np.floor(fits + 1e-9), out=best)
     return best

@@ -64,7 +64,7 @@ _MOST_STEPS = 100_000
 
 def plan_key(shape: Shape, plan: Complete) -> Key:
     """What a complete plan is, but for its schedule."""
-    return (shape, *((c.option.parts, c.option.recompute, c.option.zero, c.first, c.end) for c in plan))
+    return (shape, *((choice.option.way, choice.first, choice.end) for choice in plan))
 
 
 def _at_both_ends(ways: Sequence[float]) -> list[float]:

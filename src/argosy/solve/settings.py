@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 
 from argosy.cost.compute import ComputeModel
 from argosy.errors import bad_input
+from argosy.plan.offload import NO_OFFLOAD, Offload, parse_offload
 from argosy.plan.plan import Recompute
+from argosy.plan.runnable import OFFLOAD
 from argosy.plan.targets import Target
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.space.enumerate import Scope, only_runnable
@@ -76,6 +78,8 @@ class Settings:
     """What a stage may recompute; by default anything, and the extremes on level 1 of more than 16 devices."""
     zero: tuple[int, ...] | None = None
     """Levels of ZeRO that a stage may choose from; by default as for ``recompute``."""
+    offload: Offload = NO_OFFLOAD
+    """What a stage may keep outside its devices; by default nothing."""
     mixed: bool | None = None
     """Whether stages may mix kinds; by default on level 2 of up to three pools and 64 devices, and of up to 8 devices:
     in a minute of search the tables of mixtures of four kinds took 15 GB."""
@@ -140,6 +144,7 @@ def allowed(scope: Scope, settings: Settings) -> Scope:
         max_expert=settings.max_expert,
         zero=settings.zero or scope.zero,
         recompute=settings.recompute or scope.recompute,
+        offload=settings.offload,
     )
 
 
@@ -167,6 +172,17 @@ def for_target(settings: Settings) -> Settings:
         max_expert=_least(settings.max_expert, target.max_expert),
         mixed=settings.mixed if target.mixed else False,
     )
+
+
+def with_offload(settings: Settings, text: str) -> Settings:
+    """The settings with what ``--offload`` allows; an ``InputError`` for what they cannot go together with."""
+    offload = parse_offload(text)
+    if settings.runnable and str(offload) not in OFFLOAD.runs:
+        runs = ", ".join(str(value) for value in OFFLOAD.runs[1:-1])
+        raise bad_input(f"{runs} or both with --runnable", text, where="--offload")
+    if offload.activations is not None and any(spec.kind.is_split for spec in settings.schedules):
+        raise bad_input("no activations with a schedule that splits backwards", text, where="--offload")
+    return replace(settings, offload=offload)
 
 
 def _least(asked: int | None, allowed_most: int | None) -> int | None:

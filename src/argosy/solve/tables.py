@@ -28,6 +28,7 @@ from argosy.solve.grid import Grid
 from argosy.solve.kinds import Ground, leaving_seconds, nic_seconds
 from argosy.solve.shape import Shape
 from argosy.solve.tied import tied_costs
+from argosy.space.offloaded import copied_weights, copy_seconds, limit_in_flight
 from argosy.space.option import Option
 from argosy.space.price import FloatArray
 
@@ -68,6 +69,8 @@ class Costs:
         self._add_sums(options)
         self._add_exchanges(options, ground)
         self._add_memory(options, group)
+        self.options = options
+        self.offloads = np.array([bool(option.offload) for option in options])
 
     def _add_sums(self, options: Sequence[Option]) -> None:
         """[part, option, layer]."""
@@ -103,10 +106,13 @@ class Costs:
         rooms = [[option.room[min(part, len(option.parts) - 1)] for option in options] for part in parts]
         self.room = np.array(rooms, dtype=np.float64)
         """[part, option]: bytes, and samples."""
-        kinds = [(option.recompute, option.width) for option in options]
-        self.kinds = sorted(set(kinds))
-        self.kind = np.array([self.kinds.index(kind) for kind in kinds])
-        """Of recomputation, and of the width of tensor-parallel groups."""
+        kinds = [(option.recompute, option.width, option.offload.activations is not None) for option in options]
+        distinct = sorted(set(kinds))
+        self.kind = np.array([distinct.index(kind) for kind in kinds])
+        """Of recomputation, of the width of tensor-parallel groups, and of offloaded activations."""
+        self.examples = [kinds.index(kind) for kind in distinct]
+        """An option of each of these."""
+        self.holds_frozen = np.array([option.offload.weights is None for option in options])
         self.width = np.array([option.width for option in options])
         self.whole = np.array([option.whole for option in options])
         self.expert = np.array([option.expert for option in options])
@@ -117,6 +123,8 @@ class Costs:
         at = self.grid.layers(first, end)
         held = self.prices.held_by_kind[:, at[0], at[1]]
         alone, ahead = _largest(_ranges(self.slow, rows, at)), _largest(_ranges(self.ahead, rows, at))
+        if self.gate == 1 and self.offloads[rows].any():
+            alone, ahead = self._with_copies(alone, ahead, rows, at)
         slow = self._stretched(alone, rows, held)
         is_whole = self.gate == 1
         return Tables(
@@ -145,6 +153,26 @@ class Costs:
         stretch = self.prices.weigh(self.stretch[rows[gathers]], held)
         slow[gathers] += stretch * ((self.count - 1) / self.count)
         return slow
+
+    def _with_copies(
+        self, alone: FloatArray, ahead: FloatArray, rows: Indices, at: _Ranges
+    ) -> tuple[FloatArray, FloatArray]:
+        """(1) and (3) from computing alone, with copies to hosts beside it, at their least: nothing waits for a first
+        layer, and links are free of others."""
+        alone, ahead = alone.copy(), ahead.copy()
+        for row in np.nonzero(self.offloads[rows])[0].tolist():
+            option = self.options[rows[row]]
+            both, forwards = [], []
+            for part in option.parts:
+                sums, copied = option.sums(part, part.most), copy_seconds(option, part, *at, alone=True)
+                forward, backward = (
+                    np.maximum(each[at[1]] - each[at[0]], copy) for each, copy in zip(sums, copied, strict=True)
+                )
+                both.append(forward + backward)
+                forwards.append(forward)
+            alone[row] = np.maximum(alone[row], _largest(both))
+            ahead[row] = np.maximum(ahead[row], _largest(forwards))
+        return alone, ahead
 
     def _tails(self, rows: Indices, at: _Ranges, held: FloatArray) -> FloatArray:
         """(5), by the best algorithm for each range."""
@@ -176,13 +204,17 @@ class Costs:
         weights = self.prices.weigh(self.state[rows], held)
         whole = self.whole[rows]
         for expert in set(self.expert[rows].tolist()) if self.prices.chain.frozen_parameters else ():
-            some = self.expert[rows] == expert
+            some = (self.expert[rows] == expert) & self.holds_frozen[rows]
             weights[some] += np.multiply.outer(self.context[rows][some], self.prices.frozen(expert)[at])  # type: ignore[index]
         for expert in set(self.expert[rows][whole > 0].tolist()):
             some = (whole > 0) & (self.expert[rows] == expert)
             weights[some] += np.multiply.outer(whole[some], self.prices.largest_layer(expert)[at])
-        passing = np.array([self.prices.transient(*one)[at] + self.buffers for one in self.kinds])[kind]
-        kept = np.array([self.prices.kept_ranges(*one)[at] for one in self.kinds])[kind]
+        examples = [self.options[row] for row in self.examples]
+        passing = np.array([option.transient[at] + self.buffers for option in examples])[kind]
+        kept = np.array([option.kept_ranges[at] for option in examples])[kind]
+        offloading = np.nonzero(self.offloads[rows])[0].tolist()
+        for row in offloading:
+            weights[row] += copied_weights(self.options[rows[row]], *at)
         fitting = []
         for part in self.room[:, rows]:
             size, samples = part[:, :1], part[:, 1:]
@@ -192,6 +224,8 @@ class Costs:
             fits += 1e-9
             fitting.append(np.floor(fits, out=fits))
         most = _smallest(fitting)
+        for row in offloading:
+            most[row] = np.minimum(most[row], limit_in_flight(self.options[rows[row]], *at))
         self._refuse_wide(most, self.width[rows], first, end)
         return most
 

@@ -112,7 +112,9 @@ def why_no_plan(prices: Prices, cluster: Cluster, global_batch: int, settings: S
     if settings.ceiling < math.inf:
         return f"no plan of {prices.chain.name} is faster than that of another search"
     untimed = find_untimed(prices, global_batch, settings)
-    return why_infeasible(prices, cluster) if untimed is None else why_untimed(untimed, prices, cluster)
+    if untimed is not None:
+        return why_untimed(untimed, prices, cluster)
+    return why_infeasible(prices, cluster, settings.offload)
 
 
 def _missing(fit: Fit, prices: Prices) -> Iterator[MissingTimes]:

@@ -13,6 +13,7 @@ from typing import TypeVar
 from argosy.cluster.device import Device
 from argosy.cluster.topology import Cluster
 from argosy.cost.memory import USABLE
+from argosy.plan.offload import NO_OFFLOAD, Offload
 from argosy.plan.plan import Certificate, LeftOut, Plan, Predicted, RunnerUp
 from argosy.sim.prediction import Played, play_once, prediction
 from argosy.sim.simulate import iteration_seconds
@@ -21,6 +22,7 @@ from argosy.solve.devices import on_devices
 from argosy.solve.judge import Key
 from argosy.solve.reasons import why_left_out, why_slower
 from argosy.space.enumerate import Scope
+from argosy.space.offloaded import least_on_devices
 from argosy.space.price import Prices
 from argosy.units import SIZE
 from argosy.workload.chain import Chain
@@ -224,13 +226,15 @@ def placed(candidate: Candidate, prices: Prices, cluster: Cluster) -> Plan:
     return on_devices(candidate.shape, candidate.schedule, candidate.plan, prices, cluster)
 
 
-def why_infeasible(prices: Prices, cluster: Cluster) -> str:
+def why_infeasible(prices: Prices, cluster: Cluster, offload: Offload = NO_OFFLOAD) -> str:
     """Whether the devices are too small in all, or one by one; ``explain.infeasible`` says more."""
     chain = prices.chain
-    needed = prices.least_state_bytes
+    needed = least_on_devices(prices, offload)
     room = sum(pool.count * USABLE * pool.device.kind.memory for pool in prices.pools)
     need, have = SIZE.format(needed, digits=3), SIZE.format(room, digits=3)
-    state = f"weights, gradients and optimizer state need {need}, the devices have {have} to use"
+    what = f"what of weights, gradients and optimizer state is left by offload of {offload} needs"
+    what = what if offload else "weights, gradients and optimizer state need"
+    state = f"{what} {need}, the devices have {have} to use"
     start = f"no plan of {named(chain)} fits on {cluster!r}: {state}"
     return start if needed > room else f"{start}, and activations or a single layer do not fit beside them"
 

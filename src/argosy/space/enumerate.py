@@ -6,7 +6,9 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from argosy.cluster.host import Tier
 from argosy.cost.memory import USABLE
+from argosy.plan.offload import NO_OFFLOAD, Offload, choices
 from argosy.plan.plan import Recompute
 from argosy.plan.runnable import ALONE, CONTEXT, RECOMPUTE, ZERO
 from argosy.space.option import Option, Part, Vector
@@ -51,9 +53,13 @@ class Scope:
     """Whether a part of a sequence has one device, not a tensor-parallel group."""
     replicas: int | None = None
     """Every stage has so many replicas, which take as many samples each; by default any number, any shares."""
+    offload: Offload = NO_OFFLOAD
+    """What a stage may keep outside its devices."""
     even: bool = False
     """Whether the replicas of a stage take as many samples each."""
     prune: bool = True
+    runnable: bool = False
+    """Whether only plans count that our own runtime executes."""
 
     def counts(self, pools: Sequence[Pool]) -> Vector:
         """Units in each pool; what is left over is not used at this granularity."""
@@ -71,7 +77,8 @@ class Scope:
         stages = f"stages of multiples of {units}, along the nodes{kinds}"
         splits = self._splits()
         splits += ", parts of sequences of one device" if self.parts_alone and "context" in splits else ""
-        return f"{stages}, recompute {recompute}, ZeRO {zero}{width}{even}{splits}"
+        offload = f", offload of {self.offload}" if self.offload else ""
+        return f"{stages}, recompute {recompute}, ZeRO {zero}{offload}{width}{even}{splits}"
 
     def _splits(self) -> str:
         """``, context 1/2/4, experts over 1/2``; nothing for 1 alone."""
@@ -101,7 +108,15 @@ def only_runnable(scope: Scope) -> Scope:
         recompute=tuple(recompute for recompute in scope.recompute if str(recompute) in RECOMPUTE.runs),
         zero=tuple(zero for zero in scope.zero if zero in ZERO.runs),
         parts_alone=CONTEXT.runs == (ALONE,),
+        offload=_only_run(scope.offload),
+        runnable=True,
     )
+
+
+def _only_run(offload: Offload) -> Offload:
+    """What of some offload our runtime executes: optimizer state and activations in host memory."""
+    optimizer, activations = (tier if tier is Tier.HOST else None for tier in (offload.optimizer, offload.activations))
+    return Offload(optimizer=optimizer, activations=activations)
 
 
 def with_splits(scope: Scope, prices: Prices) -> Scope:
@@ -186,9 +201,11 @@ def stage_options(
     for vector, each in (parts if parts is not None else stage_parts(prices, micro_batch, scope, counters)).items():
         devices = tuple(number * unit for number, unit in zip(vector, scope.units, strict=True))
         found: list[Option] = []
-        known: dict[tuple[tuple[Part, ...], int], Option] = {}
-        for one in each:
-            alike = list(_with_zero(prices, devices, *one, scope, counters, known))
+        known: dict[tuple[tuple[Part, ...], int, Offload], Option] = {}
+        for one, offload in itertools.product(each, choices(scope.offload)):
+            if offload.activations is not None and one[1] is Recompute.SELECTIVE:
+                continue
+            alike = list(_with_zero(prices, devices, *one, offload, scope, counters, known))
             found += without_dominated(alike, counters) if scope.prune else alike
         if found:
             result[vector] = found
@@ -253,17 +270,20 @@ def _with_zero(
     devices: Vector,
     parts: tuple[Part, ...],
     recompute: Recompute,
+    offload: Offload,
     scope: Scope,
     counters: Counters,
-    known: dict[tuple[tuple[Part, ...], int], Option],
+    known: dict[tuple[tuple[Part, ...], int, Offload], Option],
 ) -> Iterator[Option]:
     """``known``: those with other recomputation."""
     alone = sum(part.replicas * part.context for part in parts) == 1
     for zero in (0,) if alone else scope.zero:
-        like = known.get((parts, zero))
+        if scope.runnable and offload.activations is not None and zero > 1:
+            continue
+        like = known.get((parts, zero, offload))
         if like is None:
-            option = Option(prices=prices, vector=devices, parts=parts, recompute=recompute, zero=zero)
-            known[parts, zero] = option
+            option = Option(prices=prices, vector=devices, parts=parts, recompute=recompute, zero=zero, offload=offload)
+            known[parts, zero, offload] = option
         else:
             option = like.recomputing(recompute)
         if scope.prune and fits_nowhere(option):

@@ -1,8 +1,8 @@
 """The options of a stage: how a number of devices of each pool runs *some* range of layers.
 
-An option fixes everything but the layers: tensor width and samples of each part, recomputation and ZeRO. Its times
-and bytes are running sums over the layers, so one object prices every range. For layers a..b-1 and n micro-batches in
-flight:
+An option fixes everything but the layers: tensor width and samples of each part, recomputation, ZeRO and offload
+(``space.offloaded``). Its times and bytes are running sums over the layers, so one object prices every range. For
+layers a..b-1 and n micro-batches in flight:
 
     (1)  slowest(a, b)  = max over parts of forward + backward     what limits the rate of the stage
     (2)  quickest(a, b) = min over parts of forward + backward     what a micro-batch needs at least to pass through
@@ -29,53 +29,27 @@ from functools import cached_property
 
 from argosy.cost.collective import tree_depth, tree_load
 from argosy.cost.memory import USABLE, times_whole
+from argosy.cost.offload import overlapped
+from argosy.plan.offload import NO_OFFLOAD, Offload
 from argosy.plan.plan import Recompute, Replica, Stage
-from argosy.space.exchange import Split, routed_crowding
+from argosy.space.exchange import routed_crowding
+from argosy.space.offloaded import (
+    copied_ranges,
+    copied_weights,
+    copy_seconds,
+    inside_ranges,
+    limit_in_flight,
+    moment_rates,
+    rate_of,
+    weight_rates,
+)
+from argosy.space.part import Part as Part
 from argosy.space.pool import Pool
 from argosy.space.price import FloatArray, Prices, Rates
 from argosy.workload.optimizer import OPTIMIZERS
 
 Vector = tuple[int, ...]
 """Devices taken from each pool."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """Equal replicas from one pool."""
-
-    pool: int
-    width: int
-    replicas: int
-    samples: int
-    """Of a replica."""
-    extra: int = 0
-    """How many of the replicas take one sample more."""
-    context: int = 1
-    """Parts of the sequence; the same in all parts of an option."""
-    expert: int = 1
-    """Holders over which experts are split; the same in all parts of an option."""
-
-    @property
-    def most(self) -> int:
-        """Samples of the busiest of them."""
-        return self.samples + (self.extra > 0)
-
-    @property
-    def all_samples(self) -> int:
-        """Of all of them together."""
-        return self.samples * self.replicas + self.extra
-
-    @property
-    def devices(self) -> int:
-        return self.width * self.replicas
-
-    @property
-    def tensor_width(self) -> int:
-        return self.width // self.context
-
-    @property
-    def split(self) -> Split:
-        return Split(self.width, self.context, self.expert)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,6 +61,7 @@ class Option:
     parts: tuple[Part, ...]
     recompute: Recompute
     zero: int
+    offload: Offload = NO_OFFLOAD
 
     @cached_property
     def replicas(self) -> int:
@@ -103,6 +78,11 @@ class Option:
     @property
     def expert(self) -> int:
         return self.parts[0].expert
+
+    @property
+    def way(self) -> tuple[object, ...]:
+        """What distinguishes it from others on the same devices."""
+        return self.parts, self.recompute, self.zero, self.offload
 
     @property
     def holders(self) -> int:
@@ -132,6 +112,7 @@ class Option:
             zero=self.zero,
             context=self.context,
             expert=self.expert if has_experts else 1,
+            offload=self.offload,
         )
 
     @cached_property
@@ -152,10 +133,23 @@ class Option:
         return forward, backward
 
     def _compute(self, first: int, end: int) -> tuple[float, float]:
+        if self.offload:
+            return self._offloaded(first, end)
         pairs = [self.sums(part, part.most) for part in self.parts]
         crowd = [self._crowding(part, pool, first, end) for part, pool in zip(self.parts, self.pools, strict=True)]
         forward = max(float(sums[end] - sums[first]) + more for (sums, _), more in zip(pairs, crowd, strict=True))
         backward = max(float(sums[end] - sums[first]) + more for (_, sums), more in zip(pairs, crowd, strict=True))
+        return forward, backward
+
+    def _offloaded(self, first: int, end: int) -> tuple[float, float]:
+        """Forward and backward of the slowest replica with copies beside them ((5) of ``cost.offload``)."""
+        forward = backward = 0.0
+        for part, pool in zip(self.parts, self.pools, strict=True):
+            sums, copied = self.sums(part, part.most), copy_seconds(self, part, first, end)
+            more = self._crowding(part, pool, first, end)
+            ahead, back = (float(each[end] - each[first]) + more for each in sums)
+            forward = max(forward, overlapped(ahead, float(copied[0]), end - first))
+            backward = max(backward, overlapped(back, float(copied[1]), end - first))
         return forward, backward
 
     def once_around(self, first: int, end: int) -> float:
@@ -196,20 +190,42 @@ class Option:
         if self.width > 1 and self.width > prices.widest[first, end]:
             return False
         held = self.state_range(first, end) + self.whole_bytes(first, end)
-        passing = float(prices.transient(self.recompute, self.width)[first, end])
-        kept = in_flight * float(prices.kept_ranges(self.recompute, self.width)[first, end])
+        passing, kept = float(self.transient[first, end]), in_flight * float(self.kept_ranges[first, end])
+        if self.offload and float(limit_in_flight(self, first, end)) < in_flight:
+            return False
         each = passing + kept + (2 * group + 1) * prices.largest_output
         return all(held + samples * each <= size for size, samples in self.room)
+
+    @property
+    def kept_ranges(self) -> FloatArray:
+        """[a, b]: activation bytes per sample that stay on the devices of a replica."""
+        if self.offload.activations is not None:
+            return inside_ranges(self.prices, self.recompute, self.width)
+        return self.prices.kept_ranges(self.recompute, self.width)
+
+    @property
+    def transient(self) -> FloatArray:
+        """[a, b]: bytes per sample that a backward holds for a moment."""
+        passing = self.prices.transient(self.recompute, self.width)
+        if self.offload.activations is None:
+            return passing
+        return passing + copied_ranges(self.prices, self.recompute, self.width)
+
+    @property
+    def frozen(self) -> FloatArray | None:
+        """[a, b]: bytes of frozen weights on the devices of a replica, per part of the sequence."""
+        return None if self.offload.weights is not None else self.prices.frozen(self.expert)
 
     def state_range(self, first: int, end: int) -> float:
         """Bytes of weights, gradients and optimizer state of some layers on all devices of a replica."""
         held = self.prices.weigh_range(self.state, first, end)
-        frozen = self.prices.frozen(self.expert)
+        frozen = self.frozen
         return held if frozen is None else held + self.context * float(frozen[first, end])
 
     def whole_bytes(self, first: int, end: int) -> float:
         """What a backward has whole of one layer for a moment, on all devices of a replica (``cost.memory``, (8))."""
-        return self.whole * float(self.prices.largest_layer(self.expert)[first, end]) if self.whole else 0.0
+        gathered = self.whole * float(self.prices.largest_layer(self.expert)[first, end]) if self.whole else 0.0
+        return gathered + float(copied_weights(self, first, end)) if self.offload else gathered
 
     @cached_property
     def whole(self) -> float:
@@ -311,14 +327,31 @@ class Option:
 
     @cached_property
     def update(self) -> Rates:
-        """Seconds: the optimizer reads and writes all it keeps."""
+        """Seconds: the optimizer reads and writes all it keeps; what is outside is copied before."""
         rates = [pool.memory_bandwidth * part.width for pool, part in zip(self.pools, self.parts, strict=True)]
         passes = 2 * OPTIMIZERS[self.prices.chain.optimizer].passes
-        return passes * self.state[0] / min(rates), passes * self.state[1] / min(rates), 0.0
+        common, split = passes * self._updated[0] / min(rates), passes * self._updated[1] / min(rates)
+        for kept, tier in (
+            (moment_rates(self), self.offload.optimizer),
+            (weight_rates(self), self.offload.weights),
+        ):
+            if tier is not None:
+                slowest = max(1 / (rate_of(self, part, tier, alone=True) * part.width) for part in self.parts)
+                common, split = common + kept[0] * slowest, split + kept[1] * slowest
+        return common, split, 0.0
 
     @cached_property
     def state(self) -> Rates:
         """Bytes of trained weights, gradients and optimizer state on all devices of a replica."""
+        if not self.offload:
+            return self._updated
+        outside = zip(moment_rates(self), weight_rates(self), strict=True)
+        common, split, _ = (all_ - sum(kept) for all_, kept in zip(self._updated, outside, strict=True))
+        return common, split, 0.0
+
+    @cached_property
+    def _updated(self) -> Rates:
+        """The same with what is kept outside."""
         common = split = 0.0
         for width, level in zip(self.prices.state_bytes, (3, 2, 1), strict=True):
             shared = self.zero >= level
@@ -340,4 +373,5 @@ class Option:
         parts = " + ".join(f"{p.replicas}x{p.width} {self.prices.pools[p.pool].name} n={p.most}" for p in self.parts)
         splits = f", context {self.context}" if self.context > 1 else ""
         splits += f", expert {self.expert}" if self.expert > 1 else ""
+        splits += f", offload {self.offload}" if self.offload else ""
         return f"{parts}{splits}, zero {self.zero}, recompute {self.recompute}"

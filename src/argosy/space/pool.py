@@ -22,6 +22,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from argosy.cluster.device import Device
+from argosy.cluster.host import Tier, host_bandwidth, tier_size
 from argosy.cluster.topology import Cluster, Node
 from argosy.cost.communicate import DOWN
 from argosy.cost.compute import ComputeModel
@@ -58,6 +59,17 @@ class Pool:
     site: int = 0
     far: tuple[tuple[float, float], ...] = ()
     """Per site, bytes/s and least latency from here to there; infinity and 0 for its own. Empty: there is one site."""
+    host_bandwidth: float = 0.0
+    """Bytes/s between a device and the memory of its host, in each direction."""
+    host_is_shared: bool = False
+    """Whether that bandwidth is one capacity for the whole node."""
+    nvme_bandwidth: float = 0.0
+    """Bytes/s of a node's drive; 0 without one."""
+    rooms: tuple[tuple[Tier, float], ...] = ()
+    """Bytes that each device may keep in host memory and on a drive: an equal share of its node's."""
+
+    def tier_room(self, tier: Tier) -> float:
+        return dict(self.rooms).get(tier, 0.0)
 
     @property
     def name(self) -> str:
@@ -186,6 +198,10 @@ def _pool(cluster: Cluster, index: int, nodes: Sequence[tuple[str, ...]]) -> Poo
         intra_is_shared=shared,
         nic_bandwidth=bandwidth,
         nic_latency=latency,
+        host_bandwidth=host_bandwidth(cluster, nodes[0][0]),
+        host_is_shared=home.host_memory.shared,
+        nvme_bandwidth=home.host_memory.nvme_bandwidth,
+        rooms=tuple((tier, tier_size(cluster, home, tier) / len(home.devices)) for tier in Tier),
     )
 
 
@@ -215,7 +231,7 @@ def _looks(cluster: Cluster, node: Node) -> tuple[Any, ...]:
     uplinks = tuple(figures(pair) for pair in node.uplinks)
     narrow = tuple(pair for pair in node.uplinks if _separates(cluster, node, pair))
     wires = tuple((w.name, node.name in w.one) for w in cluster.wires if node.name in w.one or node.name in w.other)
-    return kinds, media, figures(node.nic or ()), uplinks, narrow, wires
+    return kinds, media, figures(node.nic or ()), uplinks, narrow, wires, node.host_memory
 
 
 def _separates(cluster: Cluster, node: Node, uplink: tuple[int, int]) -> bool:

@@ -42,6 +42,8 @@ class Prices:
         self._layers: dict[_Way, list[tuple[LayerSeconds, LayerSeconds]]] = {}
         self._whole: dict[_Way, float] = {}
         self._ranges: dict[tuple[int, int], tuple[int, float] | None] = {}
+        self.offloaded: dict[tuple[object, ...], FloatArray] = {}
+        """Tables of ``space.offloaded``, by name."""
 
     def seconds(
         self,

@@ -23,6 +23,21 @@ def largest_of(values: list[float] | list[int]) -> FloatArray:
     return table
 
 
+def largest_two_of(values: list[float] | list[int]) -> FloatArray:
+    """[a, b]: the sum of the two largest of values a..b-1.
+
+    >>> largest_two_of([3, 1, 2])[0].tolist()
+    [0.0, 3.0, 4.0, 5.0]
+    """
+    table = np.zeros((len(values) + 1,) * 2)
+    for first in range(len(values)):
+        most = second = 0.0
+        for end, value in enumerate(values[first:], start=first + 1):
+            most, second = max(most, value), max(min(most, value), second)
+            table[first, end] = most + second
+    return table
+
+
 def frozen_ranges(chain: Chain, expert: int) -> FloatArray:
     """[a, b]: bytes of frozen weights that a holder of layers a..b-1 has, with experts over so many holders: (10) of
     ``cost.memory``."""

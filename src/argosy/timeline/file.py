@@ -23,7 +23,9 @@ MemoryStep = Annotated[list[Amount], Field(min_length=2, max_length=2)]
 
 class SpanSchema(Schema):
     where: str
-    kind: Literal["forward", "backward", "input-gradient", "weight-gradient", "update", "transfer", "collective"]
+    kind: Literal[
+        "forward", "backward", "input-gradient", "weight-gradient", "update", "transfer", "collective", "copy"
+    ]
     start: Amount
     end: Amount
     stage: Natural | None = None

@@ -30,10 +30,12 @@ class SpanKind(StrEnum):
     UPDATE = "update"
     TRANSFER = "transfer"
     COLLECTIVE = "collective"
+    COPY = "copy"
+    """Between a device and the memory or drive of its node."""
 
     @property
     def is_communication(self) -> bool:
-        return self in (SpanKind.TRANSFER, SpanKind.COLLECTIVE)
+        return self in (SpanKind.TRANSFER, SpanKind.COLLECTIVE, SpanKind.COPY)
 
 
 class Span(NamedTuple):
@@ -192,7 +194,7 @@ class Timeline:
         seconds: dict[int, float] = {}
         clock = 0.0
         for span in self.critical_path():
-            if span.stage is not None and span.kind is not SpanKind.TRANSFER:
+            if span.stage is not None and span.kind not in (SpanKind.TRANSFER, SpanKind.COPY):
                 more = span.end - max(span.start, min(clock, span.end))
                 seconds[span.stage] = seconds.get(span.stage, 0.0) + more
             clock = span.end

@@ -21,6 +21,8 @@ class OptimizerCost:
     """(2): whether weights of fewer than 4 bytes have a copy in fp32."""
     passes: float = 1.0
     """(3)"""
+    is_elementwise: bool = True
+    """Whether parts of a tensor can be updated one after the other."""
     source: str = ""
 
 
@@ -34,11 +36,13 @@ OPTIMIZERS: dict[str, OptimizerCost] = {
     "adamw8bit": OptimizerCost(
         state_bytes=2 * _EIGHT_BITS,
         has_master=False,
+        is_elementwise=False,
         source="bitsandbytes.optim.AdamW8bit: two moments of 8 bits, weights updated as they are stored",
     ),
     "adafactor": OptimizerCost(
         state_bytes=4 * 2 / 2048,
         has_master=False,
+        is_elementwise=False,
         passes=4.7,
         source="torch.optim.Adafactor: a row and a column of second moments, here of a matrix of 2048 x 2048; "
         "passes over those of AdamW as measured on a CPU (python -m benchmarks.optimizer_update)",

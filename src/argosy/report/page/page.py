@@ -168,6 +168,7 @@ def _stage(index: int, stage: Stage, cluster: Cluster) -> dict[str, str | int]:
     widths = sorted({replica.width for replica in stage.replicas})
     extras = [f"recompute {stage.recompute}"] if stage.recompute is not Recompute.NONE else []
     extras += [f"ZeRO {stage.zero}"] if stage.zero else []
+    extras += [f"offload {stage.offload}"] if stage.offload else []
     extras += [f"{name} {count}" for name, count in (("context", stage.context), ("expert", stage.expert)) if count > 1]
     return {
         "index": index,

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from argosy.cluster.host import with_host_links
 from argosy.cluster.topology import Cluster
 from argosy.plan.plan import Plan
 from argosy.timeline import Span, SpanKind, Timeline
@@ -114,7 +115,7 @@ def _edges(timeline: Timeline, tick: float, cluster: Cluster) -> list[dict[str, 
 
     A transfer counts with its mean rate; where such rates add up to more than there is, the link is full.
     """
-    capacity = {link.name: link.bandwidth for link in cluster.links}
+    capacity = {link.name: link.bandwidth for link in with_host_links(cluster).links}
     events: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for span in timeline.spans:
         if span.bytes and span.end > span.start:

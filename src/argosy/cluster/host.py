@@ -1,0 +1,96 @@
+"""The host memory of nodes and the links that lead there, for plans that keep something outside their devices.
+
+What a cluster file leaves open is filled in:
+
+    (1)  size       as much as the devices of the node have together, at least 32 GiB
+    (2)  bandwidth  that of the device's kind (``data/devices.toml``), in each direction; if ``shared``, the largest one
+
+A plan may use ``USABLE_HOST`` of (1), every device an equal share. Links to host memory are not among those of a
+``Cluster``: ``with_host_links`` adds them for the exact engine.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from argosy.cluster.topology import Cluster, Link, Node, Route
+from argosy.cluster.trace import Trace
+
+
+class Tier(StrEnum):
+    """Where a stage of a plan keeps what its devices do not hold."""
+
+    HOST = "host"
+    """In the memory of the node."""
+    NVME = "nvme"
+    """On a drive of the node; priced and simulated, not run."""
+
+
+USABLE_HOST = 0.8
+"""Share of a host's memory that a plan may fill: the rest is for the system and the data."""
+_LEAST_SIZE = 32 * 2**30
+
+
+def host_size(cluster: Cluster, node: Node) -> float:
+    """(1), in bytes."""
+    if node.host_memory.size is not None:
+        return node.host_memory.size
+    return max(_LEAST_SIZE, sum(cluster.device(name).kind.memory for name in node.devices))
+
+
+def tier_size(cluster: Cluster, node: Node, tier: Tier) -> float:
+    """Bytes that a plan may keep in host memory or on the drive of a node; 0 without a drive."""
+    if tier is Tier.NVME:
+        return node.host_memory.nvme_size or 0.0
+    return USABLE_HOST * host_size(cluster, node)
+
+
+def host_bandwidth(cluster: Cluster, name: str) -> float:
+    """(2) for one device, in bytes/s."""
+    node, _ = cluster.node_of[name]
+    if node.host_memory.bandwidth is not None:
+        return node.host_memory.bandwidth
+    kinds = [cluster.device(other).kind for other in (node.devices if node.host_memory.shared else (name,))]
+    return max(kind.host_bandwidth for kind in kinds)
+
+
+def tier_bandwidth(cluster: Cluster, name: str, tier: Tier) -> float:
+    """Bytes/s that a device reaches alone, in each direction; 0 without a drive."""
+    rate = host_bandwidth(cluster, name)
+    return min(rate, cluster.node_of[name][0].host_memory.nvme_bandwidth) if tier is Tier.NVME else rate
+
+
+def tier_name(node: str, tier: Tier) -> str:
+    """What a flow to or from there names: ``box0.host``."""
+    return f"{node}.{tier}"
+
+
+def with_host_links(cluster: Cluster) -> Cluster:
+    """The same cluster with links and routes between every device and the memory and drive of its node."""
+    links: list[Link] = []
+    routes: dict[tuple[str, str], tuple[Route, ...]] = {}
+
+    def add(name: str, edge: str, bandwidth: float) -> int:
+        links.append(Link(name=name, edge=edge, bandwidth=Trace.constant(bandwidth), latency=Trace.constant(0.0)))
+        return len(cluster.links) + len(links) - 1
+
+    for node in cluster.nodes:
+        edge = tier_name(node.name, Tier.HOST)
+        common = None
+        if node.host_memory.shared:
+            rate = host_bandwidth(cluster, node.devices[0])
+            common = tuple(add(f"{edge}.{way}", edge, rate) for way in ("out", "in"))
+        drive = None
+        if node.host_memory.nvme_size is not None:
+            there = tier_name(node.name, Tier.NVME)
+            drive = tuple(add(f"{there}.{way}", there, node.host_memory.nvme_bandwidth) for way in ("out", "in"))
+        for name in node.devices:
+            rate = host_bandwidth(cluster, name)
+            own = common or tuple(add(f"{name}.host.{way}", edge, rate) for way in ("out", "in"))
+            routes[name, edge] = (Route("host", (own[0],)),)
+            routes[edge, name] = (Route("host", (own[1],)),)
+            if drive is not None:
+                far = tier_name(node.name, Tier.NVME)
+                routes[name, far] = (Route("nvme", (own[0], drive[0])),)
+                routes[far, name] = (Route("nvme", (own[1], drive[1])),)
+    return cluster.with_links(links, routes)

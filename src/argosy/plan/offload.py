@@ -1,0 +1,72 @@
+"""What a stage keeps outside its devices: optimizer state, activations or weights, in host memory or on NVMe."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+from argosy.cluster.host import Tier
+from argosy.errors import bad_input, closest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offload:
+    """What a stage keeps outside its devices, and where; None: on the devices."""
+
+    optimizer: Tier | None = None
+    """Moments of the optimizer. A copy of 16-bit weights in fp32 stays on the device."""
+    activations: Tier | None = None
+    """What a forward keeps for its backward, but for the input of the stage."""
+    weights: Tier | None = None
+    """Weights as the layers read them, trained and frozen."""
+
+    def __bool__(self) -> bool:
+        return any(tier is not None for _, tier in self.parts)
+
+    @property
+    def parts(self) -> tuple[tuple[str, Tier | None], ...]:
+        return (("optimizer", self.optimizer), ("activations", self.activations), ("weights", self.weights))
+
+    @property
+    def named(self) -> dict[str, str]:
+        """``{"optimizer": "host"}``: what a plan file says."""
+        return {name: str(tier) for name, tier in self.parts if tier is not None}
+
+    def __str__(self) -> str:
+        """As ``--offload`` reads it: ``optimizer,activations=nvme``."""
+        each = (f"{name}={tier}" if tier is Tier.NVME else name for name, tier in self.parts if tier is not None)
+        return ",".join(each)
+
+
+NO_OFFLOAD = Offload()
+
+
+def parse_offload(text: str, *, where: str = "--offload") -> Offload:
+    """Read ``optimizer,activations=nvme``.
+
+    >>> str(parse_offload("activations, optimizer=nvme"))
+    'optimizer=nvme,activations'
+    """
+    names = [field.name for field in fields(Offload)]
+    found: dict[str, Tier] = {}
+    for part in text.split(","):
+        name, _, tier = (piece.strip() for piece in part.partition("="))
+        if name not in names:
+            expected = f"some of {', '.join(names)}, with commas between them"
+            raise bad_input(expected, part.strip(), where=where, suggestion=closest(name, names))
+        if tier not in ("", *Tier):
+            raise bad_input(f"{name}, {name}=host or {name}=nvme", part.strip(), where=where)
+        found[name] = Tier(tier or Tier.HOST)
+    return Offload(**found)
+
+
+def choices(allowed: Offload) -> Iterator[Offload]:
+    """Every way to use some of what is allowed, nothing first.
+
+    >>> [str(choice) for choice in choices(parse_offload("optimizer,activations"))]
+    ['', 'activations', 'optimizer', 'optimizer,activations']
+    """
+    tiers = [(None,) if tier is None else (None, tier) for _, tier in allowed.parts]
+    for optimizer, activations, weights in itertools.product(*tiers):
+        yield Offload(optimizer=optimizer, activations=activations, weights=weights)
