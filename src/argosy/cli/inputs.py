@@ -136,6 +136,9 @@ def plan_of_known_model(document: Document) -> Plan:
     if not plan.model.tuning.is_full:
         expected = "a plan that trains all weights, as the targets do; for frozen ones use argosy run"
         raise document.error(("model", "tuning"), expected, str(plan.model.tuning))
+    if plan.model.powersgd:
+        expected = "a plan that sums gradients as they are, as the targets do; for PowerSGD use argosy run"
+        raise document.error(("model", "powersgd"), expected, plan.model.powersgd)
     return plan
 
 

@@ -272,6 +272,16 @@ OuterRates = Annotated[
         "--outer", metavar="RATE,MOMENTUM", help="With --islands: the outer optimizer; 1,0 is a plain average."
     ),
 ]
+PowerRank = Annotated[
+    int,
+    typer.Option(
+        "--powersgd",
+        metavar="RANK",
+        min=0,
+        max=1024,
+        help="Sum gradients as matrices of this rank (PowerSGD): another algorithm, for slow links. 0: as they are.",
+    ),
+]
 Runnable = Annotated[
     bool, typer.Option("--runnable", help="Only plans that argosy's own runtime executes as they are.")
 ]

@@ -43,6 +43,7 @@ from argosy.cli.options import (
     OptionalModel,
     OuterRates,
     Overlap,
+    PowerRank,
     Profiles,
     ProgramSource,
     Quiet,
@@ -113,6 +114,7 @@ def plan(
     overlap: Overlap = False,
     compress: Compress = "none",
     outer: OuterRates = "0.7,0.9",
+    powersgd: PowerRank = 0,
     workers: Workers = 1,
     executor: ExecutorName = "process",
     output: Annotated[
@@ -167,7 +169,7 @@ def plan(
         known_optimizer = parse_settings(optimizer=optimizer).optimizer
         if output is not None:
             check_output(output, cluster, program.partition(":")[0], json=json)
-        captured = capture_program(program, dtype=dtype, quiet=quiet)
+        captured = capture_program(program, dtype=dtype, quiet=quiet, powersgd=powersgd)
         model, global_batch = captured.chain.name, captured.samples
     if model is None or global_batch is None:
         raise bad_input("--model and --global-batch, or --program FILE.py:build", where="argosy plan")
@@ -191,6 +193,9 @@ def plan(
         check_output(output, cluster, model, calibration, *(profile or ()), json=json)
     budget = parse_time("--time-budget", time_budget)
     settings = Settings(level=level, gap=gap, time_budget=budget, prune=not no_prune, runnable=runnable)
+    if powersgd:
+        split = {"--max-width": max_width if max_width != 1 else None, "--for": for_system, "--max-expert": max_expert}
+        refuse_options(split, "with --powersgd")
     most = parse_size("--memory-budget", memory_budget)
     settings = replace(settings, memory_budget=most, mixed=False if no_mixed else None, even_shares=even_shares)
     settings = replace(settings, max_width=max_width, max_context=max_context, max_expert=max_expert)
@@ -207,8 +212,9 @@ def plan(
         captured = replace(captured, chain=chain)
     else:
         tuning = parse_tuning(train=train, lora=lora, freeze=freeze or (), base=base_weights)
-        chain = load_model(model, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer, tuning=tuning)
-        chain = constants.chain(chain)
+        asked: dict[str, Any] = {"sequence_length": sequence_length, "dtype": dtype, "optimizer": optimizer}
+        asked |= {"tuning": tuning, "powersgd": powersgd}
+        chain = constants.chain(load_model(model, **asked))
         check_target(settings.target, chain, model)
     costs = compute_model(profile or (), constants, chain=chain, cluster=where, quiet=quiet)
     task = Task(chain=chain, cluster=where, global_batch=global_batch, settings=settings, model=costs)
@@ -231,8 +237,7 @@ def plan(
         def reload(**changes: Any) -> Chain:
             if captured is not None:
                 return with_optimizer(chain, **changes)
-            asked: dict[str, Any] = {"sequence_length": sequence_length, "dtype": dtype, "optimizer": optimizer}
-            return constants.chain(load_model(model, **{**asked, "tuning": chain.tuning, **changes}))
+            return constants.chain(load_model(model, **{**asked, **changes}))
 
         with progress("nothing fits; looking for what would", quiet=quiet):
             why = diagnose(chain, where, global_batch=global_batch, settings=settings, model=costs, reload=reload)

@@ -45,6 +45,8 @@ class ModelRef:
     """Of a captured program, its layers as canonical JSON, so that its plan is whole on its own; else empty."""
     tuning: Tuning = FULL
     """Which of its weights are trained."""
+    powersgd: int = 0
+    """Rank of the matrices as which its gradients are summed; 0: they are summed as they are."""
 
     @classmethod
     def of(cls, chain: Chain) -> ModelRef:
@@ -55,6 +57,7 @@ class ModelRef:
             optimizer=chain.optimizer,
             content=canonical(layers_to_dict(chain.layers)) if chain.is_captured else "",
             tuning=chain.tuning,
+            powersgd=chain.powersgd,
         )
 
 

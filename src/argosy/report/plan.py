@@ -24,6 +24,7 @@ def plan_title(plan: Plan) -> str:
     stages = counted(len(plan.stages), "stage")
     batches = counted(plan.num_micro_batches, "micro-batch", "micro-batches")
     tuned = "" if plan.model.tuning.is_full else f" ({plan.model.tuning})"
+    tuned += f" with PowerSGD of rank {plan.model.powersgd}" if plan.model.powersgd else ""
     head = f"{plan.model.name}{tuned} on {plan.cluster.name}: {stages}"
     return f"{head}, {batches} of {plan.micro_batch_size}, {plan.schedule!r}"
 

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from argosy.cost.regions import Region
 from argosy.errors import InputError, Problem
 from argosy.plan.plan import Plan
+from argosy.plan.runnable import check_movable
 from argosy.runtime.boxes import Boxes, HeldPart, HeldParts, rows
 from argosy.runtime.compiling import check_compilable
 from argosy.runtime.failure import in_contact
@@ -141,6 +142,8 @@ def _checked(trainer: Trainer, plan: Plan) -> Making:
         problems.append(Problem(path="plan.global_batch", found=str(plan.global_batch), expected=expected))
     if problems:
         raise InputError(problems)
+    check_movable(trainer.plan)
+    check_movable(plan)
     check_supported(plan)
     if making.recipe.is_compiled:
         check_compilable(plan)

@@ -28,7 +28,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from argosy.cost.collective import tree_depth, tree_load
-from argosy.cost.memory import USABLE, times_whole
+from argosy.cost.compute import FACTOR_PASSES
+from argosy.cost.memory import USABLE, error_bytes, times_whole
 from argosy.plan.plan import Recompute, Replica, Stage
 from argosy.space.exchange import Split, routed_crowding
 from argosy.space.pool import Pool
@@ -313,13 +314,19 @@ class Option:
     def update(self) -> Rates:
         """Seconds: the optimizer reads and writes all it keeps."""
         rates = [pool.memory_bandwidth * part.width for pool, part in zip(self.pools, self.parts, strict=True)]
-        passes = 2 * OPTIMIZERS[self.prices.chain.optimizer].passes
-        return passes * self.state[0] / min(rates), passes * self.state[1] / min(rates), 0.0
+        passes, errors = 2 * OPTIMIZERS[self.prices.chain.optimizer].passes, self._error_bytes
+        moved = [passes * (held - errors) + FACTOR_PASSES * errors for held in self.state[:2]]
+        return moved[0] / min(rates), moved[1] / min(rates), 0.0
+
+    @property
+    def _error_bytes(self) -> int:
+        """Of a weight on all devices of a replica, under PowerSGD."""
+        return self.context * error_bytes(self.prices.chain, self.holders)
 
     @cached_property
     def state(self) -> Rates:
         """Bytes of trained weights, gradients and optimizer state on all devices of a replica."""
-        common = split = 0.0
+        common = split = float(self._error_bytes)
         for width, level in zip(self.prices.state_bytes, (3, 2, 1), strict=True):
             shared = self.zero >= level
             common += self.context * width / (self.holders if shared else 1)
