@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from argosy.choose.islands import EXCHANGE_SHARE, IslandOptions, find_island_plan, proportional
 from argosy.cluster.divide import division_into, divisions
@@ -18,6 +20,8 @@ from argosy.errors import InfeasibleError, InputError
 from argosy.plan.islands import Compression, IslandPlan
 from argosy.plan.islands_file import dumps_island_plan, island_plan_from_document, island_plan_to_dict
 from argosy.planner import find_plan
+from argosy.report.islands import side_by_side
+from argosy.sim.island_window import IslandWindow
 from argosy.sim.islands import exchange_seconds, play_islands
 from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
@@ -98,8 +102,10 @@ def test_the_number_of_steps_is_the_least_that_keeps_the_exchange_cheap(chain: C
     step, exchange = max(plan.predicted.island_seconds), plan.predicted.exchange_seconds
     assert exchange <= EXCHANGE_SHARE * step * plan.sync_every
     assert exchange > EXCHANGE_SHARE * step * (plan.sync_every - 1)
-    limited = find_island_plan(chain, where, global_batch=64, options=IslandOptions(limit=2))
-    assert limited.sync_every == min(2, plan.sync_every)
+    for fragments, limit, most in ((1, 2, 2), (2, 3, 2)):
+        options = IslandOptions(limit=limit, fragments=fragments)
+        limited = find_island_plan(chain, where, global_batch=64, options=options)
+        assert limited.sync_every == min(most, plan.sync_every)
 
 
 def test_overlapped_exchanges_cost_nothing_while_they_fit_between_steps(chain: Chain) -> None:
@@ -109,6 +115,25 @@ def test_overlapped_exchanges_cost_nothing_while_they_fit_between_steps(chain: C
     assert plan.predicted is not None and plan.fragments == 2 and 0 < plan.overlap < plan.period
     assert plan.predicted.exchange_seconds <= plan.overlap * max(plan.predicted.island_seconds)
     assert plan.predicted.step_seconds == pytest.approx(max(plan.predicted.island_seconds), rel=0.02)
+
+
+def test_a_window_has_the_spans_of_its_steps_and_changes_nothing(chain: Chain, pair: IslandPlan) -> None:
+    base = sites(*PAIR)
+    plain = play_islands(pair, chain, base, steps=20)
+    window = IslandWindow.around_exchange(pair)
+    assert play_islands(pair, chain, base, steps=20, window=window) == plain
+    timeline = window.timeline(pair, base)
+    assert {span.iteration for span in timeline.spans} == {8, 9, 10, 11} and len(timeline.iteration_ends) == 4
+    (exchange, _) = plain.exchanges
+    crossing = [span for span in timeline.spans if any("nic" in link for link in span.via)]
+    assert min(span.start for span in crossing) + window.start >= exchange.begin
+    assert max(span.end for span in crossing) + window.start == pytest.approx(exchange.end, rel=1e-3)
+    sent = sum(use.bytes for use in timeline.links if use.link == "x0.nic.out")
+    assert sent == pytest.approx(4 * chain.parameters)
+    between = [
+        span for span in timeline.spans if span.start + window.start < exchange.end - 1e-3 and span.iteration > 9
+    ]
+    assert not between
 
 
 def test_a_preempted_link_lengthens_the_exchanges_that_meet_it(chain: Chain, pair: IslandPlan) -> None:
@@ -191,3 +216,10 @@ def test_files_come_back_and_say_what_is_wrong_with_them(pair: IslandPlan) -> No
     assert "int8" in refused(compression="int4")
     assert "outer" in refused(outer={"learning_rate": -1.0})
     assert math.isfinite(pair.predicted.step_seconds if pair.predicted else math.nan)
+
+
+def test_a_table_has_island_plans_beside_the_synchronous_one(pair: IslandPlan) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(side_by_side([pair], 1.0))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "synchronous" in shown and "train apart for 10 steps" in shown

@@ -148,7 +148,7 @@ def plan(
         parse_time,
         refuse_options,
     )
-    from argosy.cli.islands import island_options, plan_islands
+    from argosy.cli.islands import check_divisible, island_options, plan_islands
     from argosy.cli.program import capture_program
     from argosy.cli.target import check_target, with_target
     from argosy.cli.terminal import STDOUT, check_output, print_json, progress, stdout_console, write_file
@@ -187,6 +187,7 @@ def plan(
             "--max-price-per-hour": max_price_per_hour,
         }
         other |= {"--max-cost-per-step": max_cost_per_step, "--objective": None if objective != "cost" else objective}
+        other |= {"--robust": robust if robust != "mean" else None}
         mixes = captured is not None and captured.mixes is not None
         refuse_options({**other, "--program": program if mixes else None}, "with --islands")
     if output is not None:
@@ -205,6 +206,7 @@ def plan(
         settings, calibration = with_target(settings, for_system, calibration, named=schedule is not None)
     constants = load_calibration(calibration)
     where = constants.cluster(load_cluster(cluster))
+    check_divisible(wanted, where)
     if captured is not None:
         captured = captured.on(where)
         chain = constants.chain(captured.chain)

@@ -58,12 +58,18 @@ def _figures(plan: IslandPlan) -> Iterator[tuple[str, str]]:
         yield "certificate", certificate_in_a_sentence(plan.certificate)
 
 
-def _exchange(plan: IslandPlan) -> str:
+def exchange_in_words(plan: IslandPlan) -> str:
+    """``an island sends 5.8 GiB every 100 steps``."""
     assert plan.predicted is not None
     sent = SIZE.format(plan.predicted.exchange_bytes, digits=3)
+    return f"an island sends {sent} every {counted(plan.sync_every, 'step')}"
+
+
+def _exchange(plan: IslandPlan) -> str:
+    assert plan.predicted is not None
     seconds = TIME.format(plan.predicted.exchange_seconds)
     parts = f" for each of {plan.fragments} fragments" if plan.fragments > 1 else ""
-    return f"{seconds}{parts}; an island sends {sent} every {counted(plan.sync_every, 'step')}"
+    return f"{seconds}{parts}; {exchange_in_words(plan)}"
 
 
 def against_synchronous(synchronous: float, seconds: float) -> str:

@@ -25,6 +25,7 @@ from argosy.plan.islands import IslandPlan, lead
 from argosy.plan.plan import Plan
 from argosy.sim.exact import simulate_exact
 from argosy.sim.graph import Flow, Task, TaskGraph
+from argosy.sim.island_window import IslandWindow
 from argosy.sim.simulate import first_end, play
 from argosy.timeline import SpanKind
 from argosy.workload.chain import Chain
@@ -154,35 +155,46 @@ class _Player:
     """Seconds by island and number of steps, after the last change."""
     exchanged: dict[tuple[int, ...], float] = field(default_factory=dict)
     """Seconds of an exchange between some islands, after the last change."""
+    window: IslandWindow | None = None
+    """What is to be recorded."""
 
     def __post_init__(self) -> None:
         self.last = last_change([self.cluster])
         self.leads = [lead(island) for island in self.plan.islands]
+        numbers = [len(island.stages) for island in self.plan.islands]
+        self.first_stages = [sum(numbers[:at]) for at in range(len(numbers))]
 
-    def steps(self, island: int, begin: float, count: int) -> float:
-        """When an island that begins now has done so many steps (1)."""
+    def steps(self, island: int, begin: float, done: int, count: int) -> float:
+        """When an island that begins now, after ``done`` steps, has done ``count`` more (1)."""
         if count == 0 or math.isinf(begin):
             return begin
         key = (island, count)
-        if begin >= self.last and key in self.known:
+        record = 0 if self.window is None else self.window.num_recorded(done, count)
+        if begin >= self.last and key in self.known and not record:
             return begin + self.known[key]
-        where = from_moment(self.cluster, begin)
-        timeline = play(self.plan.islands[island], self.chain, where, self.model, iterations=count, record=0)
+        where, plan = from_moment(self.cluster, begin), self.plan.islands[island]
+        whole = True if record else None
+        timeline = play(plan, self.chain, where, self.model, whole=whole, iterations=count, record=record)
+        if record and self.window is not None:
+            self.window.add_steps(timeline, begin, done, self.first_stages[island])
         ends = timeline.iteration_ends
         seconds = ends[-1] if len(ends) == count else math.inf
         if begin >= self.last:
             self.known[key] = seconds
         return begin + seconds
 
-    def exchange(self, islands: tuple[int, ...], begin: float) -> float:
-        """When an exchange between islands that begins now has ended (2)."""
+    def exchange(self, islands: tuple[int, ...], begin: float, step: int) -> float:
+        """When an exchange between islands that begins now, after so many steps, has ended (2)."""
         if math.isinf(begin) or len(islands) == 1:
             return begin
-        if begin >= self.last and islands in self.exchanged:
+        if begin >= self.last and islands in self.exchanged and self.window is None:
             return begin + self.exchanged[islands]
         part = replace(self.plan, islands=tuple(self.plan.islands[at] for at in islands))
-        graph = exchange_graph(part, self.chain)
-        seconds = first_end(simulate_exact(graph, from_moment(self.cluster, begin), record=0))
+        record = 0 if self.window is None else 1
+        played = simulate_exact(exchange_graph(part, self.chain), from_moment(self.cluster, begin), record=record)
+        if self.window is not None:
+            self.window.add_exchange(played, begin, step)
+        seconds = first_end(played)
         if begin >= self.last:
             self.exchanged[islands] = seconds
         return begin + seconds
@@ -211,9 +223,11 @@ def play_islands(
     steps: int,
     until: float = math.inf,
     lost_after: float = LOST_AFTER,
+    window: IslandWindow | None = None,
 ) -> IslandCourse:
-    """Play ``steps`` of an island plan from time 0; no period between exchanges begins after ``until`` seconds."""
-    player = _Player(plan, chain, cluster, model)
+    """Play ``steps`` of an island plan from time 0; no period between exchanges begins after ``until`` seconds. Spans
+    of the steps in ``window`` are added to it."""
+    player = _Player(plan, chain, cluster, model, window=window)
     shares = [island.global_batch for island in plan.islands]
     numbers = range(len(shares))
     now, waited = [0.0 for _ in numbers], [0.0 for _ in numbers]
@@ -225,11 +239,11 @@ def play_islands(
         count = min(plan.period, steps - done)
         first = min(late, count)
         for at in members:
-            now[at] = player.steps(at, now[at], first)
+            now[at] = player.steps(at, now[at], done, first)
             if first == late > 0:
                 waited[at] += max(0.0, arrives - now[at])
                 now[at] = max(now[at], arrives)
-            now[at] = player.steps(at, now[at], count - first)
+            now[at] = player.steps(at, now[at], done + first, count - first)
         stuck = [at for at in members if math.isinf(now[at])]
         if stuck:
             return _stalled(f"a step of island {stuck[0]} never ends", done, samples, exchanges, waited, now)
@@ -240,7 +254,7 @@ def play_islands(
         met = max(now[at] for at in members)
         stay = tuple(at for at in members if player.is_reached(at, met, lost_after))
         lost = lost_after if len(stay) < len(members) else 0.0
-        end = player.exchange(stay, met + lost)
+        end = player.exchange(stay, met + lost, done)
         if math.isinf(end):
             return _stalled(f"the exchange after step {done} never ends", done, samples, exchanges, waited, now)
         arrived = tuple(now[at] for at in stay)

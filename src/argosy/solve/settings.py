@@ -152,7 +152,7 @@ def _widths(scope: Scope, settings: Settings) -> tuple[int, ...] | None:
 
 
 def for_powersgd(settings: Settings, chain: Chain) -> Settings:
-    """What of the settings PowerSGD can do (``plan.runnable.powersgd_problems``); all of them if it is not asked for."""
+    """What of the settings PowerSGD can do (``plan.runnable.powersgd_problems``); all of them without PowerSGD."""
     if not chain.powersgd:
         return settings
     if chain.dtype is Dtype.FP16:
