@@ -22,7 +22,7 @@ from argosy.plan.islands_file import dumps_island_plan, island_plan_from_documen
 from argosy.planner import find_plan
 from argosy.report.islands import side_by_side
 from argosy.sim.island_window import IslandWindow
-from argosy.sim.islands import exchange_seconds, play_islands
+from argosy.sim.islands import Exchange, exchange_seconds, play_islands
 from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
 
@@ -160,7 +160,7 @@ def test_a_lost_link_leaves_an_island_out_until_it_is_back(chain: Chain, pair: I
     members = [exchange.islands for exchange in course.exchanges]
     back = members.index((0, 1), 1)
     assert members[0] == (0, 1) and set(members[1:back]) == {(0,)} and set(members[back:]) == {(0, 1)}
-    assert course.exchanges[1].begin == pytest.approx(second.begin + 5)
+    assert course.exchanges[1].begin == pytest.approx(max(second.begin, middle + 5))
     before = course.exchanges[back - 1]
     assert before.end >= middle + 20
     handed_over = 2 * 4 * chain.parameters / 125e6
@@ -169,6 +169,27 @@ def test_a_lost_link_leaves_an_island_out_until_it_is_back(chain: Chain, pair: I
     assert period == pytest.approx(10 * max(pair.predicted.island_seconds) + handed_over, rel=0.05)
     shares = [island.global_batch for island in pair.islands]
     assert course.samples == 10 * sum(shares[at] for one in members for at in one)
+
+
+def test_silence_counts_from_when_the_link_went_down_also_during_an_exchange(chain: Chain, pair: IslandPlan) -> None:
+    """Down 4 s before the first exchange, an island is lost 1 s into it; down in its middle, 5 s after that; and what is
+    back before 5 s are over only delays it."""
+    base = sites(*PAIR)
+    first = play_islands(pair, chain, base, steps=10).exchanges[0]
+    middle = (first.begin + first.end) / 2
+
+    def played(begin: float, end: float) -> Exchange:
+        down = [[f"{begin} s", "0 bit/s"], [f"{end} s", "1 Gbit/s"]]
+        where = with_changes(base, [{"link": "y0.nic", "steps": down}])
+        return play_islands(pair, chain, where, steps=10, lost_after=5).exchanges[0]
+
+    start = first.begin - 4 if first.begin > 4 else 0.0
+    early = played(start, start + 60)
+    assert early.islands == (0,) and early.begin == pytest.approx(max(first.begin, start + 5))
+    late = played(middle, middle + 60)
+    assert late.islands == (0,) and late.begin == pytest.approx(middle + 5)
+    short = played(middle, middle + 4.9)
+    assert short.islands == (0, 1) and short.end == pytest.approx(first.end + 4.9, rel=1e-6)
 
 
 def test_divisions_follow_the_slowest_links(chain: Chain) -> None:

@@ -55,11 +55,14 @@ class IslandWindow:
         for device, held in played.memory:
             self.memory[device] += [(begin + when, amount) for when, amount in held]
 
+    def has_exchange(self, step: int) -> bool:
+        """Whether an exchange after so many steps is in the window."""
+        return self.first < step <= self.end
+
     def add_exchange(self, played: Timeline, begin: float, step: int) -> None:
         """Take over an exchange that began after so many steps."""
-        if self.first < step <= self.end:
-            moved = (_moved(span, begin) for span in played.spans if span.kind.is_communication)
-            self.spans += [span._replace(iteration=step - 1, waited_for=None) for span in moved]
+        moved = (_moved(span, begin) for span in played.spans if span.kind.is_communication)
+        self.spans += [span._replace(iteration=step - 1, waited_for=None) for span in moved]
 
     @property
     def start(self) -> float:

@@ -5,9 +5,10 @@
          plan compresses it and N islands: weights to each island's lead, S / N from each lead to each other one, the
          sums of these S / N back to each other one, new weights from each lead to its island.
     (3)  Blocking: an island goes on when its exchange has ended. Overlapped by tau steps: after tau more steps.
-    (4)  An island whose lead no byte of island 0's reaches for ``lost_after`` seconds is lost: the others exchange
-         without it. It returns at the first exchange that finds the link up, and takes over parameters and momentum
-         from the others before they go on. What it trained meanwhile does not count.
+    (4)  An island is lost to an exchange that has not ended when no byte has passed between its lead and island 0's, in
+         one direction, for ``lost_after`` seconds, which may begin before the exchange: the others exchange without it.
+         It returns at the first exchange that finds the link up, and takes over parameters and momentum from the
+         others before they go on. What it trained meanwhile does not count.
 
 An exchange that is overlapped is played without the traffic inside islands, which uses other links except for the NICs
 of leads. Time to add up, compress and copy to host memory is not counted.
@@ -15,11 +16,13 @@ of leads. Time to add up, compress and copy to host memory is not counted.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field, replace
 
 from argosy.cluster.lasting import from_moment, last_change
 from argosy.cluster.topology import Cluster
+from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel
 from argosy.plan.islands import IslandPlan, lead
 from argosy.plan.plan import Plan
@@ -27,7 +30,7 @@ from argosy.sim.exact import simulate_exact
 from argosy.sim.graph import Flow, Task, TaskGraph
 from argosy.sim.island_window import IslandWindow
 from argosy.sim.simulate import first_end, play
-from argosy.timeline import SpanKind
+from argosy.timeline import SpanKind, Timeline
 from argosy.workload.chain import Chain
 
 LOST_AFTER = 10.0
@@ -183,27 +186,53 @@ class _Player:
             self.known[key] = seconds
         return begin + seconds
 
-    def exchange(self, islands: tuple[int, ...], begin: float, step: int) -> float:
-        """When an exchange between islands that begins now, after so many steps, has ended (2)."""
+    def exchange(self, islands: tuple[int, ...], begin: float) -> float:
+        """When an exchange between islands that begins now has ended (2)."""
         if math.isinf(begin) or len(islands) == 1:
             return begin
-        if begin >= self.last and islands in self.exchanged and self.window is None:
+        if begin >= self.last and islands in self.exchanged:
             return begin + self.exchanged[islands]
-        part = replace(self.plan, islands=tuple(self.plan.islands[at] for at in islands))
-        record = 0 if self.window is None else 1
-        played = simulate_exact(exchange_graph(part, self.chain), from_moment(self.cluster, begin), record=record)
-        if self.window is not None:
-            self.window.add_exchange(played, begin, step)
-        seconds = first_end(played)
+        seconds = first_end(self._played_exchange(islands, begin, record=0))
         if begin >= self.last:
             self.exchanged[islands] = seconds
         return begin + seconds
 
-    def is_reached(self, island: int, begin: float, seconds: float) -> bool:
-        """Whether bytes pass between the leads of island 0 and another at some moment of a time (4)."""
-        pairs = ((self.leads[0], self.leads[island]), (self.leads[island], self.leads[0]))
-        traces = [[self.cluster.bandwidth(way) for way in self.cluster.routes(*pair)] for pair in pairs if island]
-        return all(any(trace.mean(begin, begin + seconds) > 0 for trace in ways) for ways in traces)
+    def _played_exchange(self, islands: tuple[int, ...], begin: float, record: int) -> Timeline:
+        part = replace(self.plan, islands=tuple(self.plan.islands[at] for at in islands))
+        return simulate_exact(exchange_graph(part, self.chain), from_moment(self.cluster, begin), record=record)
+
+    def record_exchange(self, exchange: Exchange) -> None:
+        """Add the spans of an exchange to the window, if there is one."""
+        if self.window is not None and self.window.has_exchange(exchange.step) and len(exchange.islands) > 1:
+            played = self._played_exchange(exchange.islands, exchange.begin, record=1)
+            self.window.add_exchange(played, exchange.begin, exchange.step)
+
+    def ways(self, island: int) -> list[list[Trace]]:
+        """Bandwidths between the leads of island 0 and another, by direction and route; none for island 0."""
+        pairs = ((self.leads[0], self.leads[island]), (self.leads[island], self.leads[0])) if island else ()
+        return [[self.cluster.bandwidth(way) for way in self.cluster.routes(*pair)] for pair in pairs]
+
+    def is_reached(self, island: int, time: float) -> bool:
+        """Whether bytes pass between the leads of island 0 and another, both ways."""
+        return all(any(trace.at(time) > 0 for trace in traces) for traces in self.ways(island))
+
+    def lost_at(self, island: int, begin: float, lost_after: float) -> float:
+        """The first moment from ``begin`` on at which no byte has passed one way for ``lost_after`` seconds, which may
+        have begun before; infinite if there is none (4)."""
+        found = math.inf
+        for traces in self.ways(island):
+            knots = sorted({time for trace in traces for time in trace.times})
+            silent_since: float | None = None
+            for knot, following in itertools.pairwise((*knots, math.inf)):
+                if any(trace.at(knot) > 0 for trace in traces):
+                    silent_since = None
+                    continue
+                silent_since = knot if silent_since is None else silent_since
+                moment = max(begin, silent_since + lost_after)
+                if moment < following:
+                    found = min(found, moment)
+                    break
+        return found
 
     def catch_up(self, island: int, begin: float) -> float:
         """When an island that comes back has the shared parameters and their momentum."""
@@ -252,15 +281,19 @@ def play_islands(
             samples += count * sum(shares[at] for at in members)
             break
         met = max(now[at] for at in members)
-        stay = tuple(at for at in members if player.is_reached(at, met, lost_after))
-        lost = lost_after if len(stay) < len(members) else 0.0
-        end = player.exchange(stay, met + lost, done)
+        end = player.exchange(members, met)
+        losses = {at: player.lost_at(at, met, lost_after) for at in members}
+        stay = tuple(at for at in members if losses[at] >= end)
+        lost = max((losses[at] - met for at in members if at not in stay), default=0.0)
+        if len(stay) < len(members):
+            end = player.exchange(stay, met + lost)
         if math.isinf(end):
             return _stalled(f"the exchange after step {done} never ends", done, samples, exchanges, waited, now)
         arrived = tuple(now[at] for at in stay)
         exchanges.append(Exchange(step=done, arrived=arrived, end=end, islands=stay, lost_seconds=lost))
+        player.record_exchange(exchanges[-1])
         samples += count * sum(shares[at] for at in stay)
-        returned = tuple(at for at in numbers if at not in members and player.is_reached(at, end, 0.0))
+        returned = tuple(at for at in numbers if at not in members and player.is_reached(at, end))
         for at in returned:
             end = max(end, player.catch_up(at, end))
             now[at] = end

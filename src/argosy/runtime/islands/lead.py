@@ -13,7 +13,7 @@ from argosy.adapt.sync import SyncLimits, next_sync_every
 from argosy.errors import RunError
 from argosy.plan.islands import IslandPlan
 from argosy.runtime.islands.mean import gather_numbers, hand_over, weighted_mean
-from argosy.runtime.islands.membership import LostIslandError, Membership
+from argosy.runtime.islands.membership import STALE, LostIslandError, Membership
 from argosy.runtime.islands.outer import OuterState
 
 
@@ -189,9 +189,11 @@ class Lead:
         if group is None:
             raise LostIslandError("the group of this generation did not form")
         infos = members.infos
-        most = max(info["exchanges"] for info in infos.values())
-        source = next(at for at in members.members if infos[at]["exchanges"] == most)
-        behind = [at for at in members.members if infos[at]["exchanges"] < most or _differs(infos[at], infos[source])]
+        sure = [at for at in members.members if not infos[at].get(STALE)] or members.members
+        most = max(infos[at]["exchanges"] for at in sure)
+        source = next(at for at in sure if infos[at]["exchanges"] == most)
+        others = [at for at in members.members if at != source]
+        behind = [at for at in others if infos[at]["exchanges"] < most or _differs(infos[at], infos[source])]
         ranks = [members.members.index(at) for at in behind]
         if behind:
             origin = members.members.index(source)
@@ -204,5 +206,7 @@ class Lead:
 
 
 def _differs(info: dict[str, Any], source: dict[str, Any]) -> bool:
-    """Whether an island began with other values than the source; not compared once they have exchanged."""
-    return bool(info.get("digest") and source.get("digest") and info["digest"] != source["digest"])
+    """Whether an island has, or may have, other values than the source: it began with others, or was out of reach."""
+    return bool(info.get(STALE)) or bool(
+        info.get("digest") and source.get("digest") and info["digest"] != source["digest"]
+    )
