@@ -21,6 +21,7 @@ from argosy.choose.scenario import Robust
 from argosy.cluster.file import build_cluster, with_changes
 from argosy.cluster.topology import Cluster
 from argosy.document import parse_toml
+from argosy.explain.islands import step_range
 from argosy.lab.lab import Clock, Lab
 from argosy.plan.file import dumps_plan
 from argosy.plan.islands import Compression, IslandPlan
@@ -70,10 +71,14 @@ class Outcome:
     name: str
     predicted: float
     measured: float
+    between: tuple[float, float]
+    """Predicted if computing takes as long as it should, or up to 10 % longer."""
 
     def __str__(self) -> str:
         error = 100 * (self.predicted / self.measured - 1)
-        return f"{self.name:<52} {self.predicted:7.3f} s {self.measured:7.3f} s {error:+6.1f} %"
+        low, high = self.between
+        text = f"{self.name:<52} {self.predicted:7.3f} s {self.measured:7.3f} s {error:+6.1f} %"
+        return f"{text}, {low:.3f} to {high:.3f} s if computing takes up to 10 % longer"
 
 
 def lab_cluster() -> Cluster:
@@ -154,13 +159,17 @@ def compared(steps: int, folder: Path) -> list[Outcome]:
         timeline = simulate(plan, known.chain, seen, model=known.model, iterations=steps)
         seconds = measure(plan, cluster, steps, folder / f"synchronous-{at}")
         name = f"synchronous, {len(plan.devices)} of 4 devices, {len(plan.stages)} stages"
-        outcomes.append(Outcome(name=name, predicted=timeline.iteration_ends[-1] / steps, measured=seconds))
+        predicted = timeline.iteration_ends[-1] / steps
+        between = (predicted, 1.1 * predicted)
+        outcomes.append(Outcome(name=name, predicted=predicted, measured=seconds, between=between))
         sys.stdout.write(f"{outcomes[-1]}\n")
         sys.stdout.flush()
     for at, islands in enumerate(island_plans(known, seen)):
         course = play_islands(islands, known.chain, seen, known.model, steps=steps)
         seconds = measure(islands, cluster, steps, folder / f"islands-{at}")
-        outcomes.append(Outcome(name=islands.algorithm, predicted=course.step_seconds, measured=seconds))
+        between = step_range(islands, known.chain, seen, known.model, steps=steps)
+        predicted = course.step_seconds
+        outcomes.append(Outcome(name=islands.algorithm, predicted=predicted, measured=seconds, between=between))
         sys.stdout.write(f"{outcomes[-1]}\n")
         sys.stdout.flush()
     return outcomes

@@ -172,8 +172,8 @@ def test_a_lost_link_leaves_an_island_out_until_it_is_back(chain: Chain, pair: I
 
 
 def test_silence_counts_from_when_the_link_went_down_also_during_an_exchange(chain: Chain, pair: IslandPlan) -> None:
-    """Down 4 s before the first exchange, an island is lost 1 s into it; down in its middle, 5 s after that; and what is
-    back before 5 s are over only delays it."""
+    """Down 4 s before the first exchange, an island is lost 1 s into it; down in its middle, 5 s after that. A link
+    that is back before 5 s are over only delays the exchange."""
     base = sites(*PAIR)
     first = play_islands(pair, chain, base, steps=10).exchanges[0]
     middle = (first.begin + first.end) / 2

@@ -197,6 +197,8 @@ def simulate_islands(
     """Play an island plan; without a number of steps, four exchanges of every fragment."""
     from argosy.cli.inputs import MOST_ITERATIONS, check_iterations, parse_time
     from argosy.cli.terminal import print_json, progress, stdout_console
+    from argosy.cluster.lasting import last_change
+    from argosy.explain.islands import step_range
     from argosy.report.islands import course_lines, course_to_dict, island_table, island_title
     from argosy.sim.islands import play_islands
 
@@ -208,14 +210,17 @@ def simulate_islands(
         course = play_islands(
             plan, scenario.chain, scenario.cluster, scenario.model, steps=steps, until=parse_time("--until", until)
         )
+        between = None
+        if last_change([scenario.cluster]) and course.steps:
+            between = step_range(plan, scenario.chain, scenario.cluster, scenario.model, steps=course.steps)
     if json:
-        print_json("simulate", {**_names(scenario), **course_to_dict(plan, course)})
+        print_json("simulate", {**_names(scenario), **course_to_dict(plan, course, between)})
         return
     console = stdout_console(width)
     console.print(f"{island_title(plan)}\n", soft_wrap=True)
     console.print(island_table(plan, scenario.cluster))
     console.print()
-    console.print(course_lines(plan, course))
+    console.print(course_lines(plan, course, between))
 
 
 def report_islands(
