@@ -133,6 +133,12 @@ def _figures(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, str]]:
             yield "bottleneck", plan.predicted.bottleneck
     if plan.collectives:
         yield "collectives", collectives_in_short(plan)
+    if plan.model.powersgd:
+        rank = plan.model.powersgd
+        yield (
+            "what changes",
+            f"gradients are summed as matrices of rank {rank}, so losses differ from those of exact sums",
+        )
     if plan.certificate is not None:
         yield "certificate", certificate_in_a_sentence(plan.certificate)
     if plan.search is not None:
