@@ -1,10 +1,11 @@
 """What the number of steps between exchanges does to the loss of a small GPT on real text.
 
-``python -m benchmarks.islands_loss [STEPS]``: two islands with shares of 3:1 of every batch, each with AdamW, and the
-outer optimizer of the product (``runtime.islands.outer``), against AdamW on the whole batch. The text is the Markdown
-of this repository's ``docs/``; its last tenth is held out. All runs see the same batches in the same order, so that
-losses are compared after the same number of tokens. One process stands for all islands: tests/runtime/test_islands.py
-shows that processes compute the same.
+``python -m benchmarks.islands_loss [STEPS [NAME ...]]``, all rows or those whose names contain one of these: two
+islands with shares of 3:1 of every batch, each with AdamW, and the outer optimizer of the product
+(``runtime.islands.outer``), against AdamW on the whole batch, with exact gradients and with those of PowerSGD
+(``runtime.powersgd``). The text is the Markdown of this repository's ``docs/``; its last tenth is held out. All runs
+see the same batches in the same order, so that losses are compared after the same number of tokens. One process stands
+for all islands and replicas: tests/runtime/test_islands.py and test_powersgd.py show that processes compute the same.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -23,6 +25,9 @@ from torch import Tensor, nn
 from argosy.plan.islands import Compression, OuterOptimizer
 from argosy.runtime.islands.codec import decode, encode
 from argosy.runtime.islands.outer import OuterState
+from argosy.runtime.parameters import Weight
+from argosy.runtime.powersgd import FactoredSum
+from argosy.runtime.summing import Done, Way
 
 WIDTH, LENGTH, LAYERS, HEADS = 48, 32, 2, 4
 SAMPLES = 16
@@ -45,10 +50,15 @@ class Setting:
     outer: OuterOptimizer = NESTEROV
     overlap: int = 0
     compression: Compression = Compression.NONE
+    shares: tuple[int, ...] = SHARES
+    powersgd: int = 0
+    """Rank of the matrices as which synchronous gradients are summed; 0: as they are."""
 
 
 SETTINGS = (
     Setting(name="synchronous"),
+    Setting(name="synchronous, PowerSGD 1", powersgd=1),
+    Setting(name="synchronous, PowerSGD 4", powersgd=4),
     Setting(name="H = 1, mean", every=1, outer=PLAIN),
     Setting(name="H = 10, mean", every=10, outer=PLAIN),
     Setting(name="H = 50, mean", every=50, outer=PLAIN),
@@ -56,6 +66,7 @@ SETTINGS = (
     Setting(name="H = 10, Nesterov 0.7, 0.9", every=10),
     Setting(name="H = 50, Nesterov 0.7, 0.9", every=50),
     Setting(name="H = 100, Nesterov 0.7, 0.9", every=100),
+    Setting(name="H = 50, mean, equal shares", every=50, outer=PLAIN, shares=(8, 8)),
     Setting(name="H = 50, mean, int8", every=50, outer=PLAIN, compression=Compression.INT8),
     Setting(name="H = 50, mean, 10 steps late", every=50, outer=PLAIN, overlap=10),
 )
@@ -112,15 +123,18 @@ def train(setting: Setting, text: Text, seed: int, steps: int) -> float:
     """The loss on held-out text after so many steps."""
     torch.manual_seed(seed)
     shared = Gpt(text.num_letters)
-    shares = SHARES if setting.every else (SAMPLES,)
+    shares = setting.shares if setting.every else (SAMPLES,)
     islands = [copy.deepcopy(shared) for _ in shares]
     inner = [torch.optim.AdamW(island.parameters(), lr=RATE) for island in islands]
     outer = OuterState(optimizer=setting.outer, theta=[_flat(shared)])
+    factored = _factored(islands[0], setting.powersgd) if setting.powersgd else None
     due = -1
     for step in range(1, steps + 1):
         parts = text.batch(seed, step).split(shares)
         for island, optimizer, rows in zip(islands, inner, parts, strict=True):
             loss_of(island, rows).backward()
+            if factored is not None:
+                factored.finish()
             optimizer.step()
             optimizer.zero_grad()
         if step == due:
@@ -133,6 +147,19 @@ def train(setting: Setting, text: Text, seed: int, steps: int) -> float:
                 _use(outer, islands, mixing=0.0)
     with torch.no_grad():
         return loss_of(islands[0], text.test_batch()).item()
+
+
+class _Alone:
+    """A sum over one holder."""
+
+    def begin(self, vector: Tensor) -> Done:
+        return Done()
+
+
+def _factored(model: nn.Module, rank: int) -> FactoredSum:
+    """The gradients of one process through the factors of the product (``runtime.powersgd``)."""
+    weights = [Weight(name, parameter, (0,), ()) for name, parameter in model.named_parameters()]
+    return FactoredSum(cast(Way, _Alone()), weights, rank, 0, 1)
 
 
 def _flat(model: nn.Module) -> Tensor:
@@ -154,11 +181,13 @@ def _use(outer: OuterState, islands: Sequence[nn.Module], *, mixing: float) -> N
         nn.utils.vector_to_parameters(value, island.parameters())
 
 
-def main(steps: int) -> None:
+def main(steps: int, names: Sequence[str]) -> None:
     torch.set_num_threads(1)
     text = Text()
     sys.stdout.write(f"{steps} steps of {SAMPLES} x {LENGTH} tokens, {len(SEEDS)} seeds\n")
     for setting in SETTINGS:
+        if names and not any(name in setting.name for name in names):
+            continue
         losses = [train(setting, text, seed, steps) for seed in SEEDS]
         spread = max(losses) - min(losses)
         sys.stdout.write(f"{setting.name:<28} {statistics.mean(losses):.3f}  spread {spread:.3f}\n")
@@ -166,4 +195,4 @@ def main(steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 400)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 400, sys.argv[2:])

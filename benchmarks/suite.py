@@ -130,6 +130,13 @@ SUITE = (
         needs="root",
     ),
     Entry(
+        name="islands-adapting",
+        shows="two islands in the lab whose link changes, and the steps between exchanges that they choose",
+        note="2026-11-16-islands.md",
+        command="python -m benchmarks.lab.islands_adapting",
+        needs="root",
+    ),
+    Entry(
         name="islands-text",
         shows="a small GPT trained on text by two islands in the lab",
         note="2026-11-16-islands.md",

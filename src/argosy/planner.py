@@ -30,6 +30,7 @@ from argosy.solve.settings import (
     SCHEDULES,
     Progress,
     Settings,
+    for_powersgd,
     for_target,
     search_scope,
     without_deadlock,
@@ -115,7 +116,7 @@ def _beside(whole: Plan, found: Plan | None) -> Plan:
 def _find_for_chain(chain: Chain, cluster: Cluster, global_batch: int, settings: Settings, model: ComputeModel) -> Plan:
     if not 1 <= global_batch <= _MOST_SAMPLES:
         raise bad_input(f"a global batch of 1 to {_MOST_SAMPLES:,}", global_batch, where="global_batch")
-    settings = for_target(without_deadlock(settings, model))
+    settings = for_powersgd(for_target(without_deadlock(settings, model)), chain)
     settings = replace(settings, progress=History(settings.progress))
     cluster = within_reach(cluster)  # what a link that is down cuts off counts as lost
     if woven := settings.interleaved:
@@ -159,7 +160,7 @@ def kept_plans(
 ) -> list[Plan]:
     """The best plan and other good ones of as many sorts as there are, on devices, without what is said about them;
     the best alone where it comes from more than one search."""
-    settings = for_target(without_deadlock(settings, model))
+    settings = for_powersgd(for_target(without_deadlock(settings, model)), chain)
     if settings.interleaved or _is_even(settings):
         return [find_plan(chain, cluster, global_batch=global_batch, settings=settings, model=model).bare]
     cluster = within_reach(cluster)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from argosy.choose.islands import EXCHANGE_SHARE, IslandOptions, find_island_plan, proportional
 from argosy.cluster.divide import division_into, divisions
@@ -18,7 +20,9 @@ from argosy.errors import InfeasibleError, InputError
 from argosy.plan.islands import Compression, IslandPlan
 from argosy.plan.islands_file import dumps_island_plan, island_plan_from_document, island_plan_to_dict
 from argosy.planner import find_plan
-from argosy.sim.islands import exchange_seconds, play_islands
+from argosy.report.islands import side_by_side
+from argosy.sim.island_window import IslandWindow
+from argosy.sim.islands import Exchange, exchange_seconds, play_islands
 from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
 
@@ -98,8 +102,10 @@ def test_the_number_of_steps_is_the_least_that_keeps_the_exchange_cheap(chain: C
     step, exchange = max(plan.predicted.island_seconds), plan.predicted.exchange_seconds
     assert exchange <= EXCHANGE_SHARE * step * plan.sync_every
     assert exchange > EXCHANGE_SHARE * step * (plan.sync_every - 1)
-    limited = find_island_plan(chain, where, global_batch=64, options=IslandOptions(limit=2))
-    assert limited.sync_every == min(2, plan.sync_every)
+    for fragments, limit, most in ((1, 2, 2), (2, 3, 2)):
+        options = IslandOptions(limit=limit, fragments=fragments)
+        limited = find_island_plan(chain, where, global_batch=64, options=options)
+        assert limited.sync_every == min(most, plan.sync_every)
 
 
 def test_overlapped_exchanges_cost_nothing_while_they_fit_between_steps(chain: Chain) -> None:
@@ -109,6 +115,25 @@ def test_overlapped_exchanges_cost_nothing_while_they_fit_between_steps(chain: C
     assert plan.predicted is not None and plan.fragments == 2 and 0 < plan.overlap < plan.period
     assert plan.predicted.exchange_seconds <= plan.overlap * max(plan.predicted.island_seconds)
     assert plan.predicted.step_seconds == pytest.approx(max(plan.predicted.island_seconds), rel=0.02)
+
+
+def test_a_window_has_the_spans_of_its_steps_and_changes_nothing(chain: Chain, pair: IslandPlan) -> None:
+    base = sites(*PAIR)
+    plain = play_islands(pair, chain, base, steps=20)
+    window = IslandWindow.around_exchange(pair)
+    assert play_islands(pair, chain, base, steps=20, window=window) == plain
+    timeline = window.timeline(pair, base)
+    assert {span.iteration for span in timeline.spans} == {8, 9, 10, 11} and len(timeline.iteration_ends) == 4
+    (exchange, _) = plain.exchanges
+    crossing = [span for span in timeline.spans if any("nic" in link for link in span.via)]
+    assert min(span.start for span in crossing) + window.start >= exchange.begin
+    assert max(span.end for span in crossing) + window.start == pytest.approx(exchange.end, rel=1e-3)
+    sent = sum(use.bytes for use in timeline.links if use.link == "x0.nic.out")
+    assert sent == pytest.approx(4 * chain.parameters)
+    between = [
+        span for span in timeline.spans if span.start + window.start < exchange.end - 1e-3 and span.iteration > 9
+    ]
+    assert not between
 
 
 def test_a_preempted_link_lengthens_the_exchanges_that_meet_it(chain: Chain, pair: IslandPlan) -> None:
@@ -135,7 +160,7 @@ def test_a_lost_link_leaves_an_island_out_until_it_is_back(chain: Chain, pair: I
     members = [exchange.islands for exchange in course.exchanges]
     back = members.index((0, 1), 1)
     assert members[0] == (0, 1) and set(members[1:back]) == {(0,)} and set(members[back:]) == {(0, 1)}
-    assert course.exchanges[1].begin == pytest.approx(second.begin + 5)
+    assert course.exchanges[1].begin == pytest.approx(max(second.begin, middle + 5))
     before = course.exchanges[back - 1]
     assert before.end >= middle + 20
     handed_over = 2 * 4 * chain.parameters / 125e6
@@ -144,6 +169,27 @@ def test_a_lost_link_leaves_an_island_out_until_it_is_back(chain: Chain, pair: I
     assert period == pytest.approx(10 * max(pair.predicted.island_seconds) + handed_over, rel=0.05)
     shares = [island.global_batch for island in pair.islands]
     assert course.samples == 10 * sum(shares[at] for one in members for at in one)
+
+
+def test_silence_counts_from_when_the_link_went_down_also_during_an_exchange(chain: Chain, pair: IslandPlan) -> None:
+    """Down 4 s before the first exchange, an island is lost 1 s into it; down in its middle, 5 s after that. A link
+    that is back before 5 s are over only delays the exchange."""
+    base = sites(*PAIR)
+    first = play_islands(pair, chain, base, steps=10).exchanges[0]
+    middle = (first.begin + first.end) / 2
+
+    def played(begin: float, end: float) -> Exchange:
+        down = [[f"{begin} s", "0 bit/s"], [f"{end} s", "1 Gbit/s"]]
+        where = with_changes(base, [{"link": "y0.nic", "steps": down}])
+        return play_islands(pair, chain, where, steps=10, lost_after=5).exchanges[0]
+
+    start = first.begin - 4 if first.begin > 4 else 0.0
+    early = played(start, start + 60)
+    assert early.islands == (0,) and early.begin == pytest.approx(max(first.begin, start + 5))
+    late = played(middle, middle + 60)
+    assert late.islands == (0,) and late.begin == pytest.approx(middle + 5)
+    short = played(middle, middle + 4.9)
+    assert short.islands == (0, 1) and short.end == pytest.approx(first.end + 4.9, rel=1e-6)
 
 
 def test_divisions_follow_the_slowest_links(chain: Chain) -> None:
@@ -191,3 +237,10 @@ def test_files_come_back_and_say_what_is_wrong_with_them(pair: IslandPlan) -> No
     assert "int8" in refused(compression="int4")
     assert "outer" in refused(outer={"learning_rate": -1.0})
     assert math.isfinite(pair.predicted.step_seconds if pair.predicted else math.nan)
+
+
+def test_a_table_has_island_plans_beside_the_synchronous_one(pair: IslandPlan) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(side_by_side([pair], 1.0))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "synchronous" in shown and "train apart for 10 steps" in shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ class IslandCase:
     folder: str = ""
     resumes: bool = False
     limits: SyncLimits | None = None
+    silent_at: int | None = None
+    """Steps after which island 1 gives no sign of life until the others have gone on without it."""
 
     @property
     def plan(self) -> IslandPlan:
@@ -139,11 +142,14 @@ def train_islands(case: IslandCase) -> dict[str, Any]:
         load_island(training, outer, saved)
     lines: list[dict[str, Any]] = []
     if outer is not None:
-        membership = Membership(connect, island, len(plan.islands))
+        membership = Membership(connect, island, len(plan.islands), lost_after=10.0 if case.silent_at is None else 5.0)
         training.lead = Lead(plan, outer, membership, limits=case.limits, note=lines.append)
     assert training.begin("same")
     losses = []
+    silent_at = case.silent_at
     while trainer.steps < case.steps:
+        if silent_at is not None and outer is not None and trainer.steps >= silent_at:
+            silent_at = _out_of_reach(membership, silent_at)
         losses.append(training.step(case.rows(case.batch(trainer.steps), island)))
         if trainer.steps == case.save_at:
             save_island(training, kept)
@@ -157,6 +163,23 @@ def train_islands(case: IslandCase) -> dict[str, Any]:
     if server is not None:  # it serves until nobody needs it
         server.wait([f"done/{at}/{one}" for at, other in enumerate(case.islands) for one in range(other.num_ranks)])
     return {"island": island, "losses": losses, "weights": weights, "lines": lines}
+
+
+def _out_of_reach(membership: Membership, silent_at: int) -> int | None:
+    """Island 1 is silent until the others have missed it; island 0, once it has missed it, waits until it is back. None
+    once that is done."""
+    if membership.island == 1:
+        membership._stop.set()
+        membership._thread.join()
+        membership.store.wait(["members/1"])
+        membership._stop.clear()
+        membership._thread = threading.Thread(target=membership._live, daemon=True)
+        membership._thread.start()
+        return None
+    if membership.generation == 0:
+        return silent_at
+    membership.store.wait(["joining/1"])
+    return None
 
 
 def catch_up_alone() -> tuple[list[float], list[float]]:

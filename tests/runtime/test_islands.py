@@ -116,6 +116,24 @@ def test_a_checkpoint_between_exchanges_continues_bit_by_bit(ranks: RankPool, tm
         assert all(np.array_equal(one["weights"][key], other["weights"][key]) for key in one["weights"])
 
 
+def test_an_island_that_was_out_of_reach_joins_again_by_itself(ranks: RankPool) -> None:
+    """The other one exchanges without it; then it takes over what that has, and nothing is counted twice."""
+    case = IslandCase(islands=(ALONE, PIPELINE), every=2, steps=12, silent_at=3)
+    first, *others = ranks(3, train_islands, case)
+    exchanges = [line for line in first["lines"] if "exchange" in line]
+    members = [line["islands"] for line in exchanges]
+    assert [one for at, one in enumerate(members) if at == 0 or one != members[at - 1]] == [[0, 1], [0], [0, 1]]
+    (caught_up,) = [line for line in others[0]["lines"] if "caught_up" in line]
+    before = 0
+    for line in exchanges:
+        assert line["samples"] == [case.shares[at] * (line["step"] - before) for at in line["islands"]]
+        before = line["step"]
+    assert before == case.steps and caught_up["from"] == 0
+    for outcome in others:
+        for key, values in outcome["weights"].items():
+            assert np.array_equal(first["weights"][key], values)
+
+
 def test_an_island_that_catches_up_has_the_rates_of_that_step_and_its_own_optimizer_state(ranks: RankPool) -> None:
     ((before, after),) = ranks(1, catch_up_alone)
     assert before[:2] == pytest.approx([3, 2]) and after[:2] == pytest.approx([8, 7])

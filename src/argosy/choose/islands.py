@@ -27,6 +27,7 @@ from argosy.plan.islands_file import check_island_plan
 from argosy.plan.plan import Certificate, Plan
 from argosy.planner import Settings, find_plan
 from argosy.sim.islands import exchange_seconds, play_islands
+from argosy.units import counted
 from argosy.workload.chain import Chain
 
 EXCHANGE_SHARE = 0.05
@@ -56,6 +57,17 @@ class IslandOptions:
     """Whether steps go on during exchanges."""
     outer: OuterOptimizer = field(default_factory=OuterOptimizer)
     compression: Compression = Compression.NONE
+
+    def __post_init__(self) -> None:
+        """Raise an ``InputError`` for numbers of steps that fragments cannot divide, or with no time to overlap in."""
+        every, parts = self.sync_every, self.fragments
+        least = 2 * parts if self.overlaps else parts
+        why = f"{counted(parts, 'fragment')}{' and --overlap' if self.overlaps else ''}"
+        if every is not None and (every % parts or every < least):
+            expected = f"a multiple of the {parts} fragments" if every % parts else f"at least {least} with {why}"
+            raise bad_input(expected, every, where="--sync-every")
+        if every is None and self.limit < least:
+            raise bad_input(f"at least {least} with {why}", self.limit, where="--max-sync-every")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,14 +99,16 @@ def find_island_plan(
         model=model or ComputeModel(),
     )
     plans: list[IslandPlan] = []
-    reason = "all of its nodes reach each other equally fast"
+    reason, hint = "all of its nodes reach each other equally fast", "Try --islands N or off."
+    if not divisions(still):
+        reason, hint = "it has one node, and an island has at least one", "Try --islands off."
     for division in _candidates(still, options):
         try:
             plans.append(_planned(division, task, options))
         except InfeasibleError as error:
-            reason = str(error).splitlines()[0]
+            reason, hint = str(error).splitlines()[0], "Try --islands off."
     if not plans:
-        raise InfeasibleError(f"Cannot divide {cluster.name} into islands because {reason}. Try --islands N or off.")
+        raise InfeasibleError(f"Cannot divide {cluster.name} into islands because {reason}. {hint}")
     best = min(plans, key=lambda plan: plan.predicted.step_seconds if plan.predicted else math.inf)
     assert best.predicted is not None
     if synchronous is None or synchronous.predicted is None:
@@ -208,20 +222,18 @@ def _timing(exchange: float, step: float, options: IslandOptions) -> tuple[int, 
     """H and tau (3)."""
     parts = options.fragments
     if not options.overlaps:
-        needed = math.ceil(parts * exchange / (EXCHANGE_SHARE * step))
-        chosen = options.sync_every or min(needed, options.limit)
-        return _multiple(chosen, parts, options), 0
+        return _multiple(math.ceil(parts * exchange / (EXCHANGE_SHARE * step)), options), 0
     late = max(1, math.ceil(exchange / step))
-    chosen = options.sync_every or min(parts * (late + 1), options.limit)
-    every = _multiple(max(chosen, 2 * parts), parts, options)
+    every = _multiple(parts * (late + 1), options)
     return every, min(late, every // parts - 1)
 
 
-def _multiple(steps: int, parts: int, options: IslandOptions) -> int:
-    if options.sync_every is not None and (options.sync_every % parts or options.sync_every < steps):
-        expected = f"a multiple of the {parts} fragments" if options.sync_every % parts else f"at least {steps} steps"
-        raise bad_input(expected, options.sync_every, where="--sync-every")
-    return max(parts, -(-steps // parts) * parts)
+def _multiple(steps: int, options: IslandOptions) -> int:
+    """The least multiple of the fragments from ``steps`` on, within the limit unless H is given."""
+    parts = options.fragments
+    if options.sync_every is not None:
+        return options.sync_every
+    return min(max(1, -(-steps // parts)), options.limit // parts) * parts
 
 
 def certified(plan: IslandPlan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None) -> IslandPlan:
@@ -250,10 +262,11 @@ def _certificate(plan: IslandPlan, predicted: IslandPrediction) -> Certificate |
     exchanged = 0.0 if plan.overlap else plan.fragments * predicted.exchange_seconds / plan.sync_every
     bound = max(proof.lower_bound_seconds for proof in proofs) + exchanged
     shares = ", ".join(str(island.global_batch) for island in plan.islands)
+    scopes = " and ".join(dict.fromkeys(proof.scope for proof in proofs))
     return Certificate(
         lower_bound_seconds=bound,
         gap=max(0.0, predicted.step_seconds / bound - 1),
         granularity=max(proof.granularity for proof in proofs),
-        scope=f"{plan.algorithm}, with {shares} samples a step on these devices ({proofs[0].scope} on each)",
+        scope=f"{plan.algorithm}, with {shares} samples a step on these devices ({scopes} on each)",
         cost_model=proofs[0].cost_model,
     )

@@ -73,7 +73,10 @@ def check_adapting(plan: Plan, spec: RunSpec, *, quiet: bool = False) -> None:
     """Whether a run of a plan can adapt: predictions need the plan's cluster, and its model or another's costs."""
     from argosy.cluster.file import cluster_from_content
     from argosy.plan.check import check_plan
+    from argosy.plan.runnable import check_movable
 
+    if spec.adapt == "full":
+        check_movable(plan)
     if spec.adapt != "off":
         chain = spec.chain(plan.model)
         cluster = cluster_from_content(plan.cluster.content)

@@ -65,10 +65,12 @@ def follow_elastic(
     ``node`` names this machine's host, unless all of the plan's are on this machine.
     """
     from argosy.document import make_folder
+    from argosy.plan.runnable import check_movable
     from argosy.runtime.elastic.folder import check_folder
     from argosy.runtime.folder import EVENTS, PROGRESS, Tail, held, keep_private
     from argosy.runtime.run_spec import RUN, dumps_run_spec
 
+    check_movable(launch.plan)
     keep_private()
     folder, nodes = launch.spec.folder, _nodes_here(launch, node)
     address = "127.0.0.1" if launch.here else None

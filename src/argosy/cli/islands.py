@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from argosy.document import Document
     from argosy.plan.islands import IslandPlan, OuterOptimizer
     from argosy.plan.plan import Plan
+    from argosy.timeline import Timeline
     from argosy.workload.chain import Chain
 
 
@@ -63,8 +64,6 @@ def island_options(
     every = None if sync_every == "auto" else whole_number(sync_every)
     if sync_every != "auto" and not every:
         raise bad_input("auto or a whole number of at least 1", sync_every, where="--sync-every")
-    if every is None and fragments > limit:
-        raise bad_input(f"at most {limit} fragments, as --max-sync-every says", fragments, where="--fragments")
     return IslandOptions(
         count=count,
         sync_every=every,
@@ -86,6 +85,14 @@ def _outer(text: str) -> OuterOptimizer:
     if not (0 < rate < math.inf and 0 <= momentum < 1):
         raise bad_input("a rate above 0 and a momentum from 0 to below 1, such as 0.7,0.9", text, where="--outer")
     return OuterOptimizer(learning_rate=rate, momentum=momentum, nesterov=momentum > 0)
+
+
+def check_divisible(options: IslandOptions | None, cluster: Cluster) -> None:
+    """Raise an ``InputError``, before anything is searched, if a cluster has not as many parts as are asked for."""
+    from argosy.cluster.divide import division_into
+
+    if options is not None and options.count is not None:
+        division_into(cluster, options.count)
 
 
 def plan_islands(
@@ -190,6 +197,8 @@ def simulate_islands(
     """Play an island plan; without a number of steps, four exchanges of every fragment."""
     from argosy.cli.inputs import MOST_ITERATIONS, check_iterations, parse_time
     from argosy.cli.terminal import print_json, progress, stdout_console
+    from argosy.cluster.lasting import last_change
+    from argosy.explain.islands import step_range
     from argosy.report.islands import course_lines, course_to_dict, island_table, island_title
     from argosy.sim.islands import play_islands
 
@@ -201,14 +210,58 @@ def simulate_islands(
         course = play_islands(
             plan, scenario.chain, scenario.cluster, scenario.model, steps=steps, until=parse_time("--until", until)
         )
+        between = None
+        if last_change([scenario.cluster]) and course.steps:
+            between = step_range(plan, scenario.chain, scenario.cluster, scenario.model, steps=course.steps)
     if json:
-        print_json("simulate", {**_names(scenario), **course_to_dict(plan, course)})
+        print_json("simulate", {**_names(scenario), **course_to_dict(plan, course, between)})
         return
     console = stdout_console(width)
     console.print(f"{island_title(plan)}\n", soft_wrap=True)
     console.print(island_table(plan, scenario.cluster))
     console.print()
-    console.print(course_lines(plan, course))
+    console.print(course_lines(plan, course, between))
+
+
+def report_islands(
+    document: Document,
+    output: Path,
+    *,
+    cluster: str | None,
+    traces: Sequence[str],
+    profiles: Sequence[str],
+    quiet: bool,
+) -> int:
+    """Write the page of an island plan; its bytes."""
+    from argosy.cli.terminal import progress, write_file
+    from argosy.report.page.islands import IslandReport
+
+    scenario = load_island_scenario(document, cluster=cluster, traces=traces, profiles=profiles, quiet=quiet)
+    with progress(f"simulating {scenario.plan!r}", quiet=quiet):
+        page = IslandReport(
+            plan=scenario.plan, chain=scenario.chain, cluster=scenario.cluster, model=scenario.model
+        ).html.encode()
+    write_file(output, page)
+    return len(page)
+
+
+def island_timeline(
+    document: Document, *, cluster: str | None, traces: Sequence[str], iterations: int | None, quiet: bool
+) -> Timeline:
+    """The first so many steps of an island plan as a timeline; by default those around its first exchange."""
+    from argosy.cli.inputs import check_iterations
+    from argosy.cli.terminal import progress
+    from argosy.sim.island_window import IslandWindow
+    from argosy.sim.islands import play_islands
+
+    scenario = load_island_scenario(document, cluster=cluster, traces=traces, quiet=quiet)
+    plan = scenario.plan
+    window = IslandWindow.around_exchange(plan)
+    if iterations is not None:
+        window = IslandWindow(first=0, end=check_iterations(iterations))
+    with progress(f"simulating {plan!r}", quiet=quiet):
+        play_islands(plan, scenario.chain, scenario.cluster, scenario.model, steps=window.end, window=window)
+    return window.timeline(plan, scenario.cluster)
 
 
 def _names(scenario: IslandScenario) -> dict[str, Any]:
@@ -256,7 +309,8 @@ def compared_islands(task: Task, synchronous: float, options: IslandOptions, *, 
     from argosy.errors import InfeasibleError
 
     found: list[IslandPlan] = []
-    for overlaps in (False, True):
+    least = options.limit if options.sync_every is None else options.sync_every
+    for overlaps in (False, True) if least >= 2 * options.fragments else (False,):
         try:
             with progress(f"planning islands of {task.cluster!r}", quiet=quiet):
                 plan = find_island_plan(

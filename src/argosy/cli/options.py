@@ -282,6 +282,16 @@ OffloadKinds = Annotated[
         "priced and not run.",
     ),
 ]
+PowerRank = Annotated[
+    int,
+    typer.Option(
+        "--powersgd",
+        metavar="RANK",
+        min=0,
+        max=1024,
+        help="Sum gradients as matrices of this rank (PowerSGD): another algorithm, for slow links. 0: as they are.",
+    ),
+]
 Runnable = Annotated[
     bool, typer.Option("--runnable", help="Only plans that argosy's own runtime executes as they are.")
 ]

@@ -44,6 +44,7 @@ from argosy.cli.options import (
     OptionalModel,
     OuterRates,
     Overlap,
+    PowerRank,
     Profiles,
     ProgramSource,
     Quiet,
@@ -115,6 +116,7 @@ def plan(
     overlap: Overlap = False,
     compress: Compress = "none",
     outer: OuterRates = "0.7,0.9",
+    powersgd: PowerRank = 0,
     workers: Workers = 1,
     executor: ExecutorName = "process",
     output: Annotated[
@@ -149,7 +151,7 @@ def plan(
         parse_time,
         refuse_options,
     )
-    from argosy.cli.islands import island_options, plan_islands
+    from argosy.cli.islands import check_divisible, island_options, plan_islands
     from argosy.cli.program import capture_program
     from argosy.cli.target import check_target, with_target
     from argosy.cli.terminal import STDOUT, check_output, print_json, progress, stdout_console, write_file
@@ -171,7 +173,7 @@ def plan(
         known_optimizer = parse_settings(optimizer=optimizer).optimizer
         if output is not None:
             check_output(output, cluster, program.partition(":")[0], json=json)
-        captured = capture_program(program, dtype=dtype, quiet=quiet)
+        captured = capture_program(program, dtype=dtype, quiet=quiet, powersgd=powersgd)
         model, global_batch = captured.chain.name, captured.samples
     if model is None or global_batch is None:
         raise bad_input("--model and --global-batch, or --program FILE.py:build", where="argosy plan")
@@ -189,12 +191,16 @@ def plan(
             "--max-price-per-hour": max_price_per_hour,
         }
         other |= {"--max-cost-per-step": max_cost_per_step, "--objective": None if objective != "cost" else objective}
+        other |= {"--robust": robust if robust != "mean" else None}
         mixes = captured is not None and captured.mixes is not None
         refuse_options({**other, "--program": program if mixes else None}, "with --islands")
     if output is not None:
         check_output(output, cluster, model, calibration, *(profile or ()), json=json)
     budget = parse_time("--time-budget", time_budget)
     settings = Settings(level=level, gap=gap, time_budget=budget, prune=not no_prune, runnable=runnable)
+    if powersgd:
+        split = {"--max-width": max_width if max_width != 1 else None, "--for": for_system, "--max-expert": max_expert}
+        refuse_options(split, "with --powersgd")
     most = parse_size("--memory-budget", memory_budget)
     settings = replace(settings, memory_budget=most, mixed=False if no_mixed else None, even_shares=even_shares)
     settings = replace(settings, max_width=max_width, max_context=max_context, max_expert=max_expert)
@@ -206,6 +212,7 @@ def plan(
         settings, calibration = with_target(settings, for_system, calibration, named=schedule is not None)
     constants = load_calibration(calibration)
     where = constants.cluster(load_cluster(cluster))
+    check_divisible(wanted, where)
     if captured is not None:
         captured = captured.on(where)
         chain = constants.chain(captured.chain)
@@ -213,8 +220,9 @@ def plan(
         captured = replace(captured, chain=chain)
     else:
         tuning = parse_tuning(train=train, lora=lora, freeze=freeze or (), base=base_weights)
-        chain = load_model(model, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer, tuning=tuning)
-        chain = constants.chain(chain)
+        asked: dict[str, Any] = {"sequence_length": sequence_length, "dtype": dtype, "optimizer": optimizer}
+        asked |= {"tuning": tuning, "powersgd": powersgd}
+        chain = constants.chain(load_model(model, **asked))
         check_target(settings.target, chain, model)
     costs = compute_model(profile or (), constants, chain=chain, cluster=where, quiet=quiet)
     task = Task(chain=chain, cluster=where, global_batch=global_batch, settings=settings, model=costs)
@@ -237,8 +245,7 @@ def plan(
         def reload(**changes: Any) -> Chain:
             if captured is not None:
                 return with_optimizer(chain, **changes)
-            asked: dict[str, Any] = {"sequence_length": sequence_length, "dtype": dtype, "optimizer": optimizer}
-            return constants.chain(load_model(model, **{**asked, "tuning": chain.tuning, **changes}))
+            return constants.chain(load_model(model, **{**asked, **changes}))
 
         with progress("nothing fits; looking for what would", quiet=quiet):
             why = diagnose(chain, where, global_batch=global_batch, settings=settings, model=costs, reload=reload)

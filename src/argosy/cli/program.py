@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp32"}
 
 
-def capture_program(text: str, *, dtype: str | None, quiet: bool) -> CapturedProgram:
+def capture_program(text: str, *, dtype: str | None, quiet: bool, powersgd: int = 0) -> CapturedProgram:
     """Run a program's build without values, and capture its step."""
     from argosy.cli.terminal import needs, progress
     from argosy.planner import CapturedProgram
@@ -39,7 +39,7 @@ def capture_program(text: str, *, dtype: str | None, quiet: bool) -> CapturedPro
         sys.stderr.write(f"warning: no rule knows {op}: every device of a group does it in full\n")
     return CapturedProgram(
         graph=graph,
-        chain=chain_of_step(graph, samples, _dtype(graph, dtype)),
+        chain=chain_of_step(graph, samples, _dtype(graph, dtype), powersgd=powersgd),
         samples=samples,
         mixes=mixes,
         divides=lambda plan: divides(forward, plan),

@@ -73,6 +73,16 @@ def report(
         size = report_gravity(document, output, cluster=cluster, traces=traces, measured=measured, quiet=quiet)
         _conclude(output, size, json=json)
         return
+    if document.data.get("kind") == "islands":
+        from argosy.cli.islands import report_islands
+
+        others: dict[str, object] = {"--compare": compare, "--decisions": decisions, "--scenario": under}
+        refuse_options({"TIMELINE": timeline or None, **others}, "for an island plan")
+        size = report_islands(
+            document, output, cluster=cluster, traces=trace or (), profiles=profile or (), quiet=quiet
+        )
+        _conclude(output, size, json=json)
+        return
     scenario = load_scenario(document, cluster=cluster, traces=trace or (), profiles=profile or (), quiet=quiet)
     _check_timelines(measured, scenario.cluster)
     rivals = _rivals(compare, scenario.plan)

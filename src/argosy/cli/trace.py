@@ -41,7 +41,8 @@ def trace(
 ) -> None:
     """Write a trace for Perfetto or HolisticTraceAnalysis.
 
-    One file that ui.perfetto.dev opens, with a process per device and per link, or a folder with one file per rank.
+    One file that ui.perfetto.dev opens, with a process per device and per link, or a folder with one file per rank. Of
+    an island plan, the steps around its first exchange, or the first so many with --iterations.
 
     \b
     Examples:
@@ -63,6 +64,11 @@ def trace(
         given = {"--cluster": cluster, "--trace": trace, "--iterations": iterations, "--until": until}
         refuse_options({**given, "--schedule": schedule, "--k": k}, "for a timeline, which is not simulated again")
         timeline = timeline_from_document(document)
+    elif document.data.get("kind") == "islands":
+        from argosy.cli.islands import island_timeline
+
+        refuse_options({"--schedule": schedule, "--k": k, "--until": until}, "for an island plan")
+        timeline = island_timeline(document, cluster=cluster, traces=trace or (), iterations=iterations, quiet=quiet)
     else:
         scenario = load_scenario(document, cluster=cluster, traces=trace or (), schedule=schedule, k=k)
         timeline = play(scenario, iterations=iterations, until=until, quiet=quiet)

@@ -15,6 +15,7 @@ from argosy.errors import InfeasibleError, bad_input
 Division = tuple[tuple[str, ...], ...]
 """Devices by part, in the cluster's order."""
 
+_ASKED = "--islands"
 _PROBE_BYTES = 1e6
 """Of the message by which the fastest of several routes is chosen."""
 
@@ -39,10 +40,15 @@ def divisions(cluster: Cluster) -> list[Division]:
 
 def division_into(cluster: Cluster, count: int) -> Division:
     """The division into so many parts: the coarsest that has at least as many, with its slowest parts joined."""
-    finer = next((division for division in divisions(cluster) if len(division) >= count), None)
-    if count < 2 or finer is None:
-        most = len(_live(cluster))
-        raise bad_input(f"a number of islands from 2 to {most}, the nodes of {cluster.name}", count, where="--islands")
+    most = len(_live(cluster))
+    if most < 2:
+        raise bad_input(
+            f"off, because {cluster.name} has one node, and an island has at least one", count, where=_ASKED
+        )
+    if not 2 <= count <= most:
+        expected = "2, for its two nodes" if most == 2 else f"2 to {most}, the number of its nodes"
+        raise bad_input(f"for {cluster.name} {expected}", count, where=_ASKED)
+    finer = next(division for division in divisions(cluster) if len(division) >= count)
     parts = [list(part) for part in finer]
     while len(parts) > count:
         parts.sort(key=lambda part: (_speed(cluster, part), part))

@@ -76,6 +76,9 @@ UNSPLIT = 3.1
 # that differ in the number of devices (docs/decisions/0051-waiting-for-the-slowest.md). Speeds of equal GPUs were found
 # to differ by 8 % on average (Sinha et al., arXiv:2208.11035), in steady load and without a choice of nodes.
 SPREAD = 0.031
+# Times that PowerSGD reads or writes what it keeps of a weight: the gradient and the error are read and their sum is
+# written, the two factors read the sum, the factors' product is written, and the error read and written.
+FACTOR_PASSES = 8
 # Devices of most steps that the constants of generations were fitted on.
 _FITTED_DEVICES = 8
 # Kinds of layers whose products are not multiplied in fp8 (7).
@@ -378,7 +381,7 @@ def recompute_seconds(
 
 
 def update_seconds(chain: Chain, stage: Stage, portion: Portion) -> float:
-    """(4): the optimizer reads and writes everything it keeps."""
+    """(4): the optimizer reads and writes everything it keeps; PowerSGD goes over its errors before that."""
     held = state_bytes(chain, stage, portion.share)
-    passes = 2 * OPTIMIZERS[chain.optimizer].passes
-    return passes * held.updated / (portion.device.efficiency * portion.device.kind.memory_bandwidth)
+    moved = 2 * OPTIMIZERS[chain.optimizer].passes * held.updated + FACTOR_PASSES * held.errors
+    return moved / (portion.device.efficiency * portion.device.kind.memory_bandwidth)

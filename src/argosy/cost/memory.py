@@ -9,7 +9,7 @@ holder with most experts.
     (2)  gradients  = the same, with the bytes of ``gradient_dtype`` for b if that is stated
     (3)  optimizer  = the same with s for b           s from ``workload.optimizer``
          ZeRO 1 divides (3) by the number of holders that have the same weights: n, for experts n / e; ZeRO 2 also
-         (2), ZeRO 3 also (1)
+         (2), ZeRO 3 also (1). PowerSGD keeps an error of 4 bytes for each weight that n > 1 holders have, in (2)
     (4)  activations of one micro-batch = r n_samples (sum of the layers' kept bytes, less what recomputation drops)
     (5)  recomputed in a backward       = r n_samples (the largest that a layer of the stage has dropped)
     (6)  on their way between devices   = r n_samples (the largest of a layer: where c > 1, keys and values twice over,
@@ -49,7 +49,7 @@ from dataclasses import dataclass, replace
 
 from argosy.errors import bad_input, closest
 from argosy.plan.plan import Recompute, Stage
-from argosy.workload.chain import Chain, Frozen, Layer
+from argosy.workload.chain import SUMMED_BYTES, Chain, Frozen, Layer
 from argosy.workload.optimizer import OPTIMIZERS, optimizer_bytes_per_weight
 
 USABLE = 0.92
@@ -78,11 +78,13 @@ class StateBytes:
     """Trained weights alike."""
     outside_frozen: float = 0.0
     """Frozen weights alike."""
+    errors: float = 0.0
+    """What PowerSGD keeps of gradients that it has not passed on."""
 
     @property
     def total(self) -> float:
         """On the device."""
-        return self.weights + self.gradients + self.optimizer
+        return self.weights + self.gradients + self.optimizer + self.errors
 
     @property
     def outside(self) -> float:
@@ -92,8 +94,7 @@ class StateBytes:
     @property
     def updated(self) -> float:
         """What an update reads and writes."""
-        held = self.total - self.frozen if self.frozen else self.total
-        return held + self.outside_moments + self.outside_weights
+        return self.total - self.frozen - self.errors + self.outside_moments + self.outside_weights
 
 
 def optimizer_bytes(chain: Chain) -> float:
@@ -121,6 +122,20 @@ def shared_parameters(chain: Chain, stage: Stage) -> tuple[int, int]:
     return stage_parameters(chain, stage) - split, split
 
 
+def summed_parameters(chain: Chain, stage: Stage) -> float:
+    """Elements that the holders of a stage sum for its gradients under PowerSGD; of weights that layers share with one
+    elsewhere, at least."""
+    layers = chain.layers[stage.first : stage.end]
+    own = sum(layer.parameters for layer in layers)
+    summed = sum(layer.parameters if layer.summed_parameters is None else layer.summed_parameters for layer in layers)
+    return summed + chain.least_summed_share * (stage_parameters(chain, stage) - own)
+
+
+def error_bytes(chain: Chain, num_holders: int) -> int:
+    """Of an error that PowerSGD keeps for each weight of a stage; 0 if there is nobody to sum gradients with."""
+    return SUMMED_BYTES if chain.powersgd and num_holders > 1 else 0
+
+
 def state_bytes(chain: Chain, stage: Stage, share: float) -> StateBytes:
     """(1) to (3) for one device of a stage."""
     common, split = shared_parameters(chain, stage)
@@ -139,6 +154,7 @@ def state_bytes(chain: Chain, stage: Stage, share: float) -> StateBytes:
         gradients=held(chain.gradient_bytes, 2),
         optimizer=held(optimizer_bytes(chain), 1),
         frozen=frozen,
+        errors=(common + split) * error_bytes(chain, stage.num_holders) if chain.powersgd else 0.0,
     )
     if not stage.offload:
         return state

@@ -16,6 +16,10 @@ _FACTORS = (1, 10, 50, 100, 500)
 """Numbers of steps between exchanges that are tried, beside the plan's own."""
 
 
+_LONGER = (0.0, 0.02, 0.04, 0.06, 0.08, 0.1)
+"""Shares by which computing may take longer than predicted."""
+
+
 def island_what_ifs(
     plan: IslandPlan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None
 ) -> list[tuple[str, float]]:
@@ -36,6 +40,22 @@ def island_what_ifs(
             rows.append((f"exchanged as {compression}", seconds(changed, still)))
     rows.append(("links between islands twice as fast", seconds(plan, _faster_outside(plan, still))))
     return rows
+
+
+def step_range(
+    plan: IslandPlan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None, *, steps: int
+) -> tuple[float, float]:
+    """The least and the most seconds of a step if computing takes as predicted or up to 10 % longer.
+
+    Whether an exchange meets a stretch in which a link is slow may hang on a second, so that under traces a small error
+    of the steps may be a large one of the whole.
+    """
+    found = []
+    for more in _LONGER:
+        devices = tuple(replace(one, speed=one.speed.scaled(1 / (1 + more))) for one in cluster.devices)
+        course = play_islands(plan, chain, replace(cluster, devices=devices), model, steps=steps)
+        found.append(math.inf if course.stalled is not None else course.step_seconds)
+    return min(found), max(found)
 
 
 def _faster_outside(plan: IslandPlan, cluster: Cluster) -> Cluster:

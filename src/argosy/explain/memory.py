@@ -75,6 +75,7 @@ def _stack(
     weights, gradients, optimizer = (
         sum(getattr(state, part) for state in states) for part in ("weights", "gradients", "optimizer")
     )
+    gradients += sum(state.errors for state in states)
     activations = sum(kept[name, stage] * count for stage, count in _in_flight(spans, when).items())
     rest = peak - weights - gradients - optimizer - activations
     return DeviceMemory(

@@ -120,6 +120,9 @@ def training_is_known(model: ModelRef, target: Target) -> Iterator[Limit]:
         yield limit(
             "model.tuning", "some weights", f"training of all weights, which is written for {target.name}", final=True
         )
+    if model.powersgd:
+        expected = f"sums of whole gradients, which are written for {target.name}"
+        yield limit("model.powersgd", model.powersgd, expected, final=True)
 
 
 def _stages_are_alike(plan: Plan, target: str) -> Iterator[Limit]:

@@ -71,13 +71,16 @@ def _check_options(to: System, options: ExportOptions) -> None:
 
 
 def _check_known_model(plan: Plan) -> None:
-    """Raise for a captured program or frozen weights, which other systems do not train."""
+    """Raise for a captured program, frozen weights or PowerSGD, which other systems do not train."""
     if plan.model.content:
         expected = "a model that the target knows; for a captured program use --to torchrun, or argosy run"
         raise bad_input(expected, "the layers of a program", where="model.content")
     if not plan.model.tuning.is_full:
         expected = "a plan that trains all weights, as the targets do; for frozen ones use argosy run"
         raise bad_input(expected, str(plan.model.tuning), where="model.tuning")
+    if plan.model.powersgd:
+        expected = "a plan that sums gradients as they are, as the targets do; for PowerSGD use argosy run"
+        raise bad_input(expected, plan.model.powersgd, where="model.powersgd")
 
 
 def _for_target(plan: Plan, cluster: Cluster, to: System, *, lossy: bool) -> Export:

@@ -14,6 +14,7 @@ from argosy.cluster.topology import Cluster
 from argosy.document import Document, parse_path
 from argosy.errors import InputError, Problem, closest
 from argosy.plan.plan import Algorithm, Collective, Plan, Recompute, Stage
+from argosy.plan.runnable import powersgd_problems
 from argosy.schedule import ScheduleKind, ScheduleSpec, build_schedule, check_schedule
 from argosy.schedule.action import worker_of
 from argosy.workload.chain import Chain
@@ -332,6 +333,10 @@ def algorithms(collective: Collective, stage: Stage) -> tuple[Algorithm, ...]:
     return Algorithm.RING, Algorithm.HIERARCHICAL, Algorithm.TREE
 
 
+def powersgd_fits(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
+    yield from powersgd_problems(plan)
+
+
 def left_out_devices_are_idle(plan: Plan, chain: Chain, cluster: Cluster) -> Iterator[Problem]:
     places = [(f"left_out[{index}].device", left.device) for index, left in enumerate(plan.left_out)]
     yield from _unknown(places, cluster)
@@ -355,5 +360,6 @@ RULES: tuple[Rule, ...] = (
     schedule_fits,
     policy_fits,
     collectives_fit,
+    powersgd_fits,
     left_out_devices_are_idle,
 )

@@ -79,6 +79,7 @@ class ModelSchema(Schema):
     optimizer: OptimizerField = "adamw"
     content: dict[str, Any] | None = None
     tuning: TuningSchema | None = None
+    powersgd: Natural = 0
 
 
 class ClusterRefSchema(Schema):
@@ -349,11 +350,17 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     return result
 
 
+_SOMETIMES = ("content", "tuning", "powersgd")
+"""Fields of a model that are written only where they differ from their defaults."""
+
+
 def _model_to_dict(model: ModelRef) -> dict[str, Any]:
     content: dict[str, Any] = {"content": json.loads(model.content)} if model.content else {}
     if not model.tuning.is_full:
         content["tuning"] = without_defaults(model.tuning) | {"targets": list(model.tuning.targets)}
-    return {name: value for name, value in vars(model).items() if name not in ("content", "tuning")} | content
+    if model.powersgd:
+        content["powersgd"] = model.powersgd
+    return {name: value for name, value in vars(model).items() if name not in _SOMETIMES} | content
 
 
 def schedule_to_dict(spec: ScheduleSpec) -> dict[str, Any]:

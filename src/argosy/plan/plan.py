@@ -17,6 +17,11 @@ from argosy.dtype import Dtype
 from argosy.plan.group_program import GroupProgram
 from argosy.plan.methods import PlanMethods
 from argosy.plan.offload import NO_OFFLOAD, Offload
+from argosy.plan.outcome import Certificate as Certificate
+from argosy.plan.outcome import LeftOut as LeftOut
+from argosy.plan.outcome import Predicted as Predicted
+from argosy.plan.outcome import RunnerUp as RunnerUp
+from argosy.plan.outcome import Search as Search
 from argosy.schedule import ScheduleSpec
 from argosy.units import counted
 from argosy.workload.chain import Chain
@@ -46,6 +51,8 @@ class ModelRef:
     """Of a captured program, its layers as canonical JSON, so that its plan is whole on its own; else empty."""
     tuning: Tuning = FULL
     """Which of its weights are trained."""
+    powersgd: int = 0
+    """Rank of the matrices as which its gradients are summed; 0: they are summed as they are."""
 
     @classmethod
     def of(cls, chain: Chain) -> ModelRef:
@@ -56,6 +63,7 @@ class ModelRef:
             optimizer=chain.optimizer,
             content=canonical(layers_to_dict(chain.layers)) if chain.is_captured else "",
             tuning=chain.tuning,
+            powersgd=chain.powersgd,
         )
 
 
@@ -209,68 +217,6 @@ class Stage:
     def expert_copies(self) -> tuple[tuple[tuple[str, ...], ...], ...]:
         """Holders of the same experts, which sum their gradients."""
         return tuple(self.holders[at :: self.expert] for at in range(self.expert))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Predicted:
-    """What the simulator says the plan will do."""
-
-    iteration_seconds: float
-    samples_per_second: float
-    peak_memory_bytes: tuple[tuple[str, float], ...]
-    """Per device, in the order of their names."""
-    bottleneck: str
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "peak_memory_bytes", tuple(sorted(self.peak_memory_bytes)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Certificate:
-    """How much better any other plan could be at most."""
-
-    lower_bound_seconds: float
-    gap: float
-    """Predicted time over lower bound, minus 1."""
-    granularity: int
-    scope: str
-    """For which plans the bound holds."""
-    free_bound_seconds: float | None = None
-    """No plan of any granularity takes less per iteration, by throughput alone."""
-    cost_model: str | None = None
-    """The cost model under which the bounds hold, in words; None in files that do not record it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """What finding the plan took."""
-
-    cpu_seconds: float
-    candidates: int
-    pruned: tuple[tuple[str, int], ...]
-    """Candidates removed per rule, in the order of the rules' names."""
-    history: tuple[tuple[float, float, float], ...] = ()
-    """(CPU seconds since the start, best iteration so far, lower bound), whenever one of the two had moved."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "pruned", tuple(sorted(self.pruned)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunnerUp:
-    """A plan that lost, and why."""
-
-    description: str
-    iteration_seconds: float
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeftOut:
-    """A device that the plan does not use, and why."""
-
-    device: str
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from argosy.dtype import Dtype
 from argosy.errors import InputError, Problem
 from argosy.plan.plan import Plan, Recompute, Stage
 from argosy.units import RATE
@@ -60,6 +61,21 @@ OFFLOAD = Feature(
 FEATURES = (CONTEXT, EXPERT, ZERO, RECOMPUTE, OFFLOAD)
 
 
+def powersgd_problems(plan: Plan) -> Iterator[Problem]:
+    """What in a plan PowerSGD cannot do: it needs whole gradients of whole matrices, in units that do not change."""
+    if not plan.model.powersgd:
+        return
+    if plan.model.dtype is Dtype.FP16:
+        expected = "bf16 or fp32 with PowerSGD, whose errors cannot follow the loss scale of fp16"
+        yield Problem(path="model.dtype", found="fp16", expected=expected)
+    for index, stage in enumerate(plan.stages):
+        width = max(replica.width for replica in stage.replicas) // stage.context
+        for name, value, most in (("zero", stage.zero, 0), ("tensor width", width, 1), ("expert", stage.expert, 1)):
+            if value > most:
+                expected = f"{name} {most} with PowerSGD, which needs whole gradients"
+                yield Problem(path=f"stages[{index}]", found=f"{name} {value}", expected=expected)
+
+
 def unsupported(plan: Plan) -> tuple[str, ...]:
     """A sentence for everything in a plan that the runtime does not execute; empty where it runs as it is."""
     return tuple(_sentences(plan))
@@ -79,6 +95,9 @@ def check_movable(plan: Plan) -> None:
         for index, stage in enumerate(plan.stages)
         if stage.offload
     ]
+    if plan.model.powersgd:
+        whole = "sums of whole gradients, because the errors that PowerSGD keeps stay where they are"
+        problems.append(Problem(path="model.powersgd", found=str(plan.model.powersgd), expected=whole))
     if problems:
         raise InputError(problems)
 
@@ -94,6 +113,8 @@ def max_width_after(plan: Plan, *, is_compiled: bool = False) -> int | None:
 
 
 def _sentences(plan: Plan) -> Iterator[str]:
+    for problem in powersgd_problems(plan):
+        yield f"The plan asks for {problem.found} in {problem.path}, and the runtime executes {problem.expected}."
     for index, rule in enumerate(plan.policy):
         if rule.schedule.placement != plan.schedule.placement:
             switch = f"from {plan.schedule.kind} to {rule.schedule.kind} below {RATE.format(rule.below)} on {rule.edge}"

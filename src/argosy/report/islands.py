@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -58,12 +59,18 @@ def _figures(plan: IslandPlan) -> Iterator[tuple[str, str]]:
         yield "certificate", certificate_in_a_sentence(plan.certificate)
 
 
-def _exchange(plan: IslandPlan) -> str:
+def exchange_in_words(plan: IslandPlan) -> str:
+    """``an island sends 5.8 GiB every 100 steps``."""
     assert plan.predicted is not None
     sent = SIZE.format(plan.predicted.exchange_bytes, digits=3)
+    return f"an island sends {sent} every {counted(plan.sync_every, 'step')}"
+
+
+def _exchange(plan: IslandPlan) -> str:
+    assert plan.predicted is not None
     seconds = TIME.format(plan.predicted.exchange_seconds)
     parts = f" for each of {plan.fragments} fragments" if plan.fragments > 1 else ""
-    return f"{seconds}{parts}; an island sends {sent} every {counted(plan.sync_every, 'step')}"
+    return f"{seconds}{parts}; {exchange_in_words(plan)}"
 
 
 def against_synchronous(synchronous: float, seconds: float) -> str:
@@ -83,18 +90,21 @@ def what_changes(plan: IslandPlan) -> str:
     return f"{apart} {every}, so losses differ from synchronous training{late}{lossy}; docs/islands.md has figures"
 
 
-def course_lines(plan: IslandPlan, course: IslandCourse) -> Table:
-    """What a simulation showed, one figure a line."""
-    return named_lines(_course(plan, course))
+def course_lines(plan: IslandPlan, course: IslandCourse, between: tuple[float, float] | None = None) -> Table:
+    """What a simulation showed, one figure a line; ``between``: seconds of a step if computing takes longer."""
+    return named_lines(_course(plan, course, between))
 
 
-def _course(plan: IslandPlan, course: IslandCourse) -> Iterator[tuple[str, str]]:
+def _course(plan: IslandPlan, course: IslandCourse, between: tuple[float, float] | None) -> Iterator[tuple[str, str]]:
     if course.stalled is not None:
         yield "STALLED", f"{counted(course.steps, 'step')} done: {course.stalled}"
     if not course.steps:
         return
     seconds = course.step_seconds
     yield "step", f"{TIME.format(seconds)} on average over {course.steps}, exchanges included"
+    if between is not None:
+        low, high = (TIME.format(one) if math.isfinite(one) else "never" for one in between)
+        yield "", f"{low} to {high} if computing takes up to 10 % longer: exchanges then begin at other moments"
     yield "throughput", throughput(course.samples_per_second, plan.model.sequence_length)
     alone = sum(len(one.islands) < len(plan.islands) for one in course.exchanges)
     if alone:
@@ -107,12 +117,15 @@ def _course(plan: IslandPlan, course: IslandCourse) -> Iterator[tuple[str, str]]
     yield "waiting", f"{shares} of the time, by island"
 
 
-def course_to_dict(plan: IslandPlan, course: IslandCourse) -> dict[str, Any]:
+def course_to_dict(
+    plan: IslandPlan, course: IslandCourse, between: tuple[float, float] | None = None
+) -> dict[str, Any]:
     seconds = course.step_seconds if course.steps else None
     return {
         "steps": course.steps,
         "seconds": course.end,
         "step_seconds": seconds,
+        "step_seconds_range": None if between is None or math.isinf(between[1]) else list(between),
         "samples": course.samples,
         "samples_per_second": None if seconds is None else course.samples_per_second,
         "exchanges": [

@@ -24,6 +24,7 @@ def plan_title(plan: Plan) -> str:
     stages = counted(len(plan.stages), "stage")
     batches = counted(plan.num_micro_batches, "micro-batch", "micro-batches")
     tuned = "" if plan.model.tuning.is_full else f" ({plan.model.tuning})"
+    tuned += f" with PowerSGD of rank {plan.model.powersgd}" if plan.model.powersgd else ""
     head = f"{plan.model.name}{tuned} on {plan.cluster.name}: {stages}"
     return f"{head}, {batches} of {plan.micro_batch_size}, {plan.schedule!r}"
 
@@ -134,6 +135,12 @@ def _figures(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, str]]:
             yield "bottleneck", plan.predicted.bottleneck
     if plan.collectives:
         yield "collectives", collectives_in_short(plan)
+    if plan.model.powersgd:
+        rank = plan.model.powersgd
+        yield (
+            "what changes",
+            f"gradients are summed as matrices of rank {rank}, so losses differ from those of exact sums",
+        )
     if plan.certificate is not None:
         yield "certificate", certificate_in_a_sentence(plan.certificate)
     if plan.search is not None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from argosy.runtime.overlap import GradientEvents, GradientSum, Summand
 from argosy.runtime.parameters import Weight
+from argosy.runtime.powersgd import FactoredSum
 from argosy.runtime.sharding import ShardSet, scatter_all
 from argosy.runtime.summing import Way, is_on_device
 
@@ -26,22 +27,33 @@ class Gradients:
     def __init__(
         self,
         weights: Sequence[Weight],
-        shared: Sequence[tuple[Way | None, int, Sequence[Summand]]],
+        shared: Sequence[tuple[Way | None, tuple[int, ...], Sequence[Summand]]],
         shards: Sequence[ShardSet],
         rank: int,
+        *,
+        powersgd: int = 0,
     ) -> None:
+        """``powersgd``: rank of the matrices as which gradients are summed; 0: as they are."""
         self.weights = weights
         """Those of which this rank updates all that it holds."""
         self.shared = shared
-        """(how holders sum, the first of them, of which weights) for these, by several ranks or this one alone."""
+        """(how holders sum, who they are, of which weights) for these, by several ranks or this one alone."""
         self.shards = shards
         self.rank = rank
         self.filled: set[Tensor] = set()
-        self.sums = [
-            GradientSum(way, summands, self.filled, is_early=not shards and self._is_early(way, summands))
-            for way, _, summands in shared
-            if way is not None
-        ]
+        self.sums: list[GradientSum | FactoredSum] = []
+        for way, ranks, summands in shared:
+            if way is not None and powersgd:
+                held = [summand.weight for summand in summands]
+                self.sums.append(FactoredSum(way, held, powersgd, ranks.index(rank), len(ranks)))
+            elif way is not None:
+                is_early = not shards and self._is_early(way, summands)
+                self.sums.append(GradientSum(way, summands, self.filled, is_early=is_early))
+
+    @property
+    def factored(self) -> list[FactoredSum]:
+        """The sums by PowerSGD, which keep errors from step to step."""
+        return [gradient_sum for gradient_sum in self.sums if isinstance(gradient_sum, FactoredSum)]
 
     def _is_early(self, way: Way, summands: Sequence[Summand]) -> bool:
         return len(summands[0].weight.stages) == 1 and is_on_device(way)
@@ -79,7 +91,7 @@ class Gradients:
 
     def square_sum(self, device: torch.device) -> Tensor:
         """This rank's part of (2), squared."""
-        counted = [summand for _, first, summands in self.shared if first == self.rank for summand in summands]
+        counted = [summand for _, ranks, summands in self.shared if ranks[0] == self.rank for summand in summands]
         known = [summand for summand in counted if summand.parameter.grad is not None]
         own: list[Tensor | None] = [gradient for summand in known for gradient in summand.gradients()]
         own += [shard.own.grad for shards in self.shards for shard in shards.shards]

@@ -273,10 +273,10 @@ class Division:
         for shard_set in shards:  # all are made: a weight may be in several
             shard_set.release()
         shared = [
-            (way_of(ranks, stages, plan, groups, rank, roster), ranks[0], held)
+            (way_of(ranks, stages, plan, groups, rank, roster), ranks, held)
             for (ranks, stages), held in sorted(self._summed(whole).items())
         ]
-        self.gradients = Gradients(whole, shared, shards, rank)
+        self.gradients = Gradients(whole, shared, shards, rank, powersgd=plan.model.powersgd)
 
     def _summed(self, weights: Sequence[Weight]) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[Summand]]:
         """By the ranks that hold some weights, and the stages that use them."""

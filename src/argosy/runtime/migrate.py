@@ -142,6 +142,8 @@ def _checked(trainer: Trainer, plan: Plan) -> Making:
         problems.append(Problem(path="plan.global_batch", found=str(plan.global_batch), expected=expected))
     if problems:
         raise InputError(problems)
+    check_movable(trainer.plan)
+    check_movable(plan)
     check_supported(plan)
     for moved in (trainer.plan, plan):
         check_movable(moved)

@@ -2,6 +2,7 @@
 
     model.NAME            a weight or a buffer
     optimizer.NAME.WHAT   a tensor of a weight's state; ``WHAT:int`` and the like for a number
+    powersgd.WHAT.NAME    what sums by PowerSGD keep of a weight from step to step (``powersgd``)
 
 Checkpoints and copies in other hosts' memory are lists of these (``trainer_state``), and a trainer takes its part of
 them back under any plan (``take_state``).
@@ -114,13 +115,16 @@ class Stored(NamedTuple):
 
 
 def trainer_state(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
-    """What this rank holds: ``model.NAME`` and ``optimizer.NAME.WHAT``, part by part (``merged``)."""
+    """What this rank holds: ``model.NAME``, ``optimizer.NAME.WHAT`` and ``powersgd.WHAT.NAME``, part by part
+    (``merged``)."""
     for name, buffer in trainer.buffers.items():
         yield f"model.{name}", buffer
     for held in trainer.held():
         yield f"model.{held.name}", Rows.of(held.parameter, held.boxes, held.shape)
         for what, value in _optimizer_state(trainer, held).items():
             yield f"optimizer.{held.name}.{what}", _like(held, value)
+    for gradient_sum in trainer.gradients.factored:
+        yield from gradient_sum.state()
 
 
 def _optimizer_state(trainer: Trainer, held: Held) -> Mapping[str, Tensor]:
@@ -163,7 +167,11 @@ def take_state(trainer: Trainer, stored: Mapping[str, Stored], fill: Callable[[M
                 value = whole.setdefault(name, torch.empty(entry.shape, dtype=entry.dtype))
             states.append((held, what, value))
     wanted += whole.items()
-    fill(merged(wanted))
+    shapes = {name: entry.shape for name, entry in stored.items()}
+    kept = [gradient_sum.wanted(shapes) for gradient_sum in trainer.gradients.factored]
+    fill(merged([*wanted, *(pair for values in kept for pair in values.items())]))
+    for gradient_sum, values in zip(trainer.gradients.factored, kept, strict=True):
+        gradient_sum.take(values)
     if trainer.optimizer is not None:
         trainer.optimizer.state.clear()  # what it has gathered since belongs to other weights
     for held, what, value in states:

@@ -28,10 +28,10 @@ from dataclasses import dataclass
 from argosy.cluster.topology import Cluster
 from argosy.cost.collective import Pairs, in_ring_order, once_around, sliced, uneven_once
 from argosy.cost.communicate import num_reductions
-from argosy.cost.memory import shared_parameters, stage_parameters
+from argosy.cost.memory import shared_parameters, stage_parameters, summed_parameters
 from argosy.plan.plan import Algorithm, Collective, Plan, Recompute, Replica, Stage
 from argosy.schedule import ActionKind
-from argosy.workload.chain import Chain
+from argosy.workload.chain import SUMMED_BYTES, Chain
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,15 @@ def weights(
     """(4): all weights of a stage once around, or so many ``parameters`` that several stages share."""
     split = 0
     width = chain.exchanged_bytes(0 if parameters else stages[0].zero)
-    if not parameters:
-        parameters, split = shared_parameters(chain, stages[0])
+    elements, num_sums = float(parameters), 1
+    if chain.powersgd:  # whose second factors follow the first
+        num_sums = 2
+        elements, width = (elements, width) if parameters else (summed_parameters(chain, stages[0]), SUMMED_BYTES)
+    elif not parameters:
+        elements, split = shared_parameters(chain, stages[0])
     pairs: dict[tuple[str, str], float] = defaultdict(float)
     most = 0
-    groups = [([holder for stage in stages for holder in stage.holders], float(parameters))]
+    groups = [([holder for stage in stages for holder in stage.holders], elements)]
     copies = zip(stages[0].expert_copies, stages[0].expert_shares, strict=True)
     groups += [(list(holders), split * share) for holders, share in copies if split]
     devices = tuple(name for stage in stages for name in stage.devices)
@@ -124,7 +128,7 @@ def weights(
     order = in_ring_order(devices, node_of)
     for holders, elements in groups:
         once, rounds = sliced(algorithm, holders, order, node_of)
-        most = max(most, rounds)
+        most = max(most, num_sums * rounds)
         for pair, share in once.items():
             pairs[pair] += share * elements * width
     return Exchange(devices, pairs, most)

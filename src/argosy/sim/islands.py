@@ -5,9 +5,10 @@
          plan compresses it and N islands: weights to each island's lead, S / N from each lead to each other one, the
          sums of these S / N back to each other one, new weights from each lead to its island.
     (3)  Blocking: an island goes on when its exchange has ended. Overlapped by tau steps: after tau more steps.
-    (4)  An island whose lead no byte of island 0's reaches for ``lost_after`` seconds is lost: the others exchange
-         without it. It returns at the first exchange that finds the link up, and takes over parameters and momentum
-         from the others before they go on. What it trained meanwhile does not count.
+    (4)  An island is lost to an exchange that has not ended when no byte has passed between its lead and island 0's, in
+         one direction, for ``lost_after`` seconds, which may begin before the exchange: the others exchange without it.
+         It returns at the first exchange that finds the link up, and takes over parameters and momentum from the
+         others before they go on. What it trained meanwhile does not count.
 
 An exchange that is overlapped is played without the traffic inside islands, which uses other links except for the NICs
 of leads. Time to add up, compress and copy to host memory is not counted.
@@ -15,18 +16,21 @@ of leads. Time to add up, compress and copy to host memory is not counted.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field, replace
 
 from argosy.cluster.lasting import from_moment, last_change
 from argosy.cluster.topology import Cluster
+from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel
 from argosy.plan.islands import IslandPlan, lead
 from argosy.plan.plan import Plan
 from argosy.sim.exact import simulate_exact
 from argosy.sim.graph import Flow, Task, TaskGraph
+from argosy.sim.island_window import IslandWindow
 from argosy.sim.simulate import first_end, play
-from argosy.timeline import SpanKind
+from argosy.timeline import SpanKind, Timeline
 from argosy.workload.chain import Chain
 
 LOST_AFTER = 10.0
@@ -154,20 +158,28 @@ class _Player:
     """Seconds by island and number of steps, after the last change."""
     exchanged: dict[tuple[int, ...], float] = field(default_factory=dict)
     """Seconds of an exchange between some islands, after the last change."""
+    window: IslandWindow | None = None
+    """What is to be recorded."""
 
     def __post_init__(self) -> None:
         self.last = last_change([self.cluster])
         self.leads = [lead(island) for island in self.plan.islands]
+        numbers = [len(island.stages) for island in self.plan.islands]
+        self.first_stages = [sum(numbers[:at]) for at in range(len(numbers))]
 
-    def steps(self, island: int, begin: float, count: int) -> float:
-        """When an island that begins now has done so many steps (1)."""
+    def steps(self, island: int, begin: float, done: int, count: int) -> float:
+        """When an island that begins now, after ``done`` steps, has done ``count`` more (1)."""
         if count == 0 or math.isinf(begin):
             return begin
         key = (island, count)
-        if begin >= self.last and key in self.known:
+        record = 0 if self.window is None else self.window.num_recorded(done, count)
+        if begin >= self.last and key in self.known and not record:
             return begin + self.known[key]
-        where = from_moment(self.cluster, begin)
-        timeline = play(self.plan.islands[island], self.chain, where, self.model, iterations=count, record=0)
+        where, plan = from_moment(self.cluster, begin), self.plan.islands[island]
+        whole = True if record else None
+        timeline = play(plan, self.chain, where, self.model, whole=whole, iterations=count, record=record)
+        if record and self.window is not None:
+            self.window.add_steps(timeline, begin, done, self.first_stages[island])
         ends = timeline.iteration_ends
         seconds = ends[-1] if len(ends) == count else math.inf
         if begin >= self.last:
@@ -180,18 +192,47 @@ class _Player:
             return begin
         if begin >= self.last and islands in self.exchanged:
             return begin + self.exchanged[islands]
-        part = replace(self.plan, islands=tuple(self.plan.islands[at] for at in islands))
-        graph = exchange_graph(part, self.chain)
-        seconds = first_end(simulate_exact(graph, from_moment(self.cluster, begin), record=0))
+        seconds = first_end(self._played_exchange(islands, begin, record=0))
         if begin >= self.last:
             self.exchanged[islands] = seconds
         return begin + seconds
 
-    def is_reached(self, island: int, begin: float, seconds: float) -> bool:
-        """Whether bytes pass between the leads of island 0 and another at some moment of a time (4)."""
-        pairs = ((self.leads[0], self.leads[island]), (self.leads[island], self.leads[0]))
-        traces = [[self.cluster.bandwidth(way) for way in self.cluster.routes(*pair)] for pair in pairs if island]
-        return all(any(trace.mean(begin, begin + seconds) > 0 for trace in ways) for ways in traces)
+    def _played_exchange(self, islands: tuple[int, ...], begin: float, record: int) -> Timeline:
+        part = replace(self.plan, islands=tuple(self.plan.islands[at] for at in islands))
+        return simulate_exact(exchange_graph(part, self.chain), from_moment(self.cluster, begin), record=record)
+
+    def record_exchange(self, exchange: Exchange) -> None:
+        """Add the spans of an exchange to the window, if there is one."""
+        if self.window is not None and self.window.has_exchange(exchange.step) and len(exchange.islands) > 1:
+            played = self._played_exchange(exchange.islands, exchange.begin, record=1)
+            self.window.add_exchange(played, exchange.begin, exchange.step)
+
+    def ways(self, island: int) -> list[list[Trace]]:
+        """Bandwidths between the leads of island 0 and another, by direction and route; none for island 0."""
+        pairs = ((self.leads[0], self.leads[island]), (self.leads[island], self.leads[0])) if island else ()
+        return [[self.cluster.bandwidth(way) for way in self.cluster.routes(*pair)] for pair in pairs]
+
+    def is_reached(self, island: int, time: float) -> bool:
+        """Whether bytes pass between the leads of island 0 and another, both ways."""
+        return all(any(trace.at(time) > 0 for trace in traces) for traces in self.ways(island))
+
+    def lost_at(self, island: int, begin: float, lost_after: float) -> float:
+        """The first moment from ``begin`` on at which no byte has passed one way for ``lost_after`` seconds, which may
+        have begun before; infinite if there is none (4)."""
+        found = math.inf
+        for traces in self.ways(island):
+            knots = sorted({time for trace in traces for time in trace.times})
+            silent_since: float | None = None
+            for knot, following in itertools.pairwise((*knots, math.inf)):
+                if any(trace.at(knot) > 0 for trace in traces):
+                    silent_since = None
+                    continue
+                silent_since = knot if silent_since is None else silent_since
+                moment = max(begin, silent_since + lost_after)
+                if moment < following:
+                    found = min(found, moment)
+                    break
+        return found
 
     def catch_up(self, island: int, begin: float) -> float:
         """When an island that comes back has the shared parameters and their momentum."""
@@ -211,9 +252,11 @@ def play_islands(
     steps: int,
     until: float = math.inf,
     lost_after: float = LOST_AFTER,
+    window: IslandWindow | None = None,
 ) -> IslandCourse:
-    """Play ``steps`` of an island plan from time 0; no period between exchanges begins after ``until`` seconds."""
-    player = _Player(plan, chain, cluster, model)
+    """Play ``steps`` of an island plan from time 0; no period between exchanges begins after ``until`` seconds. Spans
+    of the steps in ``window`` are added to it."""
+    player = _Player(plan, chain, cluster, model, window=window)
     shares = [island.global_batch for island in plan.islands]
     numbers = range(len(shares))
     now, waited = [0.0 for _ in numbers], [0.0 for _ in numbers]
@@ -225,11 +268,11 @@ def play_islands(
         count = min(plan.period, steps - done)
         first = min(late, count)
         for at in members:
-            now[at] = player.steps(at, now[at], first)
+            now[at] = player.steps(at, now[at], done, first)
             if first == late > 0:
                 waited[at] += max(0.0, arrives - now[at])
                 now[at] = max(now[at], arrives)
-            now[at] = player.steps(at, now[at], count - first)
+            now[at] = player.steps(at, now[at], done + first, count - first)
         stuck = [at for at in members if math.isinf(now[at])]
         if stuck:
             return _stalled(f"a step of island {stuck[0]} never ends", done, samples, exchanges, waited, now)
@@ -238,15 +281,19 @@ def play_islands(
             samples += count * sum(shares[at] for at in members)
             break
         met = max(now[at] for at in members)
-        stay = tuple(at for at in members if player.is_reached(at, met, lost_after))
-        lost = lost_after if len(stay) < len(members) else 0.0
-        end = player.exchange(stay, met + lost)
+        end = player.exchange(members, met)
+        losses = {at: player.lost_at(at, met, lost_after) for at in members}
+        stay = tuple(at for at in members if losses[at] >= end)
+        lost = max((losses[at] - met for at in members if at not in stay), default=0.0)
+        if len(stay) < len(members):
+            end = player.exchange(stay, met + lost)
         if math.isinf(end):
             return _stalled(f"the exchange after step {done} never ends", done, samples, exchanges, waited, now)
         arrived = tuple(now[at] for at in stay)
         exchanges.append(Exchange(step=done, arrived=arrived, end=end, islands=stay, lost_seconds=lost))
+        player.record_exchange(exchanges[-1])
         samples += count * sum(shares[at] for at in stay)
-        returned = tuple(at for at in numbers if at not in members and player.is_reached(at, end, 0.0))
+        returned = tuple(at for at in numbers if at not in members and player.is_reached(at, end))
         for at in returned:
             end = max(end, player.catch_up(at, end))
             now[at] = end

@@ -89,6 +89,8 @@ def _undivided(program: CapturedProgram, cluster: Cluster, model: ComputeModel) 
     able = [d for d in cluster.devices if d.speed.at(0.0) > 0 and model.can_run(program.chain, d)]
     for device in {one.kind.name: one for one in reversed(able)}.values():
         yield _plan(program, cluster, (device.name,), ())
+    if program.chain.powersgd:
+        return  # it needs whole matrices
     widest = min(layer.max_tensor_width for layer in program.chain.layers)
     by_node: dict[str, list[str]] = {}
     for device in able:

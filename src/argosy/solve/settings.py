@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
 from argosy.cost.compute import ComputeModel
+from argosy.dtype import Dtype
 from argosy.errors import bad_input
 from argosy.plan.offload import NO_OFFLOAD, Offload, parse_offload
 from argosy.plan.plan import Recompute
@@ -17,6 +18,7 @@ from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.space.enumerate import Scope, only_runnable
 from argosy.space.option import Vector
 from argosy.space.pool import Pool
+from argosy.workload.chain import Chain
 
 SCHEDULES = (
     ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),
@@ -152,6 +154,21 @@ def _widths(scope: Scope, settings: Settings) -> tuple[int, ...] | None:
     if settings.width is not None:
         return (settings.width,)
     return scope.widths if settings.max_width is None else tuple(range(1, settings.max_width + 1))
+
+
+def for_powersgd(settings: Settings, chain: Chain) -> Settings:
+    """What of the settings PowerSGD can do (``plan.runnable.powersgd_problems``); all of them without PowerSGD."""
+    if not chain.powersgd:
+        return settings
+    if chain.dtype is Dtype.FP16:
+        expected = "bf16 or fp32 with PowerSGD, whose errors cannot follow the loss scale of fp16"
+        raise bad_input(expected, chain.dtype, where="dtype")
+    if settings.width not in (None, 1) or settings.expert not in (None, 1) or settings.zero not in (None, (0,)):
+        raise bad_input("whole gradients of whole matrices", "ZeRO, tensor or expert parallelism", where="powersgd")
+    if settings.target is not None:
+        expected = f"sums of whole gradients, which {settings.target.full_name} is written for"
+        raise bad_input(expected, chain.powersgd, where="powersgd")
+    return replace(settings, zero=(0,), max_width=1, max_expert=1)
 
 
 def for_target(settings: Settings) -> Settings:

@@ -191,12 +191,17 @@ def certify(
             lower_bound_seconds=bound,
             gap=plan.predicted.iteration_seconds / bound - 1,
             granularity=max(scope.units),
-            scope=scope.describe(prices.pools),
+            scope=scope.describe(prices.pools) + _summed(prices.chain),
             free_bound_seconds=min(free, bound),
         ),
         runner_ups=verdict.runner_ups,
         left_out=tuple(_left_out(verdict, others, prices, scope, trial.cluster)),
     )
+
+
+def _summed(chain: Chain) -> str:
+    """Which algorithm a certificate is about, if gradients are not summed as they are."""
+    return f", gradients summed by PowerSGD of rank {chain.powersgd}" if chain.powersgd else ""
 
 
 def _left_out(

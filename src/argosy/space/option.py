@@ -28,7 +28,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from argosy.cost.collective import tree_depth, tree_load
-from argosy.cost.memory import USABLE, times_whole
+from argosy.cost.compute import FACTOR_PASSES
+from argosy.cost.memory import USABLE, error_bytes, times_whole
 from argosy.cost.offload import overlapped
 from argosy.plan.offload import NO_OFFLOAD, Offload
 from argosy.plan.plan import Recompute, Replica, Stage
@@ -330,7 +331,7 @@ class Option:
         """Seconds: the optimizer reads and writes all it keeps; what is outside is copied before."""
         rates = [pool.memory_bandwidth * part.width for pool, part in zip(self.pools, self.parts, strict=True)]
         passes = 2 * OPTIMIZERS[self.prices.chain.optimizer].passes
-        common, split = passes * self._updated[0] / min(rates), passes * self._updated[1] / min(rates)
+        common, split = ((passes * held + FACTOR_PASSES * self._error_bytes) / min(rates) for held in self._updated[:2])
         for kept, tier in (
             (moment_rates(self), self.offload.optimizer),
             (weight_rates(self), self.offload.weights),
@@ -340,18 +341,24 @@ class Option:
                 common, split = common + kept[0] * slowest, split + kept[1] * slowest
         return common, split, 0.0
 
+    @property
+    def _error_bytes(self) -> int:
+        """Of a weight on all devices of a replica, under PowerSGD."""
+        return self.context * error_bytes(self.prices.chain, self.holders)
+
     @cached_property
     def state(self) -> Rates:
         """Bytes of trained weights, gradients and optimizer state on all devices of a replica."""
+        errors = float(self._error_bytes)
         if not self.offload:
-            return self._updated
+            return self._updated[0] + errors, self._updated[1] + errors, 0.0
         outside = zip(moment_rates(self), weight_rates(self), strict=True)
         common, split, _ = (all_ - sum(kept) for all_, kept in zip(self._updated, outside, strict=True))
-        return common, split, 0.0
+        return common + errors, split + errors, 0.0
 
     @cached_property
     def _updated(self) -> Rates:
-        """The same with what is kept outside."""
+        """The same with what is kept outside, without errors of PowerSGD."""
         common = split = 0.0
         for width, level in zip(self.prices.state_bytes, (3, 2, 1), strict=True):
             shared = self.zero >= level

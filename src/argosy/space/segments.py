@@ -42,6 +42,7 @@ from argosy.space.operations import call_of
 from argosy.workload.chain import Chain, Frozen, Layer, captured_chain
 from argosy.workload.graph import Graph, Node, Phase, Role
 from argosy.workload.part import forward_order, part_of_nodes
+from argosy.workload.powersgd import summed_elements
 
 FloatArray = NDArray[np.float64]
 
@@ -60,15 +61,15 @@ _VIEWS = frozenset({"view", "permute", "split", "whole"})
 """Families of operations that start no kernel; their results are views or single numbers."""
 
 
-def chain_of_step(graph: Graph, samples: int, dtype: Dtype, *, optimizer: str = "adamw") -> Chain:
-    """The chain of a step that was captured on so many samples."""
+def chain_of_step(graph: Graph, samples: int, dtype: Dtype, *, optimizer: str = "adamw", powersgd: int = 0) -> Chain:
+    """The chain of a step that was captured on so many samples; ``powersgd``: rank as which gradients are summed."""
     ahead = forward_order(graph)
     if not ahead:
         raise bad_input("a forward of at least one operation", graph.name, where="program")
     step = _Step(graph, ahead)
     ends = step.ends()
-    layers = tuple(step.layers(ends, samples))
-    return captured_chain(graph.name, layers, dtype, optimizer)
+    layers = tuple(step.layers(ends, samples, powersgd))
+    return captured_chain(graph.name, layers, dtype, optimizer, powersgd)
 
 
 class _Step:
@@ -124,7 +125,7 @@ class _Step:
                 ends.append(place + 1)
         return [*ends, len(self.ahead)]
 
-    def layers(self, ends: Sequence[int], samples: int) -> Iterator[Layer]:
+    def layers(self, ends: Sequence[int], samples: int, powersgd: int = 0) -> Iterator[Layer]:
         """(2) to (5), segment by segment."""
         graph, count = self.graph, len(ends)
         lengths = [end - first for first, end in itertools.pairwise((0, *ends))]
@@ -142,6 +143,7 @@ class _Step:
         homes = self._homes(of_node)
         trained = {value: parts for value, parts in homes.items() if value in graph.trained}
         own, tied = _weights(trained, count, lambda value: graph.values[value].elements)
+        summed, _ = _weights(trained, count, lambda value: summed_elements(graph.values[value].shape, powersgd))
         still = {value: parts for value, parts in homes.items() if value not in graph.trained}
         frozen, tied_frozen = self._frozen(still, of_node, count, samples)
         bounds = list(itertools.pairwise((0, *ends)))
@@ -154,6 +156,7 @@ class _Step:
                 forward_flop=flop[Phase.FORWARD][part] / samples,
                 backward_flop=flop[Phase.BACKWARD][part] / samples,
                 parameters=own[part],
+                summed_parameters=summed[part] if powersgd else None,
                 activation_bytes=kept[part] / samples,
                 output_bytes=float(crossing[end - 1]) / samples if end < ends[-1] else 0.0,
                 selective_bytes=dropped[part] / samples,

@@ -27,6 +27,10 @@ class Selective(StrEnum):
     """All but every second matrix product and attention, as torchtitan's per-operation checkpointing."""
 
 
+SUMMED_BYTES = 4
+"""Of an element that PowerSGD sums, and of an error that it keeps."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Frozen:
     """Weights of a layer that training reads and does not change: they have no gradient and no optimizer state."""
@@ -122,6 +126,9 @@ class Layer:
     it, the smaller numbers as parts of the larger ones."""
     frozen: Frozen | None = None
     """Weights that are not trained; None if there are none."""
+    summed_parameters: int | None = None
+    """Elements that stand for the gradients of ``parameters`` while they are summed (``workload.powersgd``); None: one
+    each."""
 
     @property
     def has_backward(self) -> bool:
@@ -173,6 +180,8 @@ class Chain:
     """Which of the model's weights are trained."""
     async_tensor: bool = False
     """Whether tensor-parallel groups exchange in pieces beside their matrix products."""
+    powersgd: int = 0
+    """Rank of the matrices as which gradients are summed; 0: they are summed as they are."""
 
     @property
     def gradient_bytes(self) -> int:
@@ -181,9 +190,17 @@ class Chain:
 
     def exchanged_bytes(self, zero: int) -> float:
         """Of one weight that goes once around the devices that hold it: a sum scatters and gathers gradients, ZeRO
-        scatters gradients and gathers weights."""
+        scatters gradients and gathers weights. Under PowerSGD: at least."""
+        if self.powersgd:
+            return SUMMED_BYTES * self.least_summed_share
         summed = (self.reduce_dtype or self.gradient_dtype or self.dtype).bytes
         return (summed + self.dtype.bytes) / 2 if zero else float(summed)
+
+    @cached_property
+    def least_summed_share(self) -> float:
+        """Of the layer whose gradients shrink most while they are summed, elements summed over weights."""
+        pairs = ((layer.summed_parameters, layer.parameters) for layer in self.layers if layer.parameters)
+        return min((1.0 if summed is None else summed / number for summed, number in pairs), default=1.0)
 
     @property
     def is_captured(self) -> bool:
@@ -286,9 +303,10 @@ class Chain:
         )
 
 
-def captured_chain(name: str, layers: tuple[Layer, ...], dtype: Dtype, optimizer: str) -> Chain:
+def captured_chain(name: str, layers: tuple[Layer, ...], dtype: Dtype, optimizer: str, powersgd: int = 0) -> Chain:
     """The chain of a captured program."""
     return Chain(
+        powersgd=powersgd,
         name=name,
         layers=layers,
         sequence_length=1,

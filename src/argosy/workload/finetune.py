@@ -94,7 +94,7 @@ def _first_trained(layers: TransformerLayers, layer: Layer, block: Block | None)
         return replace(layer, backward_flop=layer.backward_flop / 2) if is_plain else layer
     if block.pre_norm and block.norm.parameters(1):
         return layer
-    first = next(_in_order(list(_matrices(block, layers.hidden))))
+    first = next(_in_order(list(block_matrices(block, layers.hidden))))
     saved = 2.0 * layers.tokens * sum(matrix.weights for matrix in first)
     return replace(layer, backward_flop=layer.backward_flop - saved)
 
@@ -151,7 +151,7 @@ class _FrozenBlock:
 
     def __init__(self, layers: TransformerLayers, block: Block, tuning: Tuning, targets: tuple[str, ...]) -> None:
         self.layers, self.block, self.tuning, self.targets = layers, block, tuning, targets
-        self.matrices = list(_matrices(block, layers.hidden))
+        self.matrices = list(block_matrices(block, layers.hidden))
         self.adapted = [matrix for matrix in self.matrices if matrix.name in targets]
 
     def layer(self, layer: Layer, needed: bool) -> Layer:
@@ -284,7 +284,7 @@ def _in_order(matrices: list[_Matrix]) -> Iterator[list[_Matrix]]:
         yield group
 
 
-def _matrices(block: Block, hidden: int) -> Iterator[_Matrix]:
+def block_matrices(block: Block, hidden: int) -> Iterator[_Matrix]:
     """The matrices of a block that adapters can be beside and that can be packed."""
     for attention in (block.attention, block.cross):
         if attention is not None:

@@ -79,6 +79,7 @@ class LayerSchema(Schema):
     tied_to: Natural | None = None
     tied_parameters: Natural = 0
     frozen: FrozenSchema | None = None
+    summed_parameters: Natural | None = None
 
     def value(self) -> Layer:
         content = self.model_dump()

@@ -20,6 +20,7 @@ from argosy.workload.dapple import read_dapple
 from argosy.workload.finetune import tuned_chain
 from argosy.workload.hub import cached_config, is_hub_name
 from argosy.workload.huggingface import read_config
+from argosy.workload.powersgd import factored_chain
 from argosy.workload.preset import Preset, preset_names, preset_of, read_preset
 from argosy.workload.profile import Profile
 from argosy.workload.profile_file import profile_of, read_profile
@@ -44,10 +45,12 @@ def load_model(
     optimizer: str | None = None,
     fused_attention: bool = True,
     tuning: Tuning = FULL,
+    powersgd: int = 0,
 ) -> Chain:
     """The chain of a preset's name, a ``config.json`` or its folder, a preset's TOML, a measured profile.
 
     ``tuning`` says which weights are trained; those of a measured profile are what they were when it was measured.
+    ``powersgd`` is the rank of the matrices as which gradients are summed; 0: as they are.
 
     >>> load_model("gpt2", sequence_length=512)
     gpt2: 14 layers, 0.1244 B parameters, sequence 512, bf16
@@ -55,7 +58,7 @@ def load_model(
     settings = parse_settings(
         sequence_length=sequence_length, dtype=dtype, optimizer=optimizer, fused_attention=fused_attention
     )
-    settings = replace(settings, tuning=tuning)
+    settings = replace(settings, tuning=tuning, powersgd=powersgd)
     if str(model) in preset_names():
         return _preset_chain(read_preset(str(model)), settings)
     path = _located(model)
@@ -142,7 +145,8 @@ def _preset_chain(preset: Preset, settings: Settings) -> Chain:
         source=preset.source,
         fused_attention=settings.fused_attention,
     )
-    return tuned_chain(chain, architecture, settings.tuning, fused_attention=settings.fused_attention)
+    chain = tuned_chain(chain, architecture, settings.tuning, fused_attention=settings.fused_attention)
+    return factored_chain(chain, architecture, settings.powersgd) if settings.powersgd else chain
 
 
 def _length(preset: Preset, architecture: Architecture, settings: Settings) -> int:
@@ -172,6 +176,9 @@ def _as_measured(chain: Chain, settings: Settings) -> Chain:
     if not settings.tuning.is_full:
         expected = "a model whose matrices are known; freeze the weights of a measured model before it is measured"
         problems.append(Problem(path=chain.name, found=settings.tuning.options, expected=expected))
+    if settings.powersgd:
+        expected = "a model whose matrices are known: a preset, a config.json or --program"
+        problems.append(Problem(path=chain.name, found=f"--powersgd {settings.powersgd}", expected=expected))
     if problems:
         raise InputError(problems)
     return chain

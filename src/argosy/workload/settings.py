@@ -26,6 +26,8 @@ class Settings:
     """Attention keeps nothing of size sequence x sequence."""
     tuning: Tuning = FULL
     """Which weights are trained."""
+    powersgd: int = 0
+    """Rank of the matrices as which gradients are summed; 0: as they are."""
 
 
 def parse_dtype(value: object) -> Dtype:

@@ -66,6 +66,21 @@ class ScenarioTimes:
         return float(times.mean()), p95, float(times.max())
 
 
+@dataclass(frozen=True, kw_only=True)
+class IslandParts:
+    """What the page of an island plan shows in place of, or beside, what that of a plan does."""
+
+    title: str
+    facts: list[tuple[str, str, str]]
+    changes: str
+    """How training differs from synchronous training."""
+    rows: list[tuple[str, ...]]
+    """Island, devices, stages, samples, seconds of a step, share of the time that it waits."""
+    exchanges: list[tuple[str, str, str, str]]
+    """Step, islands, begin, how long."""
+    what_ifs: list[tuple[str, str, str, str]]
+
+
 def report_page(
     plan: Plan,
     cluster: Cluster,
@@ -76,26 +91,29 @@ def report_page(
     rivals: Sequence[tuple[str, float | None, str]] = (),
     decided: Sequence[Told] = (),
     scenarios: Sequence[ScenarioTimes] = (),
+    islands: IslandParts | None = None,
 ) -> str:
     """The page. ``rivals`` are (planner, seconds or None, reason), ours among them; ``decided`` what a run changed;
-    ``memory`` what devices hold, where there is no explanation that says it."""
+    ``memory`` what devices hold, where there is no explanation that says it. Of ``islands``, the stages of all of them
+    are those of ``plan``."""
     folder = resources.files("argosy.report.page")
     parts = {name: (folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")}
     template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(parts["page.html"])
     tracks = [timeline_tracks(one.label, one.timeline, plan, cluster) for one in pictures]
     data = {"ticks": TICKS, "kinds": [str(kind) for kind in KINDS], "timelines": tracks}
     return template.render(
-        title=plan_title(plan),
+        title=plan_title(plan) if islands is None else islands.title,
+        islands=islands,
         style=parts["page.css"],
         script=parts["page.js"],
         data=_json(data),
-        facts=_facts(plan, cluster, pictures),
+        facts=_facts(plan, cluster, pictures) if islands is None else islands.facts,
         nodes=_nodes(plan, cluster),
         stages=[_stage(index, stage, cluster) for index, stage in enumerate(plan.stages)],
         left_out=left_out(plan, cluster),
         against=predicted_and_measured(plan, cluster, [one.timeline for one in pictures]),
         memory=_memory(memory if explanation is None else explanation.memory, cluster),
-        what_ifs=_what_ifs(explanation),
+        what_ifs=_what_ifs(explanation) if islands is None else islands.what_ifs,
         advice=() if explanation is None else (help_in_a_sentence(explanation), memory_in_a_sentence(explanation)),
         rivals=_bars(rivals),
         decided=decided,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +15,11 @@ from argosy.adapt.sync import SyncLimits, next_sync_every
 from argosy.errors import RunError
 from argosy.plan.islands import IslandPlan
 from argosy.runtime.islands.mean import gather_numbers, hand_over, weighted_mean
-from argosy.runtime.islands.membership import LostIslandError, Membership
+from argosy.runtime.islands.membership import STALE, LostIslandError, Membership
 from argosy.runtime.islands.outer import OuterState
+
+_MEASURED = 3
+"""Exchanges by which H adapts: one that is slow for another reason than the link is outvoted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +31,9 @@ class Report:
     samples: int
     """Trained on by this island since its parameters of this fragment were the shared ones."""
     step_seconds: float
-    """Of one step, on average since the last exchange."""
+    """Of one step, the median over the last exchanges."""
     exchange_seconds: float
-    """Of the last exchange; 0 before the first."""
+    """The median of the last exchanges, so that a single slow one changes nothing; 0 before the first."""
     joining: int
     """Islands that wait to take part."""
 
@@ -65,7 +70,10 @@ class Lead:
         """Within which H adapts; None: it stays."""
         self.note = note
         """Called with what is worth writing down."""
-        self.exchange_seconds = 0.0
+        self.exchange_seconds: deque[float] = deque(maxlen=_MEASURED)
+        """Of the last exchanges."""
+        self.step_seconds: deque[float] = deque(maxlen=_MEASURED)
+        """Of a step, on average between the last exchanges."""
         self.is_settled = True
         """Whether all members of the generation have the same shared parameters."""
         self.caught_up = False
@@ -99,12 +107,13 @@ class Lead:
         members, group = self.membership, self.membership.group
         if group is None:
             raise LostIslandError("the group of this generation did not form")
+        self.step_seconds.append(step_seconds)
         own = Report(
             number=self.outer.exchanges,
             step=step,
             samples=samples,
-            step_seconds=step_seconds,
-            exchange_seconds=self.exchange_seconds,
+            step_seconds=statistics.median(self.step_seconds),
+            exchange_seconds=statistics.median(self.exchange_seconds) if self.exchange_seconds else 0.0,
             joining=len(members.joiners()),
         )
         arrived = time.monotonic()
@@ -117,7 +126,7 @@ class Lead:
         delta = self.outer.theta[fragment] - local
         weights = [float(report.samples) for report in reports]
         mean = members.guarded(lambda: weighted_mean(group, weights, delta, self.plan.compression))
-        self.exchange_seconds = time.monotonic() - began
+        self.exchange_seconds.append(time.monotonic() - began)
         self.outer.apply(fragment, mean)
         self._go_on(reports, step)
         self.note(
@@ -128,7 +137,7 @@ class Lead:
                 "islands": list(members.members),
                 "samples": [report.samples for report in reports],
                 "waited": began - arrived,
-                "seconds": self.exchange_seconds,
+                "seconds": self.exchange_seconds[-1],
                 "sync_every": self.outer.sync_every,
             }
         )
@@ -189,9 +198,11 @@ class Lead:
         if group is None:
             raise LostIslandError("the group of this generation did not form")
         infos = members.infos
-        most = max(info["exchanges"] for info in infos.values())
-        source = next(at for at in members.members if infos[at]["exchanges"] == most)
-        behind = [at for at in members.members if infos[at]["exchanges"] < most or _differs(infos[at], infos[source])]
+        sure = [at for at in members.members if not infos[at].get(STALE)] or members.members
+        most = max(infos[at]["exchanges"] for at in sure)
+        source = next(at for at in sure if infos[at]["exchanges"] == most)
+        others = [at for at in members.members if at != source]
+        behind = [at for at in others if infos[at]["exchanges"] < most or _differs(infos[at], infos[source])]
         ranks = [members.members.index(at) for at in behind]
         if behind:
             origin = members.members.index(source)
@@ -204,5 +215,7 @@ class Lead:
 
 
 def _differs(info: dict[str, Any], source: dict[str, Any]) -> bool:
-    """Whether an island began with other values than the source; not compared once they have exchanged."""
-    return bool(info.get("digest") and source.get("digest") and info["digest"] != source["digest"])
+    """Whether an island has, or may have, other values than the source: it began with others, or was out of reach."""
+    return bool(info.get(STALE)) or bool(
+        info.get("digest") and source.get("digest") and info["digest"] != source["digest"]
+    )

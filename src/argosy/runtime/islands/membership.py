@@ -4,6 +4,8 @@
     (2)  A generation begins when every member of the one before has announced itself or is lost. The first that is
          there, by number, writes down who is a member; a lead that comes later announces itself for the next one.
     (3)  Members of a generation form a process group of their own.
+    (4)  A lead that finds a later generation without it was taken for lost while it could not be reached. It joins
+         again, and takes over what the others have, whatever it got from the group that they have left.
 
 Keys: ``alive/I`` (1), ``next/G/I`` an announcement with what island I has done, ``members/G`` (2), ``generation``,
 ``joining/I`` the generation that an island from outside waits for, ``over`` once the run has ended.
@@ -24,6 +26,8 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, Store  # type: igno
 from argosy.errors import RunError
 
 _POLL = 0.02
+STALE = "stale"
+"""Announced by an island whose shared parameters may not be those of the others (4)."""
 
 
 class LostIslandError(RunError):
@@ -59,6 +63,8 @@ class Membership:
         self._seen: dict[int, float] = {}
         """When an island's sign of life last changed, by this lead's clock."""
         self._signs: dict[int, bytes] = {}
+        self._latest = -1
+        """The last generation that began, with or without this island."""
         self._stop = threading.Event()
         self._broken: Exception | None = None
         self._thread = threading.Thread(target=self._live, name="signs-of-life", daemon=True)
@@ -93,10 +99,13 @@ class Membership:
         return [at for at, key in keys if self.store.check([key]) and self.store.get(key) == wanted]
 
     def regroup(self, info: dict[str, Any]) -> None:
-        """The next generation, of this one's members that are left and of those that wait for it."""
+        """The next generation, of this one's members that are left and of those that wait for it; a later one if the
+        others have formed that without this island (4)."""
         expected = sorted({*self.members, *self.joiners()})
-        if not self._form(self.generation + 1, expected, info):
-            raise RunError(f"island {self.island} was taken for lost by the others")
+        if self._form(self.generation + 1, expected, info):
+            return
+        if not self.join({**info, STALE: True}):
+            raise RunError(f"the run ended while the others could not reach island {self.island}")
 
     def over(self) -> None:
         """Write down that the run has ended."""
@@ -127,6 +136,8 @@ class Membership:
             thread.join(_POLL * 10)
             if thread.is_alive() and (lost := self.lost()):
                 raise LostIslandError(f"no sign of life from island {', '.join(map(str, lost))}")
+            if thread.is_alive() and self._latest > self.generation:
+                raise LostIslandError("the others went on without this island")
         if failure:
             if not isinstance(failure[0], RuntimeError):
                 raise failure[0]
@@ -190,6 +201,8 @@ class Membership:
             while not self._stop.wait(self.lost_after / 10 if beat else 0.0):
                 beat += 1
                 store.set(f"alive/{self.island}", f"{os.getpid()}-{beat}")
+                if store.check(["generation"]):
+                    self._latest = int(store.get("generation"))
                 for at in range(self.count):
                     if at != self.island and store.check([f"alive/{at}"]):
                         sign = bytes(store.get(f"alive/{at}"))

@@ -1,0 +1,133 @@
+"""The page of an island plan: its islands side by side, what they exchange when, and what that changes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from argosy.cluster.lasting import at_time_zero, from_moment
+from argosy.cluster.topology import Cluster
+from argosy.cost.compute import ComputeModel
+from argosy.explain.islands import island_what_ifs
+from argosy.explain.memory import planned_stack
+from argosy.plan.islands import IslandPlan
+from argosy.plan.plan import LeftOut, Plan
+from argosy.report.explain import gain_in_percent
+from argosy.report.islands import exchange_in_words, island_title, what_changes
+from argosy.report.marks import percent
+from argosy.report.page.page import IslandParts, Picture, report_page
+from argosy.report.plan import OPTIMAL, devices_in_short, gap_in_words, throughput
+from argosy.sim.island_window import IslandWindow
+from argosy.sim.islands import IslandCourse, play_islands
+from argosy.sim.simulate import MOST_WHOLE
+from argosy.units import SIZE, TIME, counted
+from argosy.workload.chain import Chain
+
+_MOST_DRAWN = 16 * MOST_WHOLE
+"""Devices x micro-batches x steps that are played for a picture."""
+_MOST_EXCHANGES = 40
+"""Rows of the table of exchanges."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IslandReport:
+    """An island plan to look at."""
+
+    plan: IslandPlan
+    chain: Chain
+    cluster: Cluster
+    model: ComputeModel = field(default_factory=ComputeModel)
+
+    @cached_property
+    def html(self) -> str:
+        """The page."""
+        plan = self.plan
+        window = IslandWindow.around_exchange(plan)
+        work = sum(len(island.devices) * island.num_micro_batches for island in plan.islands) * window.end
+        is_drawn = work <= _MOST_DRAWN
+        course = play_islands(
+            plan, self.chain, self.cluster, self.model, steps=4 * plan.sync_every, window=window if is_drawn else None
+        )
+        label = f"predicted, steps {window.first} to {window.end - 1}, with the exchange after step {plan.period}"
+        timeline = window.timeline(plan, self.cluster)
+        pictures = [Picture(label=label, timeline=timeline)] if timeline.spans else []
+        memory = [row for island in plan.islands for row in planned_stack(island, self.chain, self.cluster)]
+        parts = IslandParts(
+            title=island_title(plan),
+            facts=_facts(plan, course, self.cluster),
+            changes=what_changes(plan),
+            rows=_rows(plan, course, self.cluster),
+            exchanges=_exchanges(course),
+            what_ifs=self._what_ifs(),
+        )
+        shown = from_moment(self.cluster, window.start)  # links as they are while the picture lasts
+        return report_page(_together(plan, self.cluster), shown, pictures, memory=memory, islands=parts)
+
+    def _what_ifs(self) -> list[tuple[str, str, str, str]]:
+        """Changes with the time of a step and what it gains, on the cluster as it is at time 0."""
+        rows = island_what_ifs(self.plan, self.chain, at_time_zero(self.cluster), self.model)
+        now = rows[0][1]
+        return [
+            (name, TIME.format(seconds), gain_in_percent(1 - seconds / now), "")
+            for name, seconds in rows[1:]
+            if math.isfinite(seconds)
+        ]
+
+
+def _together(plan: IslandPlan, cluster: Cluster) -> Plan:
+    """All islands as one list of stages, for what the page shows of stages and devices."""
+    stages = tuple(stage for island in plan.islands for stage in island.stages)
+    used = {name for island in plan.islands for name in island.devices}
+    idle = [device.name for device in cluster.devices if device.name not in used]
+    left_out = tuple(LeftOut(device=name, reason="it is in no island") for name in idle)
+    whole = replace(plan.islands[0].bare, stages=stages, global_batch=plan.global_batch, left_out=left_out)
+    return replace(whole, certificate=plan.certificate)
+
+
+def _facts(plan: IslandPlan, course: IslandCourse, cluster: Cluster) -> list[tuple[str, str, str]]:
+    facts: list[tuple[str, str, str]] = []
+    if course.stalled is not None:
+        facts.append(("stalled", course.stalled, f"after {counted(course.steps, 'step')}"))
+    if course.steps:
+        facts.append((TIME.format(course.step_seconds), "predicted, exchanges included", "step"))
+        rate = throughput(course.samples_per_second, 1)
+        facts.append((rate, f"batch {plan.global_batch} over all islands", "throughput"))
+    predicted = plan.predicted
+    if predicted is not None:
+        facts.append((TIME.format(predicted.exchange_seconds), exchange_in_words(plan), "exchange"))
+        if predicted.synchronous_seconds is not None:
+            factor = f"{predicted.synchronous_seconds / predicted.step_seconds:.2f} times as long"
+            facts.append((TIME.format(predicted.synchronous_seconds), factor, "best synchronous plan"))
+        facts.append((SIZE.format(predicted.outer_bytes, digits=3), "of host memory on each island", "outer state"))
+    if plan.certificate is not None:
+        bound = f"bound {TIME.format(plan.certificate.lower_bound_seconds)}, for this algorithm"
+        name = "proven" if plan.certificate.gap < OPTIMAL else "proven gap at most"
+        facts.append((gap_in_words(plan.certificate.gap), bound, name))
+    used = sum(len(island.devices) for island in plan.islands)
+    facts.append((f"{used} of {len(cluster.devices)}", cluster.name, "devices in use"))
+    return facts
+
+
+def _rows(plan: IslandPlan, course: IslandCourse, cluster: Cluster) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    first = 0
+    for at, island in enumerate(plan.islands):
+        last = first + len(island.stages) - 1
+        seconds = "-" if island.predicted is None else TIME.format(island.predicted.iteration_seconds)
+        waited = percent(course.waited[at] / course.end) if course.end else "-"
+        stages = str(first) if first == last else f"{first}..{last}"
+        devices = devices_in_short(island.devices, cluster)
+        rows.append((str(at), devices, stages, str(island.global_batch), seconds, waited))
+        first = last + 1
+    return rows
+
+
+def _exchanges(course: IslandCourse) -> list[tuple[str, str, str, str]]:
+    """After which step, who took part, from when on, how long."""
+    rows = []
+    for one in course.exchanges[:_MOST_EXCHANGES]:
+        islands = ", ".join(map(str, one.islands))
+        lost = f", after {TIME.format(one.lost_seconds)} for those lost" if one.lost_seconds else ""
+        rows.append((str(one.step), islands, TIME.format(one.begin), f"{TIME.format(one.end - one.begin)}{lost}"))
+    return rows
