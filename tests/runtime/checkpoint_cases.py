@@ -57,8 +57,9 @@ def parts(trainer: Trainer) -> Parts:
     """Everything a rank holds."""
     found = {}
     for name, value in trainer.state_dict().items():
-        plain = value.as_subclass(torch.Tensor).detach().clone()
-        held = [(box.whole, box.of(part.tensor).numpy()) for part in parts_of(value) for box in part.boxes]
+        held = [
+            (box.whole, box.of(part.tensor).detach().clone().numpy()) for part in parts_of(value) for box in part.boxes
+        ]
         found[name] = (tuple(value.size()), held)
     return found
 
