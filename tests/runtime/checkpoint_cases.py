@@ -15,10 +15,9 @@ from training_cases import Case, built, plan_of
 
 from argosy.errors import InputError, RunError
 from argosy.runtime import checkpoint, saving, worker
-from argosy.runtime.boxes import rows
 from argosy.runtime.folder import EVENTS, read_lines
 from argosy.runtime.saving import Saver
-from argosy.runtime.state import Rows
+from argosy.runtime.state import parts_of
 from argosy.runtime.trainer import Trainer, parallelize
 from argosy.solve.stagecut import cut_graph
 from argosy.workload.capture.trace import capture
@@ -58,9 +57,9 @@ def parts(trainer: Trainer) -> Parts:
     """Everything a rank holds."""
     found = {}
     for name, value in trainer.state_dict().items():
-        plain = value.as_subclass(torch.Tensor).detach().clone()
-        boxes = value.boxes if isinstance(value, Rows) else rows(0, plain.shape)
-        held = [(box.whole, box.of(plain).numpy()) for box in boxes]
+        held = [
+            (box.whole, box.of(part.tensor).detach().clone().numpy()) for part in parts_of(value) for box in part.boxes
+        ]
         found[name] = (tuple(value.size()), held)
     return found
 
