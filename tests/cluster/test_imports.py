@@ -181,6 +181,8 @@ def test_sinfo_with_gres_tells_hosts_and_devices(text: str) -> None:
         ("NodeName=a Gres=(null)\n", "expected at least one node with GPUs"),
         ("NodeName=a Gres=gpu:v100:1\n", "--kind v100=V100-16GB, or another .*v100 may be V100-16GB, V100-32GB"),
         ("NodeName=a Gres=gpu:2\n", "--kind with the kind"),
+        pytest.param("a gpu" + ":x" * 60 + ",\n", "expected what `scontrol show node`", id="types without end"),
+        pytest.param("\n" * 10**6 + "a b c\n", "expected what `scontrol show node`", id="blank lines without end"),
     ],
 )
 def test_what_slurm_does_not_print_is_refused(text: str, message: str) -> None:

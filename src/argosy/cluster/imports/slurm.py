@@ -41,7 +41,7 @@ def read_slurm(text: str, file: str, given: Given) -> list[FoundNode]:
         hosts = expand_hosts(",".join(lines))
         _check_hosts(hosts, file)
         return given.nodes(dict.fromkeys(hosts, given.per_host))
-    listed = _by_name(_shown(text, file) if re.search(r"^\s*NodeName=", text, re.M) else _table(lines, file))
+    listed = _by_name(_shown(text, file) if re.search(r"^[^\S\n]*NodeName=", text, re.M) else _table(lines, file))
     _check_hosts(list(listed), file)
     return _grouped(listed, file, given)
 
@@ -93,7 +93,7 @@ def _table(lines: list[str], file: str) -> Iterator[Listed]:
     begin = rows.index(head) + 1 if head is not None else 0
     for row in rows[begin:]:
         is_row = len(row) == (2 if head is None else len(head))
-        if not is_row or re.fullmatch(r"\(null\)|[\w.]+(:[^\s,]+)+(,[^\s]+)*", row[gres_at]) is None:
+        if not is_row or re.fullmatch(r"\(null\)|[\w.]+(:[^\s,:]+)+(,[^\s,]+)*", row[gres_at]) is None:
             raise InputError([Problem(file=file, found=f'"{" ".join(row)[:60]}"', expected=_EXPECTED)])
         state = row[head.index("STATE")].upper() if head is not None and "STATE" in head else ""
         for name in expand_hosts(row[host_at]):
