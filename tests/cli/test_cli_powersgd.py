@@ -39,6 +39,7 @@ def test_a_captured_program_counts_its_own_matrices(run: Run, tmp_path: Path) ->
     [
         (("--max-width", "2"), "with --powersgd"),
         (("--for", "megatron"), "with --powersgd"),
+        (("--offload", "optimizer"), "with --powersgd"),
         (("--lora", "rank=4"), "training of all weights"),
         (("--powersgd", "-1"), "-1"),
         (("--dtype", "fp16"), "bf16 or fp32 with PowerSGD"),

@@ -12,8 +12,10 @@ from powersgd_cases import factored_plan, train_factored, train_factored_alone
 from rank_pool import RankPool
 from training_cases import Case, Outcome, box_of
 
+from argosy.cluster.host import Tier
 from argosy.dtype import Dtype
 from argosy.errors import InputError
+from argosy.plan.offload import Offload
 from argosy.plan.plan import Algorithm
 from argosy.plan.runnable import check_movable, unsupported
 
@@ -68,5 +70,8 @@ def test_what_it_cannot_do_is_refused_by_name(changes: dict[str, Any], expected:
     plan = factored_plan(replace(REPLICAS, **changes))
     assert any(expected in sentence for sentence in unsupported(plan))
     assert not unsupported(factored_plan(REPLICAS))
+    offloaded = replace(plan.stages[0], offload=Offload(optimizer=Tier.HOST), zero=0)
+    sentences = unsupported(replace(factored_plan(REPLICAS), stages=(offloaded,)))
+    assert any("nothing offloaded with PowerSGD" in sentence for sentence in sentences)
     with pytest.raises(InputError, match="PowerSGD"):
         check_movable(plan)

@@ -200,7 +200,7 @@ def plan(
     settings = Settings(level=level, gap=gap, time_budget=budget, prune=not no_prune, runnable=runnable)
     if powersgd:
         split = {"--max-width": max_width if max_width != 1 else None, "--for": for_system, "--max-expert": max_expert}
-        refuse_options(split, "with --powersgd")
+        refuse_options({**split, "--max-context": max_context, "--offload": offload}, "with --powersgd")
     most = parse_size("--memory-budget", memory_budget)
     settings = replace(settings, memory_budget=most, mixed=False if no_mixed else None, even_shares=even_shares)
     settings = replace(settings, max_width=max_width, max_context=max_context, max_expert=max_expert)

@@ -70,10 +70,18 @@ def powersgd_problems(plan: Plan) -> Iterator[Problem]:
         yield Problem(path="model.dtype", found="fp16", expected=expected)
     for index, stage in enumerate(plan.stages):
         width = max(replica.width for replica in stage.replicas) // stage.context
-        for name, value, most in (("zero", stage.zero, 0), ("tensor width", width, 1), ("expert", stage.expert, 1)):
+        for name, value, most in (
+            ("zero", stage.zero, 0),
+            ("tensor width", width, 1),
+            ("context", stage.context, 1),
+            ("expert", stage.expert, 1),
+        ):
             if value > most:
                 expected = f"{name} {most} with PowerSGD, which needs whole gradients"
                 yield Problem(path=f"stages[{index}]", found=f"{name} {value}", expected=expected)
+        if stage.offload:
+            expected = "nothing offloaded with PowerSGD, whose errors stay on the device"
+            yield Problem(path=f"stages[{index}]", found=f"offload of {stage.offload}", expected=expected)
 
 
 def unsupported(plan: Plan) -> tuple[str, ...]:

@@ -44,6 +44,7 @@ class Gradients:
         self.sums: list[GradientSum | FactoredSum] = []
         for way, ranks, summands in shared:
             if way is not None and powersgd:
+                assert all(summand.regions is None for summand in summands), "plans with PowerSGD divide no matrix"
                 held = [summand.weight for summand in summands]
                 self.sums.append(FactoredSum(way, held, powersgd, ranks.index(rank), len(ranks)))
             elif way is not None:

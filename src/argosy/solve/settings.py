@@ -163,12 +163,14 @@ def for_powersgd(settings: Settings, chain: Chain) -> Settings:
     if chain.dtype is Dtype.FP16:
         expected = "bf16 or fp32 with PowerSGD, whose errors cannot follow the loss scale of fp16"
         raise bad_input(expected, chain.dtype, where="dtype")
-    if settings.width not in (None, 1) or settings.expert not in (None, 1) or settings.zero not in (None, (0,)):
-        raise bad_input("whole gradients of whole matrices", "ZeRO, tensor or expert parallelism", where="powersgd")
+    splits = {settings.width, settings.context, settings.expert} - {None, 1}
+    if splits or settings.zero not in (None, (0,)) or settings.offload:
+        found = "ZeRO, offload, tensor, context or expert parallelism"
+        raise bad_input("whole gradients of whole matrices on the device", found, where="powersgd")
     if settings.target is not None:
         expected = f"sums of whole gradients, which {settings.target.full_name} is written for"
         raise bad_input(expected, chain.powersgd, where="powersgd")
-    return replace(settings, zero=(0,), max_width=1, max_expert=1)
+    return replace(settings, zero=(0,), max_width=1, max_context=1, max_expert=1)
 
 
 def for_target(settings: Settings) -> Settings:
