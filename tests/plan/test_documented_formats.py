@@ -18,7 +18,7 @@ from argosy.cost import calibration_file
 from argosy.cost.calibration import Calibration
 from argosy.document import Schema, parse_toml
 from argosy.plan import file as plan_file
-from argosy.plan import islands_file
+from argosy.plan import group_program, islands_file
 from argosy.plan.file import loads_plan
 from argosy.runtime.run_spec import run_schema
 from argosy.timeline import file as timeline_file
@@ -62,6 +62,11 @@ TABLES: dict[type[Schema], tuple[str, str]] = {
     plan_file.SearchSchema: ("`plan.json`", "`search`"),
     plan_file.RunnerUpSchema: ("`plan.json`", "`runner_ups`"),
     plan_file.LeftOutSchema: ("`plan.json`", "`left_out`"),
+    group_program.GroupProgramSchema: ("`plan.json`", "An item of `programs`"),
+    group_program.SharedWeightSchema: ("`plan.json`", "`weights` of a program"),
+    group_program.SharedSegmentSchema: ("`plan.json`", "`segments` of a program"),
+    group_program.SharedOperationSchema: ("`plan.json`", "`operations` of a segment"),
+    group_program.DeliveredSchema: ("`plan.json`", "`delivered` of an operation"),
     islands_file.IslandPlanSchema: ("Island plans", "The island plan"),
     islands_file.OuterSchema: ("Island plans", "`outer`"),
     islands_file.IslandPredictionSchema: ("Island plans", "`predicted` of an island plan"),
@@ -108,7 +113,7 @@ def test_what_is_required_has_no_default_in_its_table(schema: type[Schema]) -> N
         assert (row[2] in ("", "required", "at least one")) >= required, row
 
 
-FILES = [cluster_file, plan_file, timeline_file, layers_file, profile_file, runs_file, calibration_file]
+FILES = [cluster_file, group_program, plan_file, timeline_file, layers_file, profile_file, runs_file, calibration_file]
 
 
 @pytest.mark.parametrize("module", FILES, ids=lambda module: module.__name__)
