@@ -163,6 +163,13 @@ SUITE = (
         needs="root for cut links",
     ),
     Entry(
+        name="soak",
+        shows="one long elastic run under faults: its memory, its open files, its losses",
+        note="2026-11-16-soak.md",
+        command="python -m benchmarks.faults --soak 15",
+        needs="root for cut links",
+    ),
+    Entry(
         name="gpu-lab",
         shows="found plans and plain ones on a GPU that is shared unequally",
         note="2026-11-15-h200-plans.md",
