@@ -195,7 +195,7 @@ def test_torchrun_itself_reads_the_commands(tmp_path: Path, monkeypatch: pytest.
     spec = read_run_spec("run/run.json")
     assert (spec.plan, spec.program, spec.steps) == ("plan.json", "train.py:build", 7)
     wide = with_stage(plan([13, 26, 30, 34]), 1, expert=2)
-    with pytest.raises(InputError, match="expert parallelism 2"):
+    with pytest.raises(InputError, match="expert parallelism over tensor-parallel groups"):
         export_torchrun(launch_of(wide))
 
 
