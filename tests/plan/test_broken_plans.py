@@ -93,7 +93,7 @@ del num_micro_batches
 ## misspelt field
 stages[0].replica = []
 > plan.json:60: stages[0].replica: found an unknown field, expected one of the fields context, expert, experts, layers,
-| recompute, replicas, zero; did you mean "replicas"?
+| offload, recompute, replicas, zero; did you mean "replicas"?
 
 ## no stages
 stages = []

@@ -117,7 +117,13 @@ def test_an_answer_that_was_overheard_opens_no_other_connection() -> None:
 def test_a_block_larger_than_what_a_reader_holds_comes_back() -> None:
     """With a header of more than 64 KiB, as that of a rank with many tensors."""
     block = bytes(range(256)) * 2**12
-    piece = {"entry": "model." + "x" * 2**17, "first": 0, "rows": 1, "whole": [], "dtype": "uint8"}
+    piece = {
+        "entry": "model." + "x" * 2**17,
+        "first": [0],
+        "sizes": [len(block)],
+        "whole": [len(block)],
+        "dtype": "uint8",
+    }
     pieces = [{**piece, "begin": 0, "end": len(block)}]
     counts = {"generation": 1, "step": 2, "rank": 3, "scale": 1.0, "entries": 1, "elements": len(block)}
     put: Message = {"kind": "put", "keep_from": [0, 0], "size": len(block), "header": {**counts, "pieces": pieces}}
@@ -204,7 +210,7 @@ def test_whoever_comes_later_finds_a_leader_that_has_claimed_nothing_yet(tmp_pat
 
 @pytest.mark.parametrize("answer", [b"", b'{"kind": "ke'])
 def test_a_copy_whose_receipt_breaks_off_has_failed(answer: bytes) -> None:
-    piece = Piece(entry="model.w", first=0, rows=4, whole=(4,), dtype="uint8", begin=0, end=4)
+    piece = Piece(entry="model.w", first=(0,), sizes=(4,), whole=(4,), dtype="uint8", begin=0, end=4)
     header = Header(generation=1, step=2, rank=3, scale=1.0, entries=1, elements=4, pieces=(piece,))
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -228,7 +234,7 @@ def test_a_copy_whose_receipt_breaks_off_has_failed(answer: bytes) -> None:
 
 
 def test_a_copy_that_breaks_off_is_told_and_one_that_cannot_be_sent_is_known() -> None:
-    piece = Piece(entry="model.w", first=0, rows=4, whole=(4,), dtype="float64", begin=0, end=32)
+    piece = Piece(entry="model.w", first=(0,), sizes=(4,), whole=(4,), dtype="float64", begin=0, end=32)
     header = Header(generation=1, step=2, rank=3, scale=1.0, entries=1, elements=4, pieces=(piece,))
 
     def talk(port: int) -> bytes:

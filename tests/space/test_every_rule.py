@@ -97,6 +97,7 @@ CASES: dict[str, Case] = {
     "aten.all.dim": lambda draw: (draw.bools("abc"), 1),
     "aten.amax.default": with_scalar("abc", (1,), True),
     "aten.any.dim": lambda draw: (draw.bools("abc"), 0, True),
+    "aten.copy.default": lambda draw: (draw.floats("abc"), draw.floats("abc")),
     "aten.arange.start": lambda draw: (2, 9),
     "aten.arange.start_step": lambda draw: (2, 12, 2),
     "aten.argmax.default": with_scalar("abc", 2),

@@ -197,7 +197,7 @@ def layer_seconds(model: ComputeModel, chain: Chain, layer: Layer, portion: Port
         raise bad_input(expected, where=f"layer {layer.name}")
     rates = rates_of(model, chain, layer, device)
     weights = read_weights(chain, layer, portion) * chain.dtype.bytes
-    held = 1.0 if portion.tensor_width == 1 else share * portion.context
+    held = 1.0 if portion.context > 1 and portion.tensor_width == 1 else share * portion.context
     frozen = layer.frozen
     kept = layer.activation_bytes if frozen is None or frozen.moved_bytes is None else frozen.moved_bytes
     moving = (held * weights + share * samples * kept) / rates.traffic

@@ -189,7 +189,7 @@ class Stage:
 
     def tensor_share(self, share: float) -> float:
         """Of a device with this share of its replica's work, the share of its tensor-parallel group's weights."""
-        return 1.0 if self.parts_are_alone else share * self.context
+        return 1.0 if self.context > 1 and self.parts_are_alone else share * self.context
 
     @property
     def expert_shares(self) -> tuple[float, ...]:
