@@ -197,13 +197,18 @@ def halos(
     console.print(table)
 
 
+SliceAxis = Annotated[int, typer.Option("--axis", min=0, max=2, help="Along which to look: 0, 1 or 2.")]
+SliceBegin = Annotated[float, typer.Option("--begin", help="Where the slice begins, as a part of the box.")]
+SliceDepth = Annotated[float, typer.Option("--depth", help="How deep it is, as a part of the box.")]
+
+
 def picture(
     snapshot: SnapshotFile,
     output: Output,
     pixels: Annotated[int, typer.Option("--pixels", help="Per side.")] = 1000,
-    axis: Annotated[int, typer.Option("--axis", min=0, max=2, help="Along which to look: 0, 1 or 2.")] = 2,
-    begin: Annotated[float, typer.Option("--begin", help="Where the slice begins, as a part of the box.")] = 0.0,
-    depth: Annotated[float, typer.Option("--depth", help="How deep it is, as a part of the box.")] = 0.2,
+    axis: SliceAxis = 2,
+    begin: SliceBegin = 0.0,
+    depth: SliceDepth = 0.2,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -235,9 +240,9 @@ def movie(
     frames: Annotated[int, typer.Option("--frames", help="Those between snapshots are interpolated.")] = 48,
     seconds: Annotated[float, typer.Option("--seconds", help="How long it plays.")] = 6.0,
     pixels: Annotated[int, typer.Option("--pixels", help="Per side.")] = 400,
-    axis: Annotated[int, typer.Option("--axis", min=0, max=2, help="Along which to look: 0, 1 or 2.")] = 2,
-    begin: Annotated[float, typer.Option("--begin", help="Where the slice begins, as a part of the box.")] = 0.0,
-    depth: Annotated[float, typer.Option("--depth", help="How deep it is, as a part of the box.")] = 0.2,
+    axis: SliceAxis = 2,
+    begin: SliceBegin = 0.0,
+    depth: SliceDepth = 0.2,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -35,18 +35,12 @@ from argosy.plan.plan import (
     Stage,
 )
 from argosy.schedule import ScheduleKind, ScheduleSpec
-from argosy.workload.fields import Amount, Count, DtypeField, Natural, OptimizerField
+from argosy.workload.fields import Amount, Count, DtypeField, LayerRange, Natural, OptimizerField
 from argosy.workload.layers_file import layers_of, without_defaults
 from argosy.workload.profile_file import profile_of
 from argosy.workload.tuning import FULL, BaseFormat, Train, Tuning
 
 Real = Annotated[float, Field(allow_inf_nan=False)]
-
-
-def _range(value: object) -> object:
-    if not isinstance(value, list) or len(value) != 2:
-        raise Mismatch(value, "the first layer and one past the last, such as [0, 8]")
-    return value
 
 
 def _moment(value: object) -> object:
@@ -128,7 +122,7 @@ class OffloadSchema(Schema):
 
 
 class StageSchema(Schema):
-    layers: Annotated[list[Natural], BeforeValidator(_range)]
+    layers: LayerRange
     replicas: list[ReplicaSchema] = Field(min_length=1)
     recompute: Literal["none", "selective", "full"] = "none"
     zero: Literal[0, 1, 2, 3] = 0

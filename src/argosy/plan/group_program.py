@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from argosy.document import Schema
-from argosy.errors import Mismatch
-from argosy.workload.fields import Count, Natural
+from argosy.workload.fields import Count, LayerRange, Natural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +79,6 @@ class GroupProgram:
         return next((segment.operations for segment in self.segments if layer in segment.layers), ())
 
 
-def _range(value: object) -> object:
-    if not isinstance(value, list) or len(value) != 2:
-        raise Mismatch(value, "the first layer and one past the last, such as [0, 8]")
-    return value
-
-
 class DeliveredSchema(Schema):
     output: Natural = 0
     states: list[str] = Field(min_length=1)
@@ -129,7 +122,7 @@ class SharedWeightSchema(Schema):
 
 
 class GroupProgramSchema(Schema):
-    layers: Annotated[list[Natural], BeforeValidator(_range)]
+    layers: LayerRange
     ratios: list[Annotated[float, Field(gt=0, le=1)]] = Field(min_length=2)
     samples: Count
     weights: dict[str, SharedWeightSchema] = Field(default_factory=dict)

@@ -167,8 +167,8 @@ class TensorStage(GraphStage):
         return {key: tensor for key, tensor in held.items() if _value(key) in segment.reads}
 
     def around_ring(self, node: Node, args: list[Any], keywords: dict[str, Any]) -> Any:
-        """An attention between parts of the sequence; ``contextstage`` has such rows."""
-        raise NotImplementedError
+        """Attend between parts of the sequence, which only stages of ``contextstage`` have."""
+        raise AssertionError(f"{node.op} goes around a ring, but no device has a part of the sequence")
 
     def compute(self, segment: Segment, held: dict[Any, Any], moment: Moment) -> dict[Any, Any]:
         if moment.samples not in self.members:

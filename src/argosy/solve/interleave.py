@@ -15,12 +15,10 @@ from dataclasses import replace
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
-from argosy.cost.memory import USABLE
 from argosy.errors import InfeasibleError
-from argosy.plan.plan import LeftOut, Plan, Stage
+from argosy.plan.plan import Plan, Stage
 from argosy.schedule import ScheduleKind, ScheduleSpec
-from argosy.sim.choose import with_collectives
-from argosy.sim.prediction import Played, play_once, prediction
+from argosy.solve.variant import in_place_of, played_if_it_fits
 from argosy.units import counted
 from argosy.workload.chain import Chain
 
@@ -41,8 +39,7 @@ def with_interleaved(
     """The best plan as it is, or the fastest variant of some good ones where that is faster or nothing else will do. Of
     a variant only the bound that holds whatever the granularity is certain."""
     assert plain.predicted is not None and plain.certificate is not None
-    free = plain.certificate.free_bound_seconds
-    assert free is not None
+    assert plain.certificate.free_bound_seconds is not None
     plans = list(good)
     variants = [_variant(plan, spec) for plan in plans for spec in specs if _obstacle(plan, spec) is None]
     played = [played_if_it_fits(one, chain, cluster, model) for one in variants]
@@ -51,30 +48,10 @@ def with_interleaved(
         raise InfeasibleError(_why_none(plans, specs, chain, cluster))
     if not must_be and plain.predicted.iteration_seconds <= seconds:
         return plain
-    bound = min(free, seconds)
-    return replace(
-        with_collectives(variants[number], chain, cluster),
-        predicted=prediction(variants[number], played[number], chain),
-        certificate=replace(
-            plain.certificate,
-            lower_bound_seconds=bound,
-            gap=seconds / bound - 1,
-            scope=f"{plain.certificate.scope}, interleaved variants of the best",
-            free_bound_seconds=bound,
-        ),
-        search=plain.search,
-        runner_ups=(),
-        left_out=tuple(_left_out(plain, variants[number], cluster)),
-    )
-
-
-def _left_out(plain: Plan, variant: Plan, cluster: Cluster) -> Iterator[LeftOut]:
-    known = {one.device: one for one in plain.left_out}
-    used = set(variant.devices)
-    for device in cluster.devices:
-        if device.name not in used:
-            reason = f"the plan whose interleaved variant is fastest has {len(used)} devices without it"
-            yield known.get(device.name, LeftOut(device=device.name, reason=reason))
+    best = variants[number]
+    unused = f"the plan whose interleaved variant is fastest has {len(best.devices)} devices without it"
+    scope = "interleaved variants of the best"
+    return in_place_of(plain, best, played[number], chain, cluster, scope=scope, unused=unused)
 
 
 def _obstacle(plan: Plan, spec: ScheduleSpec) -> str | None:
@@ -116,11 +93,3 @@ def _pieces(stages: Sequence[Stage], spec: ScheduleSpec) -> Iterator[Stage]:
             end = first + length // chunks + (chunk < length % chunks)
             yield replace(stage, first=first, end=end)
             first = end
-
-
-def played_if_it_fits(plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> Played:
-    """Play a plan; its time is infinite if it does not fit."""
-    played = play_once(with_collectives(plan, chain, cluster), chain, cluster, model, whole=True)
-    room = {device.name: USABLE * device.kind.memory for device in cluster.devices}
-    fits = all(peak <= room[name] for name, peak in played.memory)
-    return played if fits else replace(played, seconds=math.inf)

@@ -20,11 +20,9 @@ from dataclasses import replace
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import Portion, stage_seconds
-from argosy.plan.plan import LeftOut, Plan, Replica, Stage
-from argosy.sim.choose import with_collectives
-from argosy.sim.prediction import prediction
-from argosy.solve.interleave import played_if_it_fits
+from argosy.plan.plan import Plan, Replica, Stage
 from argosy.solve.pool_search import PoolSearch
+from argosy.solve.variant import in_place_of, played_if_it_fits
 from argosy.space.enumerate import Scope
 from argosy.space.price import Prices
 from argosy.space.sharding import unit_counts
@@ -51,29 +49,9 @@ def with_uneven_parts(plain: Plan, search: PoolSearch, cluster: Cluster) -> Plan
             seconds, best, played = found.seconds, variant, found
     if played is None:
         return plain
-    bound = min(plain.certificate.free_bound_seconds or seconds, seconds)
-    return replace(
-        with_collectives(best, chain, cluster),
-        predicted=prediction(best, played, chain),
-        certificate=replace(
-            plain.certificate,
-            lower_bound_seconds=bound,
-            gap=seconds / bound - 1,
-            scope=f"{plain.certificate.scope}, uneven parts of sequences and experts in variants of the best",
-            free_bound_seconds=bound,
-        ),
-        search=plain.search,
-        runner_ups=(),
-        left_out=tuple(_left_out(plain, best, cluster)),
-    )
-
-
-def _left_out(plain: Plan, best: Plan, cluster: Cluster) -> Iterator[LeftOut]:
-    used, known = set(best.devices), {left.device: left for left in plain.left_out}
-    for device in cluster.devices:
-        if device.name not in used:
-            reason = "the fastest variant with uneven parts does not use it"
-            yield known.get(device.name, LeftOut(device=device.name, reason=reason))
+    scope = "uneven parts of sequences and experts in variants of the best"
+    unused = "the fastest variant with uneven parts does not use it"
+    return in_place_of(plain, best, played, chain, cluster, scope=scope, unused=unused)
 
 
 def _variants(plain: Plan, search: PoolSearch, cluster: Cluster) -> Iterator[Plan]:

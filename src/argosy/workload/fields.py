@@ -57,3 +57,12 @@ Amount = Annotated[float, BeforeValidator(_amount)]
 Name = Annotated[str, BeforeValidator(_text)]
 DtypeField = Annotated[Dtype, BeforeValidator(parse_dtype)]
 OptimizerField = Annotated[str, BeforeValidator(parse_optimizer)]
+
+
+def _layer_range(value: object) -> object:
+    if not isinstance(value, list) or len(value) != 2:
+        raise Mismatch(value, "the first layer and one past the last, such as [0, 8]")
+    return value
+
+
+LayerRange = Annotated[list[Natural], BeforeValidator(_layer_range)]
